@@ -1,0 +1,70 @@
+"""The kernels of the paper: H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ … (equation 2), and the 1-D family (equation 1).
+
+Multiplying by one projector pair on the right needs no block convolution. For a kernel with taps W_i,
+
+    (W □ [P I−P])_i = W_i P + W_{i−1} (I − P) = W_{i−1} + (W_i − W_{i−1}) P,
+
+one matrix product per tap; and with P = R Rᵀ it is `(D R) Rᵀ`, so that P is never formed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from isoconv.errors import IsoconvError
+
+
+def bcop_kernel(H: Tensor, P: Sequence[Tensor] | Tensor, Q: Sequence[Tensor] | Tensor) -> Tensor:
+    """The paper's equation 2, exactly: H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ … □ [P_{K−1}; I−P_{K−1}] □ [Q_{K−1} I−Q_{K−1}].
+
+    H is (c_out, c_in) with orthonormal rows, c_out ≤ c_in; P and Q are K−1 symmetric projectors (c_in, c_in) each,
+    of any rank. The result is a weight for `conv2d`, (c_out, c_in, K, K), in the precision of its arguments; the rows
+    of taps (height) belong to P, the columns (width) to Q.
+    """
+    _check(H, P, Q)
+    taps = H[None, None]
+    for p, q in zip(P, Q, strict=True):
+        taps = append_pair(taps, p, dim=0)
+        taps = append_pair(taps, q, dim=1)
+    return taps.permute(2, 3, 0, 1).contiguous()
+
+
+def bcop_kernel_1d(H: Tensor, P: Sequence[Tensor] | Tensor) -> Tensor:
+    """The paper's equation 1, exactly: H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}], as a `conv1d` weight (c_out, c_in, K)."""
+    _check(H, P)
+    taps = H[None]
+    for p in P:
+        taps = append_pair(taps, p, dim=0)
+    return taps.permute(1, 2, 0).contiguous()
+
+
+def append_pair(taps: Tensor, projector: Tensor, dim: int) -> Tensor:
+    """W □ [P I−P] along tap axis `dim`, for a kernel with its taps first: (taps…, c_out, c_in)."""
+    near, far = _shifts(taps, dim)
+    return far + (near - far) @ projector
+
+
+def append_pair_from_basis(taps: Tensor, basis: Tensor, dim: int) -> Tensor:
+    """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank)."""
+    near, far = _shifts(taps, dim)
+    return far + ((near - far) @ basis) @ basis.mT
+
+
+def _shifts(taps: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """W_i and W_{i−1} for i = 0 … K, with zeros out of range."""
+    before_dim = [0, 0] * (taps.dim() - 1 - dim)
+    return F.pad(taps, [*before_dim, 0, 1]), F.pad(taps, [*before_dim, 1, 0])
+
+
+def _check(H: Tensor, *families: Sequence[Tensor] | Tensor) -> None:
+    if H.dim() != 2 or H.shape[0] > H.shape[1]:
+        raise IsoconvError(f"Expected H to be a matrix (c_out, c_in) with c_out ≤ c_in. Got shape {tuple(H.shape)}.")
+    if len({len(family) for family in families}) > 1:
+        raise IsoconvError(f"Expected as many projectors P as Q. Got {len(families[0])} and {len(families[1])}.")
+    n = H.shape[1]
+    for family in families:
+        for projector in family:
+            if projector.shape != torch.Size((n, n)):
+                raise IsoconvError(f"Expected projectors of shape ({n}, {n}). Got {tuple(projector.shape)}.")

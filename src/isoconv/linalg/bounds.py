@@ -1,0 +1,231 @@
+"""Upper bounds of operator norms that are proved, rounding included. float64, outwards; never an estimate.
+
+Note [Four bounds]
+Each function takes the smallest of several bounds, all of them sound:
+
+1. Near-orthogonal. For any s: ‖A‖² = ‖AAᵀ‖ ≤ s + ‖AAᵀ − sI‖_F. A convolution's AAᵀ is again a convolution, its taps
+   C_τ = Σ_t W_t W_{t+τ}ᵀ, and a convolution's norm is at most the sum of its taps' norms: ‖conv‖² ≤ s + Σ_τ ‖C_τ − sδ_τI‖_F.
+   It holds for every image size, with circular or zero padding (a zero-padded convolution is a restriction of the
+   convolution on an infinite grid). We take the mean diagonal entry for s, so that a multiple of an orthogonal
+   operator is bounded as tightly as an orthogonal one.
+2. Gram iteration. λ_max(G) ≤ ‖G^(2^t)‖_F^(1/2^t), at most n^(1/2^(t+1)) above it. The error of each squaring is bounded by
+   Note [Error of a squaring].
+3. Reshaping. ‖conv‖ ≤ √taps·‖reshaped kernel‖: every pixel occurs in as many patches as there are taps.
+4. Per frequency. A circular convolution on an image of known size is unitarily equivalent to one matrix per
+   frequency; bound 2 on each. With zero padding the image of size n embeds in a circular one of size n + k − 1.
+
+Note [Error of a squaring]
+Let M̂ approximate a Hermitian M with ‖M̂ − M‖_F ≤ e. Then ‖M̂² − M²‖_F ≤ e(2‖M̂‖_F + e), and the computed square is within
+√2·γ_{2n}‖M̂‖_F² of M̂², real and imaginary parts being sums of 2n products, each at most the product of two row norms.
+Between squarings the matrix is scaled by a power of two, which is exact; what might underflow is covered by `_TINY`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, root_up, sqrt_up, up
+from isoconv.linalg.spectrum import fold_kernel
+
+_SQUARINGS = 13  # the bound is then at most n^(1/2^15) above the truth: 2e-4 for n = 512
+_TINY = 2.0**-900  # more than all that can underflow in one product of matrices scaled to 1
+
+
+def matrix_norm_bound(matrix: Tensor) -> float:
+    """An upper bound of the spectral norm of a real matrix (m, n), of any floating dtype (read exactly)."""
+    if matrix.dim() != 2:
+        raise IsoconvError(f"Expected a matrix (m, n). Got shape {tuple(matrix.shape)}.")
+    scaled, exponent = _scaled(matrix)
+    if exponent is None:
+        return 0.0
+    small = scaled if scaled.shape[0] <= scaled.shape[1] else scaled.mT
+    gram = small @ small.mT
+    error = add_up(mul_up(gamma(small.shape[1]), _frobenius(scaled), _frobenius(scaled)), _TINY)
+    best = min(_near_multiple_of_identity([gram], error), _largest_eigenvalue(gram[None], None, error))
+    return root_up(best, 2 * exponent, 1)
+
+
+def conv_norm_bound(
+    kernel: Tensor,
+    stride: int | Sequence[int] = 1,
+    input_size: int | Sequence[int] | None = None,
+    padding_mode: str = "circular",
+) -> float:
+    """An upper bound of the L2 norm of a convolution with `kernel` (c_out, c_in, K) or (c_out, c_in, K, K').
+
+    Without `input_size` it holds for every image size and for circular and zero padding alike. With the spatial size of
+    the input it can be tighter, and then holds for that size and `padding_mode` ("circular" or "zeros") only.
+    """
+    if padding_mode not in ("circular", "zeros"):
+        raise IsoconvError(f"Expected padding_mode 'circular' or 'zeros'. Got {padding_mode!r}.")
+    if kernel.dim() not in (3, 4):
+        raise IsoconvError(f"Expected a kernel (c_out, c_in, K) or (c_out, c_in, K, K'). Got {tuple(kernel.shape)}.")
+    scaled, exponent = _scaled(kernel)
+    if exponent is None:
+        return 0.0
+    dimensions = kernel.dim() - 2
+    strides = (stride,) * dimensions if isinstance(stride, int) else tuple(stride)
+    folded = fold_stride(scaled, strides)
+    bounds = [_orthogonal_convolution(folded), _reshaped(folded)]
+    if input_size is not None:
+        size = (input_size,) * dimensions if isinstance(input_size, int) else tuple(input_size)
+        if len(size) != dimensions or len(strides) != dimensions:
+            raise IsoconvError(f"Expected {dimensions} numbers for size and stride. Got {input_size} and {stride}.")
+        if padding_mode == "zeros":
+            grid = [-(-n // s) + k - 1 for n, s, k in zip(size, strides, folded.shape[2:], strict=True)]
+        elif any(n % s for n, s in zip(size, strides, strict=True)):
+            raise IsoconvError(f"Expected an input size that the stride {strides} divides. Got {size}.")
+        else:
+            grid = [n // s for n, s in zip(size, strides, strict=True)]
+        bounds.append(_per_frequency(folded, grid))
+    return root_up(min(bounds), 2 * exponent, 1)
+
+
+def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
+    """The stride-1 kernel that does to the pixel-unshuffled image what `kernel` does with `strides`.
+
+    (c_out, c_in, K…) becomes (c_out, c_in·Πs, ⌈K/s⌉…), torch's channel order; K is filled up with zeros if need be.
+    """
+    for axis, s in enumerate(strides, start=2):
+        padding = [0, 0] * (kernel.dim() - 1 - axis) + [0, -kernel.shape[axis] % s]
+        kernel = torch.nn.functional.pad(kernel, padding)
+    c_out, c_in, *taps = kernel.shape
+    if len(taps) == 1:
+        return kernel.reshape(c_out, c_in, -1, strides[0]).transpose(2, 3).reshape(c_out, c_in * strides[0], -1)
+    p, q = strides
+    split = kernel.reshape(c_out, c_in, taps[0] // p, p, taps[1] // q, q)
+    return split.permute(0, 1, 3, 5, 2, 4).reshape(c_out, c_in * p * q, taps[0] // p, taps[1] // q)
+
+
+def _scaled(weights: Tensor) -> tuple[Tensor, int | None]:
+    """Float64 weights times a power of two that brings the largest to [½, 1), and the exponent taken out."""
+    weights = weights.detach().to(torch.float64)
+    largest = float(weights.abs().amax()) if weights.numel() else 0.0
+    if not largest < math.inf:
+        raise IsoconvError("Expected finite weights. Got NaN or infinity.")
+    if largest == 0:
+        return weights, None
+    exponent = math.frexp(largest)[1]
+    # In two halves: 2^exponent itself may be out of range.
+    half = exponent // 2
+    return weights * 2.0**-half * 2.0 ** (half - exponent), exponent
+
+
+def _frobenius(matrix: Tensor) -> float:
+    """An upper bound of the Frobenius norm (of all entries together)."""
+    return add_up(mul_up(float(torch.linalg.vector_norm(matrix)), 1 + gamma(matrix.numel() + 8)), _TINY)
+
+
+def _near_multiple_of_identity(taps: Sequence[Tensor], error: float) -> float:
+    """Bound 1 of the Note, squared: the first tap is C_0, each other stands for itself and its mirror image."""
+    centre = taps[0]
+    multiple = float(centre.diagonal().mean())
+    shifted = centre - multiple * torch.eye(centre.shape[0], dtype=centre.dtype, device=centre.device)
+    # Subtracting rounds each of n diagonal entries once.
+    subtraction = mul_up(gamma(2), math.sqrt(centre.shape[0]) + 1, up(abs(multiple) + _frobenius(centre)))
+    return add_up(max(multiple, 0.0), _frobenius(shifted), subtraction, *(2 * _frobenius(t) for t in taps[1:]), error)
+
+
+def _orthogonal_convolution(kernel: Tensor) -> float:
+    """Bound 1 of the Note, squared, for a stride-1 kernel."""
+    if kernel.shape[0] > kernel.shape[1]:
+        kernel = kernel.transpose(0, 1)
+    taps = kernel.unsqueeze(-1) if kernel.dim() == 3 else kernel
+    rows, columns = taps.shape[2:]
+    centre = [(0, 0)]
+    half_plane = [(i, j) for i in range(rows) for j in range(1 - columns, columns) if (i, j) > (0, 0)]
+    correlations = []
+    for i, j in centre + half_plane:
+        left = taps[:, :, : rows - i, max(0, -j) : columns - max(0, j)]
+        right = taps[:, :, i:, max(0, j) : columns - max(0, -j)]
+        correlations.append(left.flatten(1) @ right.flatten(1).mT)
+    absolute = add_up(*(_frobenius(taps[:, :, i, j]) for i in range(rows) for j in range(columns)))
+    error = add_up(mul_up(gamma(taps[0].numel()), absolute, absolute), len(correlations) * _TINY)
+    return _near_multiple_of_identity(correlations, error)
+
+
+def _reshaped(kernel: Tensor) -> float:
+    """Bound 3 of the Note, squared: the smaller one of the two ways to reshape."""
+    taps = kernel[0, 0].numel()
+    norm = min(matrix_norm_bound(kernel.flatten(1)), matrix_norm_bound(kernel.transpose(0, 1).flatten(1)))
+    return mul_up(norm, norm, float(taps))
+
+
+def _per_frequency(kernel: Tensor, grid: Sequence[int]) -> float:
+    """Bound 4 of the Note, squared, for a stride-1 kernel on a circular grid."""
+    folded = fold_kernel(kernel, grid)
+    taps = folded[0, 0].numel()
+    c_out, c_in = folded.shape[:2]
+    cosines, sines = _twiddles(folded.shape[2:], grid, folded.device)
+    flat = folded.flatten(2).permute(2, 0, 1).reshape(taps, -1)
+    real = (cosines @ flat).reshape(-1, c_out, c_in)
+    imaginary = (sines @ flat).reshape(-1, c_out, c_in)
+    # Folding adds at most `kernel` taps; a twiddle is off by less than 8u (argument and function each within 1 ulp).
+    magnitude = add_up(*(_frobenius(kernel.flatten(2)[:, :, t]) for t in range(kernel[0, 0].numel())))
+    symbol_error = add_up(mul_up(2.0, gamma(2 * kernel[0, 0].numel() + 8), magnitude), _TINY)
+    if c_out > c_in:
+        real, imaginary = real.mT, -imaginary.mT
+    length = real.shape[-1]
+    rows = torch.cat([real, imaginary], dim=-1)
+    gram_real = rows @ rows.mT
+    gram_imaginary = torch.cat([imaginary, -real], dim=-1) @ rows.mT
+    largest = max(math.sqrt(float((rows * rows).sum(dim=(-2, -1)).amax())), 0.0)
+    size = mul_up(largest, 1 + gamma(rows[0].numel() + 8))
+    error = add_up(
+        mul_up(sqrt_up(2.0), gamma(2 * length), size, size),
+        mul_up(symbol_error, add_up(2 * size, symbol_error)),
+        _TINY,
+    )
+    return _largest_eigenvalue(gram_real, gram_imaginary, error)
+
+
+def _twiddles(taps: Sequence[int], grid: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and −sin of 2π⟨ω, t⟩/n for all taps t and one of each pair of conjugate frequencies ω: (frequencies, taps).
+
+    The phase is reduced to a fraction of a turn in integers, so that only one rounding precedes the cosine.
+    """
+    numerators, denominator = torch.zeros(1, 1, dtype=torch.int64, device=device), math.lcm(*grid)
+    for axis, (k, n) in enumerate(zip(taps, grid, strict=True)):
+        frequencies = n // 2 + 1 if axis == len(grid) - 1 else n
+        turn = torch.arange(frequencies, device=device)[:, None] * torch.arange(k, device=device) % n * (denominator // n)
+        numerators = (numerators[:, None, :, None] + turn[None, :, None, :]).reshape(
+            numerators.shape[0] * frequencies, numerators.shape[1] * k
+        )
+    numerators = numerators % denominator
+    angles = numerators.to(torch.float64) * (2 * math.pi / denominator)
+    return torch.cos(angles), -torch.sin(angles)
+
+
+def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float) -> float:
+    """Bound 2 of the Note: of λ_max over a batch of Hermitian matrices known within `error` (Frobenius norm)."""
+    exponent = 0  # the true matrices are the current ones times 2^exponent
+    best = math.inf
+    n = real.shape[-1]
+    for squaring in range(_SQUARINGS + 1):
+        squares = (real * real).sum(dim=(-2, -1))
+        if imaginary is not None:
+            squares = squares + (imaginary * imaginary).sum(dim=(-2, -1))
+        size = add_up(mul_up(sqrt_up(float(squares.amax())), 1 + gamma(2 * n * n + 8)), _TINY)
+        best = min(best, root_up(up(size + error), exponent, squaring))
+        if squaring == _SQUARINGS or not size < math.inf:
+            break
+        shift = math.frexp(size)[1]
+        factor = 2.0**-shift
+        real, imaginary = real * factor, None if imaginary is None else imaginary * factor
+        size, error, exponent = size * factor, mul_up(error, factor), exponent + shift
+        error = add_up(
+            mul_up(sqrt_up(2.0), gamma(2 * n), size, size), mul_up(error, add_up(2 * size, error)), _TINY
+        )
+        exponent *= 2
+        if imaginary is None:
+            real = real @ real
+        else:
+            stacked = torch.cat([real, imaginary], dim=-2)
+            real, imaginary = (
+                torch.cat([real, -imaginary], dim=-1) @ stacked,
+                torch.cat([imaginary, real], dim=-1) @ stacked,
+            )
+    return best

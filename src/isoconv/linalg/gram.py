@@ -1,0 +1,49 @@
+"""What every orthogonalisation here shares: the tall orientation, the Gram matrix, a safe scale."""
+
+import torch
+from torch import Tensor
+
+from isoconv.errors import IsoconvError
+
+
+def as_tall(matrix: Tensor) -> tuple[Tensor, bool]:
+    """The matrix with at least as many rows as columns, and whether it had to be transposed for that."""
+    if matrix.dim() < 2 or not matrix.is_floating_point():
+        raise IsoconvError(
+            f"Expected a real floating-point matrix (…, m, n). Got {matrix.dtype} of shape {tuple(matrix.shape)}."
+        )
+    wide = matrix.shape[-2] < matrix.shape[-1]
+    return (matrix.mT if wide else matrix), wide
+
+
+def identity_like(gram: Tensor) -> Tensor:
+    return torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+
+
+def gram_residual(tall: Tensor) -> Tensor:
+    """I − XᵀX: zero exactly when the columns are orthonormal."""
+    gram = tall.mT @ tall
+    return identity_like(gram) - gram
+
+
+def frobenius(matrix: Tensor) -> Tensor:
+    """The Frobenius norm of each matrix of a batch."""
+    return torch.linalg.vector_norm(matrix, dim=(-2, -1))
+
+
+def norm_upper_bound(matrix: Tensor) -> Tensor:
+    """An upper bound of the spectral norm of each matrix (…, m, n): (Σ σ⁸)^⅛ ≥ σ_max, at most n^⅛ above it.
+
+    Dividing by the largest entry first keeps the eighth powers from overflowing or vanishing. The factor at the end
+    covers the rounding of the two products (‖fl(XᵀX) − XᵀX‖_F ≤ m·eps·‖X‖_F² ≤ m·√n·eps·‖XᵀX‖_F), so the bound
+    holds for the computed number and not only in exact arithmetic. A power iteration would give a *lower* bound.
+    """
+    tall, _ = as_tall(matrix)
+    rows, columns = tall.shape[-2:]
+    if rows == 0 or columns == 0:
+        return tall.new_zeros(tall.shape[:-2])
+    largest = tall.abs().amax(dim=(-2, -1), keepdim=True)
+    unit = tall / torch.where(largest > 0, largest, torch.ones_like(largest))
+    gram = unit.mT @ unit
+    slack = 1 + 2 * (rows + columns) * columns**0.5 * torch.finfo(tall.dtype).eps
+    return frobenius(gram @ gram) ** 0.25 * largest[..., 0, 0] * slack

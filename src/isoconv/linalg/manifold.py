@@ -1,0 +1,134 @@
+"""The manifold of matrices with orthonormal columns (rows, if wide): how to come back to it, how to move along it.
+
+Note [Staying on the manifold]
+The fast path keeps the parameter U itself on the manifold. The forward pass uses U as it is. The derivative of the
+polar factor at a point U of the manifold is the orthogonal projection onto the tangent space there,
+
+    g ↦ g − U·sym(Uᵀg)  (tall),    g ↦ g − sym(gUᵀ)·U  (wide),
+
+so projecting the gradient is exactly differentiating through the orthogonalisation, at the cost of two products.
+An optimiser's step leaves the manifold by a little; `retract` comes back with a Newton–Schulz step or two, no gradient.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.bjorck import inverse_sqrt_correction
+from isoconv.linalg.gram import as_tall, frobenius, gram_residual, identity_like
+from isoconv.linalg.polar import orthonormality_tolerance, polar_value
+
+
+def project_to_tangent(point: Tensor, vector: Tensor) -> Tensor:
+    """The orthogonal projection of `vector` onto the tangent space at the orthonormal matrix `point`, batched."""
+    tall, wide = as_tall(point)
+    v = vector.mT if wide else vector
+    inner = tall.mT @ v
+    tangent = v - tall @ ((inner + inner.mT) / 2)
+    return tangent.mT if wide else tangent
+
+
+def on_manifold(point: Tensor) -> Tensor:
+    """U itself, with the gradient of its polar factor: see Note [Staying on the manifold]."""
+    return _OnManifold.apply(point)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def is_orthonormal(matrix: Tensor, tolerance: float | None = None) -> bool:
+    """Whether ‖I − UᵀU‖_F (UUᵀ, if wide) is at most `tolerance` (default: twice what rounding leaves)."""
+    tall, _ = as_tall(matrix)
+    tolerance = 2 * orthonormality_tolerance(tall) if tolerance is None else tolerance
+    return bool((frobenius(gram_residual(tall)) <= tolerance).all())
+
+
+def retract(matrix: Tensor, steps: int | None = None) -> Tensor:
+    """The polar factor of a matrix that is close to orthonormal, without a gradient; batched, float32 or float64.
+
+    With `steps=None` it looks at the matrix: one that is orthonormal to rounding is returned as it is (so retracting
+    twice changes nothing), a near one takes as few products as its distance needs, a far one goes through `polar`,
+    and a rank-deficient one through an SVD. With a number of steps it never looks, so that it can be captured in a CUDA
+    graph or compiled: that many quintic Newton–Schulz steps; three of them converge to float32's rounding from singular
+    values in [0.6, 1.4]. A step that was far too long cannot make them diverge: a matrix whose norm may exceed √2 is
+    first divided by an upper bound of it.
+    """
+    matrix = matrix.detach()
+    if matrix.numel() == 0:
+        return matrix
+    return _retract_looking(matrix) if steps is None else _retract_blindly(matrix, steps)
+
+
+def _retract_looking(matrix: Tensor) -> Tensor:
+    tall, wide = as_tall(matrix)
+    rounding = orthonormality_tolerance(tall)
+    residual = gram_residual(tall)
+    size = float(frobenius(residual).amax())
+    # What has been retracted must count as orthonormal when it is looked at again, rounded in another order perhaps:
+    # hence two thresholds, the stricter one for stopping.
+    if size <= 2 * rounding:
+        return matrix
+    if not size < 0.5:
+        return _polar_or_svd(matrix)
+    while size > rounding:
+        # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough.
+        order = next((p for p in (1, 2) if size ** (p + 1) <= rounding / 8), 3)
+        tall = tall + tall @ inverse_sqrt_correction(residual, order)
+        if size <= 8 * rounding:  # it was rounding already; another look could not tell more
+            break
+        small, size = size < 1e-2, size ** (order + 1)
+        if not small or size > rounding / 8:  # from afar, rounding in the Gram matrix matters too: look again
+            residual = gram_residual(tall)
+            size = float(frobenius(residual).amax())
+    return tall.mT if wide else tall
+
+
+def _polar_or_svd(matrix: Tensor) -> Tensor:
+    if not bool(torch.isfinite(matrix).all()):
+        raise IsoconvError(
+            f"Expected finite parameters. Got NaN or infinity in a matrix {tuple(matrix.shape)}: has training diverged?"
+        )
+    try:
+        return polar_value(matrix)
+    except IsoconvError:  # rank-deficient: there are many closest matrices, and the SVD picks one
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        return _retract_looking(left @ right)
+
+
+def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
+    """All decisions are made by `where`, all iterations in Gram space; the matrix itself is multiplied once."""
+    tall, wide = as_tall(matrix)
+    residual = gram_residual(tall)
+    eye = identity_like(residual)
+    # ‖XᵀX‖ ≤ 1 + ‖R²‖_F^½ =: b bounds σ². Newton–Schulz of order 2 converges for σ² < 7/3; beyond b = 2 divide by b.
+    # Dividing by the largest entry first keeps R² from overflowing; the slack covers the bound's own rounding.
+    largest = residual.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(residual.dtype).tiny)
+    unit = residual / largest
+    bound = 1 + 1.01 * largest * frobenius(unit @ unit)[..., None, None].sqrt()
+    shrink = torch.where(bound > 2, 1 / bound, torch.ones_like(bound))
+    residual = residual * shrink + (1 - shrink) * eye
+    # The total factor is I + correction, and it is R that is carried along, by the exact law of the order-2 step,
+    # 1 − (1 − r)(1 + r/2 + 3r²/8)² = r³(5/8 + 15r/64 + 9r²/64): both stay small, so rounding stays relative to them.
+    correction = (shrink.sqrt() - 1) * eye
+    for step in range(steps):
+        square = residual @ residual
+        series = residual / 2 + square * (3 / 8)
+        correction = correction + series + correction @ series
+        if step + 1 < steps:
+            residual = (square @ residual) @ (5 / 8 * eye + 15 / 64 * residual + 9 / 64 * square)
+    result = tall + tall @ correction
+    return result.mT if wide else result
+
+
+class _OnManifold(torch.autograd.Function):
+    @staticmethod
+    def forward(point: Tensor) -> Tensor:  # type: ignore[override]
+        return point.view_as(point)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def,override]
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def,override]
+        (point,) = ctx.saved_tensors
+        return project_to_tangent(point, gradient)
