@@ -29,9 +29,13 @@ def project_to_tangent(point: Tensor, vector: Tensor) -> Tensor:
     return tangent.mT if wide else tangent
 
 
-def on_manifold(point: Tensor) -> Tensor:
-    """U itself, with the gradient of its polar factor: see Note [Staying on the manifold]."""
-    return _OnManifold.apply(point)  # type: ignore[no-any-return,no-untyped-call]
+def on_manifold(parameter: Tensor, point: Tensor | None = None) -> Tensor:
+    """`point` (by default the parameter itself, then already orthonormal), with the gradient that its polar factor has.
+
+    `point` is the retracted parameter where that was not written back. See Note [Staying on the manifold].
+    """
+    point = (parameter if point is None else point).detach()
+    return _OnManifold.apply(parameter, point)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def is_orthonormal(matrix: Tensor, tolerance: float | None = None) -> bool:
@@ -120,15 +124,15 @@ def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
 
 class _OnManifold(torch.autograd.Function):
     @staticmethod
-    def forward(point: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(parameter: Tensor, point: Tensor) -> Tensor:  # type: ignore[override]
         return point.view_as(point)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def,override]
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def,override]
+        ctx.save_for_backward(inputs[1])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def,override]
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def,override]
         (point,) = ctx.saved_tensors
-        return project_to_tangent(point, gradient)
+        return project_to_tangent(point, gradient), None

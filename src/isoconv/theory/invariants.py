@@ -5,10 +5,10 @@ With A(z) = Σ_j A_j z^j = H Π_i (P_i + z(I − P_i)) and each factor equal to 
 
     A(z) = Σ_k z^k (1 − z)^{K−1−k} B_k,    B_k = H Σ_{|δ| = k} Π_i [P_i or, where δ_i = 1, I],
 
-the paper's Lemma "Kernel Element Decomposition" in one line. Substituting u = z/(1 − z) gives the inverse in closed form,
-B(u) = Σ_j A_j u^j (1 + u)^{K−1−j}. From the kernel alone: H = A(1) = Σ_j A_j = B_{K−1}, and B_{K−2} = H Σ_i P_i, whose
-trace against H is the rank sum. It is continuous and an integer, hence constant on connected sets of kernels. It is a
-winding number, too: det A(z) = det H · z^{(K−1)n − Σ rank P_i}.
+the paper's Lemma "Kernel Element Decomposition" in one line. Substituting u = z/(1 − z) gives the inverse in closed
+form, B(u) = Σ_j A_j u^j (1 + u)^{K−1−j}. From the kernel alone: H = A(1) = Σ_j A_j = B_{K−1}, and B_{K−2} = H Σ_i
+P_i, whose trace against H is the rank sum. It is continuous and an integer, hence constant on connected sets of
+kernels. It is a winding number, too: det A(z) = det H · z^{(K−1)n − Σ rank P_i}.
 """
 
 from collections.abc import Iterator
@@ -62,9 +62,10 @@ def rank_sum(kernel: Tensor, *, tolerance: float | None = None) -> int:
 
 
 def component(kernel: Tensor, *, tolerance: float | None = None) -> Component:
-    """The connected component of a 1-D orthogonal kernel (Theorem "Connected Components of 1-D Orthogonal Convolution").
+    """The connected component of a 1-D orthogonal kernel.
 
-    Two kernels of one shape can be joined by a path of orthogonal kernels exactly if this agrees; `path` is that path.
+    Theorem "Connected Components of 1-D Orthogonal Convolution": two kernels of one shape can be joined by a path of
+    orthogonal kernels exactly if this agrees; `path` is that path.
     """
     total = rank_sum(kernel, tolerance=tolerance)
     return Component(determinant_sign(kernel.detach().double().sum(-1)), total)

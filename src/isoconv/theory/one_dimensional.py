@@ -5,23 +5,25 @@ Let A = W □ [P I−P] with one tap less in W. Then A_0 = W_0 P and A_{K−1} =
 
     A_0 (I − P) = 0    and    A_{K−1} P = 0.                                                          (∗)
 
-Conversely, for any P with (∗), W_i = A_i P + A_{i+1}(I − P) has K − 1 taps (the outer two are the products in (∗)) and is
-orthogonal as a product of orthogonal kernels. Orthogonality of A contains A_0 A_{K−1}ᵀ = 0: the row spaces of the
-outer taps are perpendicular, so a P exists. K − 1 peelings prove the theorem. The same works from the left, with columns.
+Conversely, for any P with (∗), W_i = A_i P + A_{i+1}(I − P) has K − 1 taps (the outer two are the products in (∗))
+and is orthogonal as a product of orthogonal kernels. Orthogonality of A contains A_0 A_{K−1}ᵀ = 0: the row spaces of
+the outer taps are perpendicular, so a P exists. K − 1 peelings prove the theorem. The same works from the left, with
+columns.
 
 In floating point the question "what is the rank of A_0?" has no good answer: its singular values can be of any size
 between 1 and eps. It need not be asked. The rank sum is an integer that the taps give exactly (Note [Rank sum] in
-`invariants`), and the kernel has factors of every balanced rank tuple with this sum ("Canonical Submanifold Dominates"), so
-the rank of each P is known beforehand. P is then the best one of its rank: the one that minimises
-‖A_0(I − P)‖² + ‖A_{K−1}P‖², chosen direction by direction, strongest first, each time rescaled, so that a direction in
-which both outer taps are of size s is found with an error of eps/s and costs eps.
+`invariants`), and the kernel has factors of every balanced rank tuple with this sum ("Canonical Submanifold
+Dominates"), so the rank of each P is known beforehand. P is then the best one of its rank: the one that minimises
+‖A_0(I − P)‖² + ‖A_{K−1}P‖², chosen direction by direction, strongest first, each time rescaled, so that a direction
+in which both outer taps are of size s is found with an error of eps/s and costs eps.
 
-What remains: where s is small, P can differ by eps/s from the one that the kernel was made from, and the middle taps notice. Then
-another order of peeling from the right and from the left does better; `factorise` tries some and keeps the best.
+What remains: where s is small, P can differ by eps/s from the one that the kernel was made from, and the middle taps
+notice. Then another order of peeling from the right and from the left does better; `factorise` tries some and keeps
+the best.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, product
+from itertools import combinations, islice, pairwise
 
 import torch
 from torch import Tensor
@@ -41,13 +43,16 @@ _MOST_ORDERS = 64
 
 
 def factorise(kernel: Tensor, *, tolerance: float | None = None) -> Factors:
-    """(H, [P₁ … P_{K−1}]) with `bcop_kernel_1d(H, P)` equal to a 1-D orthogonal kernel (n, n, K): Theorem "Completeness".
+    """(H, [P₁ … P_{K−1}]) with `bcop_kernel_1d(H, P)` equal to a 1-D orthogonal kernel (n, n, K).
 
-    H is orthogonal and each P_i a symmetric projector to rounding, with the canonical ranks. Computed in float64 and
-    returned in the kernel's precision. The kernel is met to about 1e-14 in float64, degenerate kernels included; only
-    kernels that almost degenerate (projectors at 1e-4 … 1e-12 from containing each other) can lose digits, down to 1e-9.
-    `tolerance` is how far from orthogonal the kernel may be, by default what rounding explains; a kernel that is off by
-    δ is met to about δ.
+    This is Theorem "Completeness". H is orthogonal and each P_i a symmetric projector to rounding, with the canonical
+    ranks. Computed in float64 and returned in the kernel's precision. A kernel that is orthogonal to rounding because
+    it was made by a formula is met to about 1e-14, degenerate ones included; those that almost degenerate (projectors
+    at 1e-4 … 1e-12 from containing each other) can lose digits, down to 1e-9.
+
+    `tolerance` is how far from orthogonal the kernel may be, by default what rounding explains. The result always is an
+    exact kernel, but it need not be as close as the residual δ says: the set of orthogonal kernels has singular
+    points, and near them a kernel of residual δ can be of the order of δ^{1/(K−1)} away from every orthogonal one.
     """
     require_orthogonal(kernel, 1, tolerance)
     taps = kernel.detach().double()
@@ -69,20 +74,25 @@ def factorise(kernel: Tensor, *, tolerance: float | None = None) -> Factors:
 
 def _orders(count: int) -> Iterator[tuple[bool, ...]]:
     """Orders of peeling, True for "from the right": all from one side first, then those that mix more and more."""
-    return iter(sorted(product((True, False), repeat=count), key=lambda order: min(sum(order), count - sum(order))))
+    for minority in range(count // 2 + 1):
+        for places in combinations(range(count), minority):
+            yield tuple(i not in places for i in range(count))
+            yield tuple(i in places for i in range(count))
 
 
 def _peel(kernel: Tensor, ranks: Sequence[int], order: Sequence[bool]) -> Factors:
     taps = list(kernel.unbind(-1))
-    remaining, left, right = list(ranks), [], []
+    remaining = list(ranks)
+    left: list[Tensor] = []
+    right: list[Tensor] = []
     for from_right in order:
         if from_right:
             P = _best_projector(taps[0], taps[-1], remaining.pop())
-            taps = [near @ P + (far - far @ P) for near, far in zip(taps, taps[1:], strict=False)]
+            taps = [near @ P + (far - far @ P) for near, far in pairwise(taps)]
             right.insert(0, P)
         else:
             P = _best_projector(taps[0].mT, taps[-1].mT, remaining.pop(0))
-            taps = [P @ near + (far - P @ far) for near, far in zip(taps, taps[1:], strict=False)]
+            taps = [P @ near + (far - P @ far) for near, far in pairwise(taps)]
             left.append(P)
     H = nearest_orthogonal(taps[0])
     # [P I−P] □ H = H □ [HᵀPH I−HᵀPH]: what was peeled from the left moves to the right of H.
@@ -98,7 +108,8 @@ def _best_projector(first: Tensor, last: Tensor, rank: int) -> Tensor:
     while len(inside) < rank and outside < n - rank:
         near, far = first @ undecided, last @ undecided
         scale = torch.maximum(torch.linalg.matrix_norm(near), torch.linalg.matrix_norm(far))
-        near, far = near / scale.clamp_min(torch.finfo(scale.dtype).tiny), far / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+        if bool(scale > 0):
+            near, far = near / scale, far / scale
         values, vectors = torch.linalg.eigh(near.mT @ near - far.mT @ far)
         if bool(values[-1] >= -values[0]):
             inside.append(undecided @ vectors[:, -1:])

@@ -17,9 +17,11 @@ def orthogonality_residual(kernel: Tensor) -> float:
     weight = kernel.detach().double()
     adjoint = weight.transpose(0, 1).flip(tuple(range(2, weight.dim())))
     product = block_convolve(weight, adjoint) if weight.shape[0] <= weight.shape[1] else block_convolve(adjoint, weight)
-    centre = (slice(None), slice(None), *(size - 1 for size in weight.shape[2:]))
-    product[centre] -= torch.eye(product.shape[0], dtype=product.dtype, device=product.device)
-    return float(product.abs().max())
+    identity = torch.zeros_like(product)
+    identity.movedim((0, 1), (-2, -1))[tuple(size - 1 for size in weight.shape[2:])] = torch.eye(
+        product.shape[0], dtype=product.dtype, device=product.device
+    )
+    return float((product - identity).abs().max())
 
 
 def orthogonality_tolerance(kernel: Tensor) -> float:
@@ -43,6 +45,15 @@ def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None 
         )
 
 
+def require_orthonormal_rows(matrix: Tensor) -> None:
+    """Refuse an H whose rows are not orthonormal: what BCOP's kernels are built on."""
+    residual = orthogonality_residual(matrix[..., None]) if matrix.dim() == 2 and matrix.numel() else float("nan")
+    if not residual <= orthogonality_tolerance(matrix):
+        raise IsoconvError(
+            f"Expected H to have orthonormal rows. Got a residual of {residual:.1e} at shape {tuple(matrix.shape)}."
+        )
+
+
 def require_projector(projector: Tensor) -> int:
     """The rank of a symmetric projector; anything else is refused."""
     if projector.dim() != 2 or not projector.is_floating_point() or not is_projector(projector):
@@ -60,8 +71,9 @@ def range_and_null(projector: Tensor) -> tuple[Tensor, Tensor]:
 
 def nearest_orthogonal(matrix: Tensor) -> Tensor:
     """The orthogonal matrix closest to a square one, which need not be invertible."""
-    left, _, right = torch.linalg.svd(matrix)
-    return left @ right
+    factors = torch.linalg.svd(matrix)
+    nearest: Tensor = factors.U @ factors.Vh
+    return nearest
 
 
 def determinant_sign(matrix: Tensor) -> int:

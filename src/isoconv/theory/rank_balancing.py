@@ -5,10 +5,10 @@ The product of two neighbouring factors depends on their sum and product only:
 
     [P I−P] □ [Q I−Q] = [PQ,  P + Q − 2PQ,  I − P − Q + PQ].
 
-A unit vector x in the range of P and orthogonal to the range of Q can be handed over, P − xxᵀ and Q + xxᵀ: the sum stays,
-and both products stay since (P − xxᵀ)(Q + xxᵀ) = PQ − x(Qx)ᵀ + (Px)xᵀ − xxᵀ = PQ. If rank P > rank Q there always is
-such an x, for the two subspaces' dimensions add up to more than n. So rank flows from the larger to the smaller
-neighbour, and every kernel can be written with ranks as equal as their sum allows.
+A unit vector x in the range of P and orthogonal to the range of Q can be handed over, P − xxᵀ and Q + xxᵀ: the sum
+stays, and both products stay since (P − xxᵀ)(Q + xxᵀ) = PQ − x(Qx)ᵀ + (Px)xᵀ − xxᵀ = PQ. If rank P > rank Q there
+always is such an x, for the two subspaces' dimensions add up to more than n. So rank flows from the larger to the
+smaller neighbour, and every kernel can be written with ranks as equal as their sum allows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ Factors = tuple[Tensor, list[Tensor]]
 
 
 def move_rank(donor: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
-    """One unit of rank from `donor` to `receiver`; their sum and both their products stay (see Note [Pair equivalence]).
+    """One unit of rank from `donor` to `receiver`; their sum and both products stay (see Note [Pair equivalence]).
 
     This is the Lemma "Symmetric Projector Pair Equivalence under Product and Sum". It does not matter which of the two
     comes first in the kernel. Always possible if the donor has the larger rank; otherwise only if some vector of
@@ -70,10 +70,10 @@ def canonical_ranks(n: int, K: int, rank_sum: int) -> tuple[int, ...]:
 def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Moves (donor, receiver) between neighbours that lead from `ranks` to the canonical tuple.
 
-    Lemmas "Balancing Subspace Dominates" and "Rank Balancing": while two ranks differ by two or more, take the closest
-    such pair; everything between them lies one above the smaller and one below the larger, so a unit can travel from the
-    larger to the smaller through the chain. Then "SOCKs with Balanced Rank Tuple are Equivalent": bubble sort. In
-    every move the donor's rank exceeds the receiver's, which is what `move_rank` needs.
+    Lemmas "Balancing Subspace Dominates" and "Rank Balancing": while two ranks differ by two or more, take the
+    closest such pair; everything between them lies one above the smaller and one below the larger, so a unit can
+    travel from the larger to the smaller through the chain. Then "SOCKs with Balanced Rank Tuple are Equivalent":
+    bubble sort. In every move the donor's rank exceeds the receiver's, which is what `move_rank` needs.
     """
     current = list(ranks)
     while (pair := _closest_unequal_pair(current)) is not None:

@@ -1,0 +1,73 @@
+"""Invertible downsampling (the paper's appendix D.3): pixels of a block become channels. A permutation, so orthogonal."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isoconv.errors import IsoconvError
+
+
+class InvertibleDownsampling(nn.Module):
+    """(N, C, H, W) → (N, C·s², H/s, W/s), torch's channel order (`pixel_unshuffle`); (N, C, L) → (N, C·s, L/s)."""
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        self.factor = _checked(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return downsample(x, self.factor)
+
+    def extra_repr(self) -> str:
+        return str(self.factor)
+
+
+class InvertibleUpsampling(nn.Module):
+    """The inverse of `InvertibleDownsampling` with the same factor."""
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        self.factor = _checked(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return upsample(x, self.factor)
+
+    def extra_repr(self) -> str:
+        return str(self.factor)
+
+
+def downsample(x: Tensor, factor: int) -> Tensor:
+    """The function behind `InvertibleDownsampling`."""
+    if factor == 1:
+        return x
+    if x.dim() not in (3, 4):
+        raise IsoconvError(f"Expected (N, C, L) or (N, C, H, W). Got shape {tuple(x.shape)}.")
+    if any(size % factor for size in x.shape[2:]):
+        raise IsoconvError(f"Expected an image size that the stride {factor} divides. Got {_size(x)}.")
+    if x.dim() == 4:
+        return F.pixel_unshuffle(x, factor)
+    n, channels, length = x.shape
+    return x.reshape(n, channels, length // factor, factor).transpose(2, 3).reshape(n, channels * factor, -1)
+
+
+def upsample(x: Tensor, factor: int) -> Tensor:
+    """The function behind `InvertibleUpsampling`."""
+    if factor == 1:
+        return x
+    if x.dim() not in (3, 4):
+        raise IsoconvError(f"Expected (N, C, L) or (N, C, H, W). Got shape {tuple(x.shape)}.")
+    block = factor ** (x.dim() - 2)
+    if x.shape[1] % block:
+        raise IsoconvError(f"Expected a number of channels that {block} divides. Got {x.shape[1]}.")
+    if x.dim() == 4:
+        return F.pixel_shuffle(x, factor)
+    n, channels, length = x.shape
+    return x.reshape(n, channels // factor, factor, length).transpose(2, 3).reshape(n, channels // factor, -1)
+
+
+def _size(x: Tensor) -> str:
+    return "×".join(str(size) for size in x.shape[2:])
+
+
+def _checked(factor: int) -> int:
+    if not isinstance(factor, int) or factor < 1:
+        raise IsoconvError(f"Expected a whole factor of at least 1. Got {factor!r}.")
+    return factor

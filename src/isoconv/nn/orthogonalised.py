@@ -1,0 +1,72 @@
+"""Layers built from orthonormal matrices, and the two ways to have them.
+
+* "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
+  `isoconv.linalg.manifold`. After any optimiser's step the next training pass brings it back.
+* "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.bjorck import bjorck
+from isoconv.linalg.manifold import on_manifold, retract
+from isoconv.nn.built_weight import BuiltWeight
+
+ORTHOGONALISATIONS = ("manifold", "bjorck")
+_BLIND_STEPS = 3  # enough for singular values in [0.6, 1.4], which no sensible step leaves
+
+
+class OrthogonalisedLayer(BuiltWeight):
+    """A layer some of whose parameters stand for orthonormal matrices (batches of them), named in `_matrix_names`."""
+
+    _matrix_names: tuple[str, ...] = ()
+
+    def __init__(self, orthogonalisation: str) -> None:
+        super().__init__()
+        if orthogonalisation not in ORTHOGONALISATIONS:
+            raise IsoconvError(f"Expected orthogonalisation to be one of {ORTHOGONALISATIONS}. Got {orthogonalisation!r}.")
+        self.orthogonalisation = orthogonalisation
+
+    def _matrices(self) -> list[nn.Parameter]:
+        found = (getattr(self, name) for name in self._matrix_names)
+        return [parameter for parameter in found if parameter is not None]
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        return tuple(self._matrices())
+
+    def _orthonormal(self, matrix: Tensor) -> Tensor:
+        """The orthonormal matrix (or matrices) that a parameter stands for, differentiable."""
+        if self.orthogonalisation == "bjorck":
+            return bjorck(matrix, iterations=20, order=1)
+        return on_manifold(matrix, None if self._written_back else retract(matrix, steps=_steps(matrix)))
+
+    def _write_back(self) -> bool:
+        matrices = self._matrices()
+        # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
+        precise = all(matrix.dtype in (torch.float32, torch.float64) for matrix in matrices)
+        if self.orthogonalisation == "bjorck" or not precise or not all(matrix.requires_grad for matrix in matrices):
+            return False
+        for matrix in matrices:
+            retracted = retract(matrix, steps=_steps(matrix))
+            if torch.compiler.is_compiling() or retracted.data_ptr() != matrix.data_ptr():
+                matrix.copy_(retracted)
+        return True
+
+    def _reset_matrices(self, gain: float) -> None:
+        """Random orthonormal matrices; times `gain` in the paper's way, where the scale is the parameter's own."""
+        with torch.no_grad():
+            for parameter in self._matrices():
+                if parameter.is_meta:
+                    continue
+                for matrix in parameter.reshape(-1, *parameter.shape[-2:]):
+                    precise = torch.empty_like(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
+                    nn.init.orthogonal_(precise, gain if self.orthogonalisation == "bjorck" else 1.0)
+                    matrix.copy_(precise)
+
+
+def _steps(matrix: Tensor) -> int | None:
+    """How to retract: looking at the matrix where Python may, blindly inside a compiled function or a CUDA graph."""
+    if torch.compiler.is_compiling():
+        return _BLIND_STEPS
+    return _BLIND_STEPS if matrix.is_cuda and torch.cuda.is_current_stream_capturing() else None

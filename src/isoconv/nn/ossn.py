@@ -1,0 +1,98 @@
+"""One-sided spectral normalisation: divide the kernel by the norm of its convolution, where that exceeds 1."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from isoconv.errors import IsoconvError
+from isoconv.nn.circular import convolve_same, same_padding
+from isoconv.nn.sized import SizedConv2d
+
+PROJECTIONS = ("forward", "after_update")
+
+
+class OSSNConv2d(SizedConv2d):
+    """A convolution divided by max(1, σ̂), σ̂ from power iterations on the convolution itself at full image size.
+
+    Arguments as for `torch.nn.Conv2d`, with "same" padding, and
+
+    input_size : the height and width of the layer's input
+    power_iterations : how many a training pass (or a projection) adds, starting from the vector of the last one
+    projection : "forward", the normalisation is part of the forward pass and the gradient flows through σ̂ (the paper
+        found this better); or "after_update", the parameter itself is divided, by `project()` after each update
+
+    A power iteration estimates the norm from below, so the layer's Lipschitz constant may exceed 1 a little.
+    """
+
+    vector: Tensor
+
+    def __init__(
+        self,
+        *arguments: Any,
+        input_size: int | tuple[int, int],
+        power_iterations: int = 10,
+        projection: str = "forward",
+        **keywords: Any,
+    ) -> None:
+        if projection not in PROJECTIONS:
+            raise IsoconvError(f"Expected projection to be one of {PROJECTIONS}. Got {projection!r}.")
+        if power_iterations < 1:
+            raise IsoconvError(f"Expected at least one power iteration. Got {power_iterations}.")
+        super().__init__(*arguments, **keywords)
+        self._set_input_size(input_size)
+        self.power_iterations, self.projection = power_iterations, projection
+        start = torch.randn(1, self.kernel_shape[1], *self.convolved_size).to(self.kernel)
+        self.register_buffer("vector", start / torch.linalg.vector_norm(start))
+
+    def power_iterate(self, iterations: int | None = None) -> None:
+        """Sharpen the estimate of the norm by more iterations; changes only the stored vector."""
+        with torch.no_grad():
+            vector = self._iterated(self.kernel, self.vector, iterations or self.power_iterations)
+            self.vector.copy_(vector)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Divide the parameter by max(1, σ̂): what training calls after each update with `projection="after_update"`."""
+        self.power_iterate()
+        self.kernel.copy_(self._normalised(self.kernel, self.vector))
+
+    def norm_estimate(self) -> float:
+        """σ̂ of the parameter, from below, with the stored vector."""
+        with torch.no_grad():
+            return float(torch.linalg.vector_norm(self._apply(self.kernel, self.vector)))
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        return (self.kernel, self.vector)
+
+    def _before_training_forward(self) -> None:
+        if self.projection == "forward":
+            self.power_iterate()
+
+    def _build(self, kernel: Tensor, vector: Tensor) -> Tensor:
+        if self.projection == "after_update":
+            return kernel.clone()
+        if not self.training:
+            # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
+            with torch.no_grad():
+                vector = self._iterated(kernel, vector, self.power_iterations)
+        return self._normalised(kernel, vector)
+
+    def _normalised(self, kernel: Tensor, vector: Tensor) -> Tensor:
+        image = self._apply(kernel, vector.detach())
+        direction = F.normalize(image.detach().flatten(), dim=0).reshape(image.shape)
+        return kernel / (direction * image).sum().clamp_min(1)
+
+    def _apply(self, kernel: Tensor, vector: Tensor) -> Tensor:
+        return convolve_same(vector, kernel, None, self.padding_mode)
+
+    def _iterated(self, kernel: Tensor, vector: Tensor, iterations: int) -> Tensor:
+        """v ← AᵀAv / ‖AᵀAv‖, `iterations` times."""
+        before, after = same_padding(kernel.shape[-1])
+        adjoint = kernel.transpose(0, 1).flip(2, 3)
+        mirrored = ((after, before), (after, before))
+        for _ in range(iterations):
+            back = convolve_same(self._apply(kernel, vector), adjoint, None, self.padding_mode, mirrored)
+            vector = F.normalize(back.flatten(), dim=0).reshape(vector.shape)
+        return vector

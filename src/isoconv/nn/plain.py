@@ -1,0 +1,43 @@
+"""From a constrained model to the ordinary one that it is."""
+
+import copy
+
+from torch import nn
+
+from isoconv.nn.convolution import LipschitzConvolution
+from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
+from isoconv.nn.linear import OrthogonalLinear
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The same function made of ordinary torch modules, to deploy, export and certify.
+
+    Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
+    symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
+    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone.
+    """
+    return _plain(model, {})
+
+
+def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """`done` keeps a module that occurs twice one module."""
+    if model not in done:
+        done[model] = _converted(model, done)
+    return done[model]
+
+
+def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if isinstance(model, (LipschitzConvolution, OrthogonalLinear)):
+        return model.plain().train(model.training)
+    if isinstance(model, InvertibleDownsampling):
+        return nn.PixelUnshuffle(model.factor)
+    if isinstance(model, InvertibleUpsampling):
+        return nn.PixelShuffle(model.factor)
+    children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
+    if isinstance(model, nn.Sequential):
+        result = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
+    else:
+        result = copy.deepcopy(model, {id(child): None for child in model.children()})  # without its children
+    for name, child in children.items():
+        result._modules[name] = child
+    return result.train(model.training)

@@ -1,0 +1,68 @@
+"""The reshaped-kernel methods: bound the (c_out, c_in·k²) matrix, divide by k, and the convolution is 1-Lipschitz.
+
+Every pixel occurs in k² patches (k the kernel size after downsampling), so ‖conv‖ ≤ k·‖reshaped kernel‖. The bound is seldom
+attained, so these layers shrink gradients.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution
+from isoconv.nn.orthogonalised import OrthogonalisedLayer
+
+
+class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
+    """Reshaped kernel orthogonalisation: an orthonormal (c_out, c_in·k²) matrix, divided by k and reshaped to a kernel.
+
+    Arguments as for `torch.nn.Conv2d`, with "same" padding; stride by invertible downsampling. 1-Lipschitz for every image
+    size. `orthogonalisation` is "manifold" (the default) or "bjorck", see `isoconv.nn.orthogonalised`.
+    """
+
+    _matrix_names = ("matrix",)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        *,
+        bias: bool = True,
+        padding_mode: str = "circular",
+        orthogonalisation: str = "manifold",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(orthogonalisation)
+        self._set_shape(in_channels, out_channels, kernel_size, stride, padding_mode)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        c_out, c_in, taps, _ = self.kernel_shape
+        self.matrix = nn.Parameter(torch.empty(c_out, c_in * taps**2, **factory))
+        self._set_bias(bias, out_channels, factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A random orthonormal matrix; the bias uniform within ±1/√c_out."""
+        self._reset_matrices(gain=1 / math.sqrt(self.matrix.shape[1]))
+        self._reset_bias(1 / math.sqrt(self.out_channels))
+
+    def _build(self, matrix: Tensor) -> Tensor:
+        return self._orthonormal(matrix).reshape(self.kernel_shape) / self.kernel_shape[-1]
+
+
+class RKL2NEConv2d(Conv2dWithKernel):
+    """RK-L2NE: the reshaped kernel W divided by √min(‖WWᵀ‖_∞, ‖WᵀW‖_∞), an upper bound of its norm, and by k.
+
+    Arguments as for `torch.nn.Conv2d`, with "same" padding; stride by invertible downsampling. 1-Lipschitz for every image
+    size. (The paper prints the bound without the root and with max; so it would not be one.)
+    """
+
+    def _build(self, kernel: Tensor) -> Tensor:
+        matrix = kernel.flatten(1)
+        rows = (matrix @ matrix.mT).abs().sum(dim=1).amax()
+        columns = (matrix.mT @ matrix).abs().sum(dim=1).amax()
+        bound = torch.minimum(rows, columns).clamp_min(torch.finfo(kernel.dtype).tiny).sqrt()
+        return kernel / (bound * kernel.shape[-1])

@@ -1,0 +1,149 @@
+"""Paths of orthogonal kernels: within a component there always is one, between two components there is none.
+
+A component is the image of SO(n) (or its other half) and of K − 1 Grassmannians, all path-connected. A path between
+two kernels is thus made of a path between their H, a product of plane rotations whose angles grow with t, and of
+geodesics between their projectors, along which each principal angle grows with t. Every point of it is a kernel built
+as the ends were, so it is orthogonal by construction, and its speed is bounded by the sum of the angles.
+"""
+
+from collections.abc import Callable
+from math import atan2, cos, sin
+
+import torch
+from torch import Tensor
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d
+from isoconv.linalg.projectors import projector_from_basis
+from isoconv.theory.doubling import BCOPFactors
+from isoconv.theory.invariants import component
+from isoconv.theory.one_dimensional import factorise
+from isoconv.theory.orthogonality import (
+    determinant_sign,
+    orthogonality_residual,
+    orthogonality_tolerance,
+    range_and_null,
+    require_orthonormal_rows,
+    require_projector,
+)
+
+Path = Callable[[float], Tensor]
+
+
+def path(kernel_a: Tensor, kernel_b: Tensor) -> Path:
+    """A path t ↦ kernel, t in [0, 1], of 1-D orthogonal kernels (n, n, K) from `kernel_a` to `kernel_b`.
+
+    Theorem "Space of 1-D Convolution Kernel": it exists if both have one `component`, and is refused otherwise. Both
+    kernels are factorised with their canonical ranks, and the factors are joined. In the precision of the kernels.
+    """
+    if kernel_a.shape != kernel_b.shape:
+        raise IsoconvError(
+            f"Expected two kernels of one shape. Got {tuple(kernel_a.shape)} and {tuple(kernel_b.shape)}."
+        )
+    invariants = component(kernel_a), component(kernel_b)
+    if invariants[0] != invariants[1]:
+        raise IsoconvError(
+            f"Expected two kernels of one component, for others no path of orthogonal kernels exists. "
+            f"Got {invariants[0]} and {invariants[1]}."
+        )
+    (H_a, P_a), (H_b, P_b) = factorise(kernel_a), factorise(kernel_b)
+    rotate = rotation_path(H_a, H_b)
+    turns = [grassmann_path(a, b) for a, b in zip(P_a, P_b, strict=True)]
+    return lambda t: bcop_kernel_1d(rotate(t), [turn(t) for turn in turns])
+
+
+def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
+    """A path of BCOP kernels (n, n, K, K) between two that are given by their factors, with equal ranks and det signs.
+
+    In the precision of the factors. (For K > 2 nothing is known about kernels whose ranks differ.)
+    """
+    a, b = BCOPFactors(*a), BCOPFactors(*b)
+    signatures = _signature(a), _signature(b)
+    if signatures[0] != signatures[1]:
+        raise IsoconvError(
+            f"Expected factors with one sign of det H and the same ranks of P and of Q. "
+            f"Got {signatures[0]} and {signatures[1]}."
+        )
+    rotate = rotation_path(a.H, b.H)
+    down = [grassmann_path(p, q) for p, q in zip(a.P, b.P, strict=True)]
+    across = [grassmann_path(p, q) for p, q in zip(a.Q, b.Q, strict=True)]
+    return lambda t: bcop_kernel(rotate(t), [turn(t) for turn in down], [turn(t) for turn in across])
+
+
+def rotation_path(start: Tensor, end: Tensor) -> Path:
+    """A path of orthogonal matrices between two of equal determinant: plane rotations whose angles grow from 0.
+
+    Not the geodesic: its logarithm is not defined at an eigenvalue −1, and Givens' rotations are, without exceptions.
+    """
+    matching = _is_orthogonal(start) and _is_orthogonal(end) and start.shape == end.shape
+    if not (matching and determinant_sign(start) == determinant_sign(end)):
+        raise IsoconvError(
+            f"Expected two orthogonal matrices of one shape and one determinant. "
+            f"Got shapes {tuple(start.shape)} and {tuple(end.shape)}."
+        )
+    rotations = _plane_rotations(start.mT @ end)
+
+    def at(t: float) -> Tensor:
+        matrix = start.clone()
+        for i, j, angle in rotations:
+            c, s = cos(t * angle), sin(t * angle)
+            column_i, column_j = matrix[:, i].clone(), matrix[:, j].clone()
+            matrix[:, i], matrix[:, j] = c * column_i + s * column_j, c * column_j - s * column_i
+        return matrix
+
+    return at
+
+
+def grassmann_path(start: Tensor, end: Tensor) -> Path:
+    """The shortest path between two symmetric projectors of equal rank: each principal angle grows with t."""
+    ranks = require_projector(start), require_projector(end)
+    if start.shape != end.shape or ranks[0] != ranks[1]:
+        raise IsoconvError(
+            f"Expected two projectors of one shape and rank. "
+            f"Got shapes {tuple(start.shape)} and {tuple(end.shape)}, ranks {ranks[0]} and {ranks[1]}."
+        )
+    basis_a, basis_b = range_and_null(start)[0], range_and_null(end)[0]
+    left, _, right = torch.linalg.svd(basis_a.mT @ basis_b)
+    from_, to = basis_a @ left, basis_b @ right.mT
+    cosines = (from_ * to).sum(0)
+    offsets = to - from_ @ (from_.mT @ to)
+    sines = torch.linalg.vector_norm(offsets, dim=0)
+    # Where the angle vanishes the direction is arbitrary, and is multiplied by the sine of nothing.
+    directions = offsets / sines.clamp_min(torch.finfo(sines.dtype).tiny)
+    angles = torch.atan2(sines, cosines)
+    return lambda t: projector_from_basis(from_ * torch.cos(t * angles) + directions * torch.sin(t * angles))
+
+
+def _plane_rotations(rotation: Tensor) -> list[tuple[int, int, float]]:
+    """(i, j, angle) of rotations that, multiplied from left to right, give a matrix of SO(n).
+
+    Givens rotations from the left clear the matrix below its diagonal, column by column, each leaving a diagonal
+    entry of +1; with determinant 1 the last one is +1 too.
+    """
+    remaining = rotation.clone()
+    n = rotation.shape[0]
+    rotations: list[tuple[int, int, float]] = []
+    for i in range(n - 1):
+        for j in range(i + 1, n):
+            angle = atan2(float(remaining[j, i]), float(remaining[i, i]))
+            c, s = cos(angle), sin(angle)
+            row_i, row_j = remaining[i].clone(), remaining[j].clone()
+            remaining[i], remaining[j] = c * row_i + s * row_j, c * row_j - s * row_i
+            rotations.append((i, j, angle))
+    return rotations
+
+
+def _signature(factors: BCOPFactors) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    H = factors.H
+    if H.dim() != 2 or H.shape[0] != H.shape[1]:
+        raise IsoconvError(f"Expected a square matrix H (n, n). Got shape {tuple(H.shape)}.")
+    require_orthonormal_rows(H)
+    P, Q = (tuple(require_projector(p) for p in family) for family in (factors.P, factors.Q))
+    return determinant_sign(H), P, Q
+
+
+def _is_orthogonal(matrix: Tensor) -> bool:
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        return False
+    kernel = matrix[..., None]
+    return orthogonality_residual(kernel) <= orthogonality_tolerance(kernel)

@@ -1,0 +1,121 @@
+"""Appendix D: zero padding and residual connections against orthogonality."""
+
+from itertools import product
+from math import cos, pi, sin
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from isoconv.theory import halved_residual_loss, rotation_branch, zero_padded_matrix, zero_padding_loss
+
+
+def excess(kernel, length):
+    """MMᵀ − I."""
+    M = zero_padded_matrix(kernel, length)
+    return M @ M.mT - torch.eye(M.shape[0], dtype=M.dtype)
+
+
+@pytest.mark.parametrize(("K", "length"), [(1, 3), (3, 5), (5, 6), (5, 2)])
+def test_the_matrix_is_the_convolution(draw, K, length):
+    kernel, x = draw.normal(3, 2, K), draw.normal(1, 2, length)
+    expected = F.conv1d(x, kernel, padding=K // 2)[0].mT.flatten()
+    assert (zero_padded_matrix(kernel, length) @ x[0].mT.flatten() - expected).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_what_an_orthogonal_kernel_of_size_3_loses(draw, n):
+    """The first block row lacks A₋₁ and the last A₁, as in the proof: these are the only losses, and they add up."""
+    for ranks in product(range(n + 1), repeat=2):
+        kernel, length = draw.kernel(n, ranks), 6
+        defect = -excess(kernel, length)
+        blocks = defect.reshape(length, n, length, n)
+        A, C = kernel[..., 0], kernel[..., 2]
+        assert (blocks[0, :, 0] - A @ A.mT).abs().max() < 1e-13
+        assert (blocks[-1, :, -1] - C @ C.mT).abs().max() < 1e-13
+        blocks[0, :, 0] = blocks[-1, :, -1] = 0
+        assert blocks.abs().max() < 1e-13
+        size_one = bool(kernel[..., [0, 2]].abs().max() < 1e-12)
+        assert (float(zero_padding_loss(kernel)) < 1e-12) == size_one
+
+
+@pytest.mark.parametrize(("K", "length"), [(3, 3), (5, 5), (5, 8)])
+def test_the_loss_counts_taps_by_their_offset(draw, K, length):
+    for _ in range(10):
+        kernel, _ = draw.lattice(3, K)
+        defect = -excess(kernel, length)
+        assert float(defect.trace()) == pytest.approx(float(zero_padding_loss(kernel)), abs=1e-12)
+        assert torch.linalg.eigvalsh(defect).min() > -1e-12
+
+
+def test_minimising_the_residual_leaves_one_tap(draw):
+    """From random kernels of size 3, what becomes orthogonal with zero padding becomes a kernel of size 1.
+
+    All along, A₋₁A₋₁ᵀ is a difference of two diagonal blocks of MMᵀ − I, as in the proof, so the residual bounds the
+    outer taps. Some starts get stuck: at kernels that delay one channel, whose loss is a whole dimension.
+    """
+    n, length = 2, 4
+    arrived = stuck = 0
+    for _ in range(6):
+        kernel = (draw.normal(n, n, 3) / 2).requires_grad_()
+        optimiser = torch.optim.LBFGS(
+            [kernel], max_iter=300, history_size=30, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
+
+        def loss(kernel=kernel, optimiser=optimiser):
+            optimiser.zero_grad()
+            value = excess(kernel, length).square().sum()
+            value.backward()
+            outer = kernel.detach()[..., [0, 2]].square().sum((0, 1))
+            assert bool((outer <= (2 * n * value.detach()) ** 0.5).all())
+            return value
+
+        optimiser.step(loss)
+        residual = float(excess(kernel.detach(), length).norm())
+        if residual < 1e-2:
+            arrived += 1
+            assert residual < 1e-3
+            assert kernel[..., [0, 2]].abs().max() < 0.03
+            middle = kernel[..., 1]
+            assert (middle @ middle.mT - torch.eye(n, dtype=middle.dtype)).abs().max() < 1e-3
+        else:
+            stuck += 1
+            assert residual > 1 - 1e-6
+            assert torch.linalg.svdvals(zero_padded_matrix(kernel.detach(), length)).min() < 1e-2
+    assert arrived >= 2
+
+
+def test_a_signal_shorter_than_the_kernel_escapes():
+    """The proof needs a position that sees all taps. Without one it is false: a rotation as a kernel of size 3."""
+    for angle in (0.3, 1.0, pi / 2):
+        kernel = torch.tensor([[[-sin(angle), cos(angle), sin(angle)]]], dtype=torch.float64)
+        assert excess(kernel, 2).abs().max() < 1e-15
+        assert excess(kernel, 3).abs().max() > 0.05
+
+
+def test_a_halved_residual_preserves_norms_only_for_the_identity(draw):
+    for n in (1, 2, 5):
+        eye = torch.eye(n, dtype=torch.float64)
+        for _ in range(50):
+            J = draw.normal(n, n)
+            contraction = J / torch.linalg.matrix_norm(J, ord=2) * torch.rand((), generator=draw.generator)
+            loss, bound = halved_residual_loss(contraction)
+            assert loss >= bound - 1e-12
+            assert bound > 1e-6
+            rotation = draw.orthogonal(n)
+            loss, bound = halved_residual_loss(rotation)  # Jacobians that are orthogonal attain the bound
+            assert float(loss) == pytest.approx(float(bound), abs=1e-12)
+        loss, bound = halved_residual_loss(eye)
+        assert float(loss) == float(bound) == 0
+
+
+def test_a_residual_branch_may_double_the_norm_or_leave_a_rotation(draw):
+    """Lip f = L > 0 alone guarantees nothing better than 1 + L, and f = Lx attains it; yet a rotation is x + f(x)."""
+    x = draw.normal(2)
+    for L in (1e-3, 0.5, 1.0):
+        assert float((x + L * x).norm() / x.norm()) == pytest.approx(1 + L)
+    for angle in (0.1, 1.0, pi):
+        branch = rotation_branch(angle)
+        assert float(torch.linalg.matrix_norm(branch, ord=2)) == pytest.approx(2 * sin(angle / 2))
+        whole = torch.eye(2, dtype=torch.float64) + branch
+        assert (whole @ whole.mT - torch.eye(2, dtype=torch.float64)).abs().max() < 1e-15
