@@ -3,7 +3,8 @@
 from isoconv import linalg, models, nn
 from isoconv.errors import IsoconvError
 from isoconv.nn.plain import plain
+from isoconv.version import __version__
 
-__version__ = "0.1.0"
+
 
 __all__ = ["IsoconvError", "__version__", "linalg", "models", "nn", "plain"]

@@ -1,10 +1,19 @@
-"""Dynamical isometry."""
+"""Dynamical isometry: a BCOP network with MaxMin maps the input's neighbourhood isometrically; no other method does."""
 
 import pytest
 import torch
 from torch import nn
 
+from isoconv.models import Small
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 from isoconv.theory import jacobian_spectrum
+
+SHAPE = (4, 8, 8)  # Small leads from 256 numbers to 256, 128, 100 and 10: no layer enlarges
+
+
+def network_and_input(conv, activation="maxmin", shape=SHAPE):
+    torch.manual_seed(0)
+    return Small(shape, conv=conv, activation=activation).eval(), torch.rand(1, *shape)
 
 
 def test_spectrum_of_a_matrix(draw):
@@ -18,6 +27,53 @@ def test_spectrum_is_taken_at_the_point():
     assert spectrum.tolist() == pytest.approx([4, 3])
 
 
-def test_gradients_are_enabled_inside(draw):
+def test_gradients_are_enabled_inside_and_none_are_left(draw):
+    layer, x = nn.Linear(2, 2, dtype=torch.float64), draw.normal(1, 2)
     with torch.no_grad():
-        assert jacobian_spectrum(nn.Identity(), draw.normal(1, 2, 2)).tolist() == [1.0] * 4
+        assert jacobian_spectrum(layer, x).shape == (2,)
+    assert layer.weight.grad is None and not x.requires_grad
+
+
+def test_bcop_with_maxmin_is_an_isometry():
+    spectrum = jacobian_spectrum(*network_and_input("bcop"))
+    assert spectrum.shape == (10,)
+    assert (spectrum - 1).abs().max() < 1e-5  # float32
+
+
+def test_bcop_in_double_precision(draw):
+    """Ones to float64's rounding, through every kind of layer."""
+    double = {"dtype": torch.float64}
+    model = nn.Sequential(
+        BCOPConv2d(4, 16, 4, stride=2, **double),
+        MaxMin(),
+        BCOPConv2d(16, 8, 3, **double),
+        MaxMin(),
+        nn.Flatten(),
+        OrthogonalLinear(128, 20, **double),
+        MaxMin(),
+        OrthogonalLinear(20, 20, **double),
+    ).eval()
+    assert (jacobian_spectrum(model, draw.normal(1, *SHAPE)) - 1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("conv", ["rko", "ossn", "svcm", "rkl2ne", "standard"])
+def test_the_other_methods_shrink_and_spread(conv):
+    spectrum = jacobian_spectrum(*network_and_input(conv))
+    assert spectrum.max() < 0.9
+    assert spectrum.max() > 1.2 * spectrum.min()
+
+
+def test_relu_loses_what_maxmin_keeps():
+    spectrum = jacobian_spectrum(*network_and_input("bcop", activation="relu"))
+    assert spectrum.max() <= 1 + 1e-5
+    assert spectrum.min() < 0.9
+
+
+def test_layers_that_enlarge_the_dimension():
+    """Alone they are isometric. What follows may drop directions that carry the input: values up to 1, not all 1."""
+    _, x = network_and_input("bcop", shape=(1, 8, 8))
+    widening = BCOPConv2d(1, 16, 4, stride=2).eval()
+    assert (jacobian_spectrum(widening, x) - 1).abs().max() < 1e-5
+    spectrum = jacobian_spectrum(*network_and_input("bcop", shape=(1, 8, 8)))
+    assert spectrum.max() <= 1 + 1e-5
+    assert spectrum.min() < 0.9

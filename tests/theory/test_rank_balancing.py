@@ -52,7 +52,7 @@ def test_equal_ranks_move_only_through_a_common_direction(draw):
 
 
 def test_equal_kernels_have_equal_sums_and_products(draw):
-    """Lemma "Equivalent SOCK Construction", ⇒: another factorisation, from the kernel alone, has the same P + Q and PQ."""
+    """Lemma "Equivalent SOCK Construction", ⇒: another factorisation has the same H, P + Q and PQ."""
     for r1, r2 in product(range(5), repeat=2):
         H, P, Q = draw.orthogonal(4), draw.projector(4, r1), draw.projector(4, r2)
         other_H, (other_P, other_Q) = factorise(bcop_kernel_1d(H, [P, Q]))

@@ -37,9 +37,9 @@ def block_convolve(x: Tensor, y: Tensor) -> Tensor:
     # One matrix product per tap of Y. Not F.conv2d: on a GPU that runs in TF32 unless told otherwise.
     left = x.movedim(1, -1)  # (c_out, taps…, c)
     total = x.new_zeros(x.shape[0], *[p + q - 1 for p, q in zip(x.shape[2:], y.shape[2:], strict=True)], y.shape[1])
-    for tap in product(*[range(size) for size in y.shape[2:]]):
+    for position, tap in enumerate(product(*[range(size) for size in y.shape[2:]])):
         window = tuple(slice(offset, offset + size) for offset, size in zip(tap, x.shape[2:], strict=True))
-        total[(slice(None), *window)] += left @ y[(slice(None), slice(None), *tap)]
+        total[(slice(None), *window)] += left @ y.flatten(2)[:, :, position]
     return total.movedim(-1, 1).contiguous()
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, root_up, sqrt_up, up
+from isoconv.linalg.rounding import add_up, gamma, mul_up, root_up, sqrt_up, up
 from isoconv.linalg.spectrum import fold_kernel
 
 _SQUARINGS = 13  # the bound is then at most n^(1/2^15) above the truth: 2e-4 for n = 512
@@ -190,7 +190,9 @@ def _twiddles(taps: Sequence[int], grid: Sequence[int], device: torch.device) ->
     numerators, denominator = torch.zeros(1, 1, dtype=torch.int64, device=device), math.lcm(*grid)
     for axis, (k, n) in enumerate(zip(taps, grid, strict=True)):
         frequencies = n // 2 + 1 if axis == len(grid) - 1 else n
-        turn = torch.arange(frequencies, device=device)[:, None] * torch.arange(k, device=device) % n * (denominator // n)
+        turn = (
+            torch.arange(frequencies, device=device)[:, None] * torch.arange(k, device=device) % n * (denominator // n)
+        )
         numerators = (numerators[:, None, :, None] + turn[None, :, None, :]).reshape(
             numerators.shape[0] * frequencies, numerators.shape[1] * k
         )
@@ -216,9 +218,7 @@ def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float) ->
         factor = 2.0**-shift
         real, imaginary = real * factor, None if imaginary is None else imaginary * factor
         size, error, exponent = size * factor, mul_up(error, factor), exponent + shift
-        error = add_up(
-            mul_up(sqrt_up(2.0), gamma(2 * n), size, size), mul_up(error, add_up(2 * size, error)), _TINY
-        )
+        error = add_up(mul_up(sqrt_up(2.0), gamma(2 * n), size, size), mul_up(error, add_up(2 * size, error)), _TINY)
         exponent *= 2
         if imaginary is None:
             real = real @ real

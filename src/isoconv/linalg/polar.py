@@ -62,7 +62,7 @@ def polar_value(matrix: Tensor) -> Tensor:
         size = float(frobenius(residual).amax())
         if not size < float("inf"):
             raise IsoconvError(f"Expected finite numbers. Got NaN or infinity in a matrix {tuple(matrix.shape)}.")
-        if size <= tolerance or last <= 64 * tolerance and size >= last / 2:  # or rounding allows no more
+        if size <= tolerance or (last <= 64 * tolerance and size >= last / 2):  # or rounding allows no more
             if passes > 1 and _is_rank_deficient(given, tall):
                 break
             return tall.mT if wide else tall

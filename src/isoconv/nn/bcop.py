@@ -37,8 +37,8 @@ def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tenso
 class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
     """The parameters of Algorithm 1 for a kernel of `kernel_shape`, and the kernel that they make.
 
-    O is the algorithm's O, (small, large) for the two channel counts; MN holds M₁ … M_{K−1} and N₁ … N_{K−1} in one tensor,
-    (2, K−1, large, ⌊large/2⌋), so that they are orthogonalised in one batch. The algorithm assumes c_in ≥ c_out; otherwise
+    O is the algorithm's O, (small, large) for the two channel counts; MN holds M₁, N₁, …, M_{K−1}, N_{K−1} in one tensor,
+    (2(K−1), large, ⌊large/2⌋), so that they are orthogonalised in one batch. The algorithm assumes c_in ≥ c_out; otherwise
     the kernel is built for the swapped channels and transposed. MN is None where there is nothing to choose (K = 1, or one
     channel, whose projectors have rank 0).
     """
@@ -67,7 +67,7 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
         small, large = sorted((c_out, c_in))
         self.O = nn.Parameter(torch.empty(small, large, **factory))
         has_choice = taps > 1 and large > 1
-        self.MN = nn.Parameter(torch.empty(2, taps - 1, large, large // 2, **factory)) if has_choice else None
+        self.MN = nn.Parameter(torch.empty(2 * (taps - 1), large, large // 2, **factory)) if has_choice else None
         self._set_bias(bias, out_channels, factory)
         self.reset_parameters()
         self.frozen = frozen
@@ -79,11 +79,11 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
         self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
         self._reset_bias(1 / math.sqrt(self.out_channels))
 
-    def _build(self, O: Tensor, MN: Tensor | None = None) -> Tensor:  # noqa: N803
+    def _build(self, O: Tensor, MN: Tensor | None = None) -> Tensor:
         c_out, c_in, taps, _ = self.kernel_shape
         H = self._orthonormal(O)
-        R_P, R_Q = O.new_zeros(2, taps - 1, O.shape[1], 0) if MN is None else self._orthonormal(MN)
-        W = _bcop_taps(H, R_P, R_Q)
+        R = O.new_zeros(2 * (taps - 1), O.shape[1], 0) if MN is None else self._orthonormal(MN)
+        W = _bcop_taps(H, R[0::2], R[1::2])
         return W.permute(2, 3, 0, 1).contiguous() if c_in >= c_out else W.permute(3, 2, 0, 1).contiguous()
 
     def extra_repr(self) -> str:
@@ -128,8 +128,8 @@ class BCOPConv2d(_BCOP2d):
 class BCOPConvTranspose2d(_BCOP2d):
     """The adjoint of `BCOPConv2d(out_channels, in_channels, kernel_size, stride)`: images grow by the stride.
 
-    Replaces `torch.nn.ConvTranspose2d`. `weight` is the kernel of that convolution, (in_channels, out_channels·s², k/s, k/s),
-    so input channels come first, as in torch's transposed layers.
+    Replaces `torch.nn.ConvTranspose2d`. `weight` is the kernel of that convolution, (in_channels, out_channels·s², k/s,
+    k/s), so input channels come first, as in torch's transposed layers.
     """
 
     @property
@@ -202,7 +202,7 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
         self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
         self._reset_bias(1 / math.sqrt(self.out_channels))
 
-    def _build(self, O: Tensor, *M: Tensor) -> Tensor:  # noqa: N803
+    def _build(self, O: Tensor, *M: Tensor) -> Tensor:
         c_out, c_in, _ = self.kernel_shape
         large = O.shape[1]
         bases = iter(M)

@@ -1,8 +1,8 @@
 """Layers whose weight is computed from parameters: computed once per change of them, never stale.
 
 Note [When a weight is rebuilt]
-A built weight is kept together with the identity of what it was built from: version, storage, dtype and device of every
-source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three things do not, and
+A built weight is kept together with the identity of what it was built from: version, storage, dtype and device of
+every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three things do not, and
 are treated apart: edits through `.data` or numpy (call `refresh()`), inference tensors (they have no version: never kept),
 and the replay of a CUDA graph (inside a capture nothing is kept or reused; whoever replays it raises the versions with
 `torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so that its address
@@ -39,9 +39,8 @@ class BuiltWeight(nn.Module):
         """The tensors that the weight is computed from."""
         raise NotImplementedError
 
-    def _build(self, *sources: Tensor) -> Tensor:
-        """The weight, differentiable in `sources`, which come in float32 or better; autocast is off."""
-        raise NotImplementedError
+    #: The weight as a differentiable function of the sources, which come in float32 or better; autocast is off.
+    _build: Callable[..., Tensor]
 
     def _before_training_forward(self) -> None:
         """What the method does to its own state before a training pass (a power iteration, say). Runs every time."""

@@ -48,7 +48,9 @@ class LipschitzConvolution(BuiltWeight):
     def _equal_sides(self, value: int | tuple[int, ...], name: str) -> int:
         sides = value if isinstance(value, (tuple, list)) else (value,)
         if len(set(sides)) != 1 or len(sides) not in (1, self.dimensions):
-            raise IsoconvError(f"Expected {name} to be a number or a tuple of {self.dimensions} equal ones. Got {value!r}.")
+            raise IsoconvError(
+                f"Expected {name} to be a number or a tuple of {self.dimensions} equal ones. Got {value!r}."
+            )
         return _positive(sides[0], name)
 
     @property
@@ -162,7 +164,7 @@ def plain_convolution(
         tuple(weight.shape[2:]),  # type: ignore[arg-type]
         stride=stride,
         padding=before if symmetric else 0,
-        padding_mode=padding_mode if symmetric and before else "zeros",
+        padding_mode=padding_mode if symmetric and before else "zeros",  # type: ignore[arg-type]
         bias=bias is not None,
         device=weight.device,
         dtype=weight.dtype,

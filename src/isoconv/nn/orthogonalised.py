@@ -25,7 +25,9 @@ class OrthogonalisedLayer(BuiltWeight):
     def __init__(self, orthogonalisation: str) -> None:
         super().__init__()
         if orthogonalisation not in ORTHOGONALISATIONS:
-            raise IsoconvError(f"Expected orthogonalisation to be one of {ORTHOGONALISATIONS}. Got {orthogonalisation!r}.")
+            raise IsoconvError(
+                f"Expected orthogonalisation to be one of {ORTHOGONALISATIONS}. Got {orthogonalisation!r}."
+            )
         self.orthogonalisation = orthogonalisation
 
     def _matrices(self) -> list[nn.Parameter]:

@@ -61,7 +61,7 @@ class OSSNConv2d(SizedConv2d):
     def norm_estimate(self) -> float:
         """σ̂ of the parameter, from below, with the stored vector."""
         with torch.no_grad():
-            return float(torch.linalg.vector_norm(self._apply(self.kernel, self.vector)))
+            return float(torch.linalg.vector_norm(self._convolved(self.kernel, self.vector)))
 
     def _sources(self) -> tuple[Tensor, ...]:
         return (self.kernel, self.vector)
@@ -80,11 +80,11 @@ class OSSNConv2d(SizedConv2d):
         return self._normalised(kernel, vector)
 
     def _normalised(self, kernel: Tensor, vector: Tensor) -> Tensor:
-        image = self._apply(kernel, vector.detach())
+        image = self._convolved(kernel, vector.detach())
         direction = F.normalize(image.detach().flatten(), dim=0).reshape(image.shape)
         return kernel / (direction * image).sum().clamp_min(1)
 
-    def _apply(self, kernel: Tensor, vector: Tensor) -> Tensor:
+    def _convolved(self, kernel: Tensor, vector: Tensor) -> Tensor:
         return convolve_same(vector, kernel, None, self.padding_mode)
 
     def _iterated(self, kernel: Tensor, vector: Tensor, iterations: int) -> Tensor:
@@ -93,6 +93,6 @@ class OSSNConv2d(SizedConv2d):
         adjoint = kernel.transpose(0, 1).flip(2, 3)
         mirrored = ((after, before), (after, before))
         for _ in range(iterations):
-            back = convolve_same(self._apply(kernel, vector), adjoint, None, self.padding_mode, mirrored)
+            back = convolve_same(self._convolved(kernel, vector), adjoint, None, self.padding_mode, mirrored)
             vector = F.normalize(back.flatten(), dim=0).reshape(vector.shape)
         return vector

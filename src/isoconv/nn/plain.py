@@ -35,7 +35,7 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
         return nn.PixelShuffle(model.factor)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
     if isinstance(model, nn.Sequential):
-        result = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
+        result: nn.Module = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
     else:
         result = copy.deepcopy(model, {id(child): None for child in model.children()})  # without its children
     for name, child in children.items():

@@ -14,7 +14,9 @@ class SizedConv2d(Conv2dWithKernel):
         if len(size) != 2 or any(not isinstance(n, int) or n < 1 for n in size):
             raise IsoconvError(f"Expected input_size to be a number or (height, width). Got {input_size!r}.")
         if any(n % self.stride for n in size):
-            raise IsoconvError(f"Expected an input_size that the stride {self.stride} divides. Got {size[0]}×{size[1]}.")
+            raise IsoconvError(
+                f"Expected an input_size that the stride {self.stride} divides. Got {size[0]}×{size[1]}."
+            )
         self.input_size = size
 
     @property
@@ -32,4 +34,3 @@ class SizedConv2d(Conv2dWithKernel):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, input_size={self.input_size}"
-

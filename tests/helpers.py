@@ -1,0 +1,177 @@
+"""What the tests of layers and networks share: dense Jacobians, an independent convolution, tables of shapes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import conv1d, conv2d, pixel_unshuffle, smooth_l1_loss
+
+# (c_in, c_out, kernel_size, stride, height, width): channels less, equal, more, odd and 1; kernels from 1, odd and even,
+# larger than the image; images odd, not square, of one pixel. At least 60 rows (see test_tables.py).
+SHAPES_2D = [
+    # 1×1 kernels
+    (1, 1, 1, 1, 1, 1),
+    (1, 4, 1, 1, 3, 2),
+    (4, 1, 1, 1, 2, 3),
+    (3, 5, 1, 1, 5, 4),
+    (5, 3, 1, 1, 4, 5),
+    (4, 4, 1, 1, 3, 3),
+    # even kernels
+    (1, 1, 2, 1, 3, 3),
+    (1, 2, 2, 1, 4, 5),
+    (2, 1, 2, 1, 5, 4),
+    (2, 2, 2, 1, 3, 4),
+    (3, 4, 2, 1, 5, 5),
+    (4, 3, 2, 1, 5, 3),
+    (1, 7, 2, 1, 4, 4),
+    (7, 1, 2, 1, 4, 4),
+    (2, 3, 4, 1, 6, 5),
+    (3, 2, 4, 1, 5, 6),
+    (3, 3, 4, 1, 7, 5),
+    (4, 4, 4, 1, 4, 4),
+    (1, 3, 6, 1, 7, 6),
+    (2, 2, 6, 1, 6, 7),
+    # odd kernels
+    (1, 1, 3, 1, 4, 4),
+    (1, 2, 3, 1, 3, 5),
+    (2, 1, 3, 1, 5, 3),
+    (2, 2, 3, 1, 5, 5),
+    (3, 5, 3, 1, 5, 4),
+    (5, 3, 3, 1, 4, 5),
+    (5, 5, 3, 1, 5, 5),
+    (4, 6, 3, 1, 4, 6),
+    (6, 4, 3, 1, 7, 3),
+    (8, 8, 3, 1, 4, 4),
+    (1, 1, 5, 1, 5, 6),
+    (2, 3, 5, 1, 5, 5),
+    (3, 2, 5, 1, 7, 6),
+    (3, 3, 5, 1, 6, 5),
+    (2, 2, 7, 1, 8, 7),
+    # kernels larger than the image
+    (1, 1, 2, 1, 1, 1),
+    (2, 3, 3, 1, 1, 1),
+    (3, 2, 3, 1, 2, 1),
+    (3, 3, 3, 1, 1, 5),
+    (2, 2, 4, 1, 2, 3),
+    (3, 4, 5, 1, 2, 2),
+    (4, 3, 5, 1, 1, 4),
+    (2, 2, 7, 1, 3, 2),
+    (1, 2, 9, 1, 2, 4),
+    # stride 2
+    (1, 1, 2, 2, 4, 4),
+    (1, 4, 2, 2, 6, 4),
+    (2, 3, 2, 2, 4, 6),
+    (1, 16, 4, 2, 6, 6),
+    (1, 4, 4, 2, 6, 10),
+    (1, 3, 4, 2, 8, 6),
+    (3, 5, 4, 2, 6, 6),
+    (2, 8, 4, 2, 6, 4),
+    (3, 1, 4, 2, 4, 6),
+    (1, 5, 6, 2, 10, 6),
+    (2, 7, 6, 2, 6, 6),
+    (2, 2, 8, 2, 8, 10),
+    (1, 4, 6, 2, 2, 4),
+    (2, 9, 4, 2, 2, 2),
+    # stride 3
+    (1, 1, 3, 3, 6, 9),
+    (1, 9, 3, 3, 6, 3),
+    (1, 10, 6, 3, 6, 6),
+    (2, 5, 6, 3, 6, 9),
+    (1, 4, 9, 3, 9, 9),
+    (2, 3, 6, 3, 3, 3),
+    (1, 3, 9, 3, 3, 6),
+]
+
+# (c_in, c_out, kernel_size, stride, length)
+SHAPES_1D = [
+    (c_in, c_out, kernel_size, stride, length)
+    for c_in, c_out in [(1, 1), (1, 3), (3, 1), (2, 2), (3, 5), (5, 3), (4, 4)]
+    for kernel_size, stride, length in [
+        (1, 1, 4),
+        (2, 1, 5),
+        (3, 1, 1),
+        (3, 1, 7),
+        (4, 1, 3),
+        (5, 1, 8),
+        (2, 2, 6),
+        (4, 2, 10),
+        (6, 2, 2),
+        (6, 3, 9),
+    ]
+]
+
+# (in_features, out_features)
+SHAPES_LINEAR = [(m, n) for m in (1, 2, 3, 5, 8, 13, 24, 65) for n in (1, 2, 4, 5, 9, 16, 24, 64)]
+
+
+def named(rows: Sequence[Sequence[int]]) -> list[str]:
+    """Test ids: "3-5-k4-s2-6x6" for (c_in, c_out, kernel_size, stride, height, width)."""
+    return [f"{a}-{b}-k{k}-s{s}-" + "x".join(map(str, size)) for a, b, k, s, *size in rows]
+
+
+def linear_part(layer: nn.Module, x: Tensor) -> Tensor:
+    """The layer without its bias."""
+    biases = {name: torch.zeros_like(p) for name, p in layer.named_parameters() if name == "bias"}
+    return functional_call(layer, biases, (x,))
+
+
+def jacobian(layer: nn.Module, *shape: int) -> Tensor:
+    """The dense matrix of the layer's linear part, for one input of this shape: (outputs, inputs)."""
+    size = int(torch.tensor(shape).prod())
+    p = next(layer.parameters())
+    identity = torch.eye(size, dtype=p.dtype, device=p.device).reshape(size, *shape)
+    with torch.no_grad():
+        return linear_part(layer, identity).reshape(size, -1).T
+
+
+def singular_values(layer: nn.Module, *shape: int) -> Tensor:
+    return torch.linalg.svdvals(jacobian(layer, *shape).double())
+
+
+def padded(x: Tensor, k: int, mode: str = "circular") -> Tensor:
+    """k // 2 pixels before and (k − 1) // 2 after, in each of the two (or, for (N, C, L), one) directions."""
+    for dim in range(2, x.ndim):
+        n = x.shape[dim]
+        index = torch.arange(-(k // 2), n + (k - 1) // 2)
+        taken = x.index_select(dim, index % n)
+        inside = ((index >= 0) & (index < n)).to(x.dtype)
+        x = taken if mode == "circular" else taken * inside.reshape(-1, *[1] * (x.ndim - 1 - dim))
+    return x
+
+
+def unshuffled(x: Tensor, stride: int) -> Tensor:
+    if x.ndim == 4:
+        return pixel_unshuffle(x, stride)
+    N, C, L = x.shape  # (N, C, L) → (N, C·s, L/s), the position in the block running fastest among the channels
+    return x.reshape(N, C, L // stride, stride).transpose(2, 3).reshape(N, C * stride, L // stride)
+
+
+def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, mode: str = "circular") -> Tensor:
+    """The definition of every convolution of isoconv: unshuffle, pad, convolve with `weight`."""
+    x = padded(unshuffled(x, stride), weight.shape[-1], mode)
+    return conv2d(x, weight, bias) if x.ndim == 4 else conv1d(x, weight, bias)
+
+
+def randomised(layer: nn.Module, gain: float = 3.0, seed: int = 0) -> nn.Module:
+    """Normal entries in all parameters, large enough that every constraint has something to do."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(gain * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    return layer
+
+
+def train(layer: nn.Module, shape: Sequence[int], steps: int, optimiser: type[torch.optim.Optimizer], **options: Any) -> None:
+    """Steps on a regression to random targets, in training mode."""
+    generator = torch.Generator().manual_seed(1)
+    p = next(layer.parameters())
+    x = torch.randn(2, *shape, generator=generator, dtype=torch.float64).to(p.dtype)
+    y = torch.randn(layer(x).shape, generator=generator, dtype=torch.float64).to(p.dtype)
+    steepest = optimiser([p for p in layer.parameters() if p.requires_grad], **options)
+    layer.train()
+    for _ in range(steps):
+        steepest.zero_grad()
+        smooth_l1_loss(layer(x), y, reduction="sum").backward()
+        steepest.step()
