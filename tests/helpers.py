@@ -1,6 +1,7 @@
-"""What the tests of layers and networks share: dense Jacobians, an independent convolution, tables of shapes."""
+"""Shared by the tests of layers and networks: tables of layers and shapes, dense Jacobians, an independent convolution."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,8 +9,77 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import conv1d, conv2d, pixel_unshuffle, smooth_l1_loss
 
-# (c_in, c_out, kernel_size, stride, height, width): channels less, equal, more, odd and 1; kernels from 1, odd and even,
-# larger than the image; images odd, not square, of one pixel. At least 60 rows (see test_tables.py).
+from isoconv.nn import (
+    BCOPConv1d,
+    BCOPConv2d,
+    BCOPConvTranspose2d,
+    OrthogonalLinear,
+    OSSNConv2d,
+    RKL2NEConv2d,
+    RKOConv2d,
+    StandardConv2d,
+    SVCMConv2d,
+)
+
+# Every 2-D convolution with every option that changes how its kernel is made.
+CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {
+    "bcop": BCOPConv2d,
+    "bcop-bjorck": partial(BCOPConv2d, orthogonalisation="bjorck"),
+    "bcop-frozen": partial(BCOPConv2d, frozen=True),
+    "rko": RKOConv2d,
+    "rko-bjorck": partial(RKOConv2d, orthogonalisation="bjorck"),
+    "ossn": OSSNConv2d,
+    "ossn-after-update": partial(OSSNConv2d, projection="after_update"),
+    "svcm": SVCMConv2d,
+    "rkl2ne": RKL2NEConv2d,
+    "standard": StandardConv2d,
+}
+
+
+def convolution(kind: str, c_in: int, c_out: int, k: int, stride: int, *size: int, **options: Any) -> nn.Module:
+    """One of CONVOLUTIONS, for a row of SHAPES_2D."""
+    sized = {"input_size": size} if kind.startswith(("ossn", "svcm")) else {}
+    return CONVOLUTIONS[kind](c_in, c_out, k, stride, **sized, **options)
+
+
+# A small one of everything, and the shape of its input without the batch.
+LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
+    **{kind: (partial(convolution, kind, 2, 4, 3, 1, 5, 4), (2, 5, 4)) for kind in CONVOLUTIONS},
+    **{f"{kind} s2": (partial(convolution, kind, 2, 6, 4, 2, 6, 4), (2, 6, 4)) for kind in CONVOLUTIONS},
+    "bcop 1x1": (partial(BCOPConv2d, 3, 4, 1), (3, 2, 3)),
+    "bcop square": (partial(BCOPConv2d, 4, 4, 2), (4, 3, 3)),
+    "1d": (partial(BCOPConv1d, 3, 4, 3), (3, 7)),
+    "1d s2": (partial(BCOPConv1d, 3, 4, 4, 2), (3, 6)),
+    "1d ranks": (partial(BCOPConv1d, 4, 4, 4, ranks=[1, 3, 2]), (4, 5)),
+    "1d-bjorck": (partial(BCOPConv1d, 4, 3, 3, orthogonalisation="bjorck"), (4, 5)),
+    "transposed": (partial(BCOPConvTranspose2d, 4, 3, 3), (4, 5, 4)),
+    "transposed s2": (partial(BCOPConvTranspose2d, 6, 2, 4, 2), (6, 2, 3)),
+    "transposed-bjorck": (partial(BCOPConvTranspose2d, 3, 4, 2, orthogonalisation="bjorck"), (3, 3, 3)),
+    "linear": (partial(OrthogonalLinear, 7, 5), (7,)),
+    "linear tall": (partial(OrthogonalLinear, 4, 9), (4,)),
+    "linear square": (partial(OrthogonalLinear, 6, 6), (6,)),
+    "linear-bjorck": (partial(OrthogonalLinear, 7, 5, orthogonalisation="bjorck"), (7,)),
+}
+
+
+def is_manifold(name: str) -> bool:
+    """Whether the layer of LAYERS keeps its own parameters orthonormal."""
+    return name.startswith(("bcop", "rko", "1d", "transposed", "linear")) and "bjorck" not in name
+
+
+def is_built(name: str) -> bool:
+    """Whether the layer of LAYERS computes its weight from its parameters (the others' weight is a parameter)."""
+    return not name.startswith(("svcm", "standard", "ossn-after"))
+
+
+def made(name: str, **options: Any) -> tuple[nn.Module, Tensor]:
+    """A layer of LAYERS and a batch of two inputs for it."""
+    factory, shape = LAYERS[name]
+    return factory(**options), torch.randn(2, *shape, dtype=options.get("dtype"))
+
+
+# (c_in, c_out, kernel_size, stride, height, width): channels less, equal, more, odd and 1; kernels odd and even, from 1,
+# larger than the image; images odd, not square, of one pixel; strides 1, 2, 3.
 SHAPES_2D = [
     # 1×1 kernels
     (1, 1, 1, 1, 1, 1),
@@ -59,6 +129,9 @@ SHAPES_2D = [
     (4, 3, 5, 1, 1, 4),
     (2, 2, 7, 1, 3, 2),
     (1, 2, 9, 1, 2, 4),
+    # as wide as layers of real networks
+    (16, 16, 3, 1, 5, 5),
+    (32, 16, 2, 1, 3, 4),
     # stride 2
     (1, 1, 2, 2, 4, 4),
     (1, 4, 2, 2, 6, 4),
@@ -122,8 +195,7 @@ def jacobian(layer: nn.Module, *shape: int) -> Tensor:
     size = int(torch.tensor(shape).prod())
     p = next(layer.parameters())
     identity = torch.eye(size, dtype=p.dtype, device=p.device).reshape(size, *shape)
-    with torch.no_grad():
-        return linear_part(layer, identity).reshape(size, -1).T
+    return linear_part(layer, identity).detach().reshape(size, -1).T
 
 
 def singular_values(layer: nn.Module, *shape: int) -> Tensor:
@@ -163,15 +235,17 @@ def randomised(layer: nn.Module, gain: float = 3.0, seed: int = 0) -> nn.Module:
     return layer
 
 
-def train(layer: nn.Module, shape: Sequence[int], steps: int, optimiser: type[torch.optim.Optimizer], **options: Any) -> None:
-    """Steps on a regression to random targets, in training mode."""
+def train(
+    layer: nn.Module, shape: Sequence[int], steps: int, optimiser: type[torch.optim.Optimizer], **options: Any
+) -> None:
+    """Steps on a regression to random targets, with bounded gradients so that the bias does not run away."""
     generator = torch.Generator().manual_seed(1)
     p = next(layer.parameters())
     x = torch.randn(2, *shape, generator=generator, dtype=torch.float64).to(p.dtype)
     y = torch.randn(layer(x).shape, generator=generator, dtype=torch.float64).to(p.dtype)
-    steepest = optimiser([p for p in layer.parameters() if p.requires_grad], **options)
+    descent = optimiser([p for p in layer.parameters() if p.requires_grad], **options)
     layer.train()
     for _ in range(steps):
-        steepest.zero_grad()
+        descent.zero_grad()
         smooth_l1_loss(layer(x), y, reduction="sum").backward()
-        steepest.step()
+        descent.step()

@@ -11,11 +11,11 @@ from isoconv.theory import (
     canonical_ranks,
     canonicalise,
     component,
-    component_2x2,
+    component_2d,
     double,
     double_network,
     exhibit_components,
-    exhibit_components_2x2,
+    exhibit_components_2d,
     factorise,
     grassmann_path,
     halved_residual_loss,
@@ -69,7 +69,7 @@ def test_the_tolerance_is_the_callers():
     assert torch.allclose(H, EYE) and P == []
 
 
-@pytest.mark.parametrize("function", [recover_2x2, component_2x2, in_bcop_image_2x2])
+@pytest.mark.parametrize("function", [recover_2x2, in_bcop_image_2x2])
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
@@ -85,10 +85,19 @@ def test_two_dimensional_kernels(function, kernel, message):
 
 
 CALLS = {
+    "2-D kernel not square": (
+        lambda: component_2d(torch.zeros(2, 3, 2, 2)),
+        r"kernel \(n, n, K, K\)\. Got .*\(2, 3, 2, 2\)",
+    ),
+    "2-D kernel of two sizes": (
+        lambda: component_2d(torch.zeros(2, 2, 2, 3)),
+        r"kernel \(n, n, K, K\)\. Got .*\(2, 2, 2, 3\)",
+    ),
+    "2-D kernel not orthogonal": (lambda: component_2d(torch.ones(2, 2, 2, 2)), r"Got a residual of 8\.0e\+00"),
     "rank sum too large": (lambda: canonical_ranks(2, 3, 5), r"0 ≤ rank sum ≤ \(K − 1\)n\. Got n = 2, K = 3, 5"),
     "rank sum negative": (lambda: canonical_ranks(2, 3, -1), r"Got n = 2, K = 3, -1"),
     "no channels": (lambda: next(exhibit_components(0, 2)), r"Expected n, K ≥ 1\. Got n = 0 and K = 2"),
-    "no channels in 2-D": (lambda: next(exhibit_components_2x2(0)), r"Expected n ≥ 1\. Got 0"),
+    "no channels in 2-D": (lambda: next(exhibit_components_2d(0)), r"Expected n, K ≥ 1\. Got n = 0 and K = 2"),
     "rank above n": (lambda: projector_dimension(3, 4), r"rank between 0 and 3\. Got 4"),
     "negative rank": (lambda: projector_dimension(3, -1), r"rank between 0 and 3\. Got -1"),
     "elements of a matrix": (lambda: kernel_elements(EYE), r"1-D kernel \(c_out, c_in, K\)\. Got shape \(2, 2\)"),
@@ -110,7 +119,7 @@ CALLS = {
     "P no projector": (lambda: double(EYE, [2 * EYE], [EYE]), r"symmetric projector"),
     "narrowing first layer": (
         lambda: double_network(BCOPNetwork(BCOPFactors(torch.zeros(3, 2), [], []), [], EYE)),
-        r"first layer that does not narrow, .* Got \(3, 2\)",
+        r"first layer that does not narrow, .* Got shape \(3, 2\)",
     ),
     "first layer not orthogonal": (
         lambda: double_network(BCOPNetwork(BCOPFactors(torch.ones(1, 2), [], []), [], EYE)),

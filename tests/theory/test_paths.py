@@ -11,7 +11,7 @@ from isoconv.linalg.projectors import is_projector, projector_rank
 from isoconv.theory import (
     BCOPFactors,
     component,
-    component_2x2,
+    component_2d,
     grassmann_path,
     orthogonality_residual,
     path,
@@ -70,9 +70,9 @@ def test_two_dimensional_kernels(draw):
 
     for sign in (1, -1):
         a, b = factors(sign), factors(sign)
-        assert_is_path(path_2d(a, b), bcop_kernel(*a), bcop_kernel(*b), lambda kernel: kernel.shape)
+        assert_is_path(path_2d(a, b), bcop_kernel(*a), bcop_kernel(*b), component_2d)
     a, b = (BCOPFactors(f.H, f.P[:1], f.Q[:1]) for f in (a, b))
-    assert_is_path(path_2d(a, b), bcop_kernel(*a), bcop_kernel(*b), component_2x2)
+    assert_is_path(path_2d(a, b), bcop_kernel(*a), bcop_kernel(*b), component_2d)
 
 
 def test_rotations_that_have_no_logarithm_at_hand(draw):
@@ -128,3 +128,12 @@ def test_the_straight_line_leaves_the_orthogonal_kernels(draw):
             assert orthogonality_residual((1 - t) * a + t * b) > 1e-2
         symbol = torch.fft.fft((a + b) / 2, n=4096)
         assert torch.linalg.svdvals(symbol.movedim(-1, 0)).min() < 1e-2
+
+
+def test_float32(draw):
+    a, b = (draw.kernel(4, ranks, 1).float() for ranks in ((1, 4, 2), (3, 2, 2)))
+    between = path(a, b)
+    eps = torch.finfo(torch.float32).eps
+    assert between(0.5).dtype == torch.float32
+    assert (between(0.0) - a).abs().max() < 100 * eps and (between(1.0) - b).abs().max() < 100 * eps
+    assert max(orthogonality_residual(between(t / 8)) for t in range(9)) < 100 * eps

@@ -7,12 +7,12 @@ import torch
 from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.block_convolution import block_convolve
+from isoconv.linalg.block_convolution import block_convolve, compose_kernels, projector_column, projector_row
 from isoconv.linalg.projectors import is_projector
 from isoconv.theory import (
     as_two_bcop_kernels,
-    component_2x2,
-    exhibit_components_2x2,
+    component_2d,
+    exhibit_components_2d,
     in_bcop_image_2x2,
     incompleteness_example,
     orthogonality_residual,
@@ -55,7 +55,7 @@ def test_ranks_come_from_the_kernel_alone(draw, n, build):
         kernel = build(H, P, Q)
         for found, made in zip(recover_2x2(kernel), (H, P, Q), strict=True):
             assert (found - made).abs().max() < 1e-13
-        assert component_2x2(kernel) == (sign, p, q)
+        assert component_2d(kernel) == (sign, p, q)
 
 
 def test_ranks_of_kernels_outside_both_forms(draw):
@@ -65,19 +65,33 @@ def test_ranks_of_kernels_outside_both_forms(draw):
         assert orthogonality_residual(kernel) < 1e-13
         _, P, Q = recover_2x2(kernel)
         assert is_projector(P, 1e-13) and is_projector(Q, 1e-13)
-        assert component_2x2(kernel)[1:] == ranks
+        assert component_2d(kernel)[1:] == ranks
         outside += not in_bcop_image_2x2(kernel)
     assert outside > 0
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_components_are_exhibited(n):
-    exhibits = list(exhibit_components_2x2(n))
-    assert len(exhibits) == 2 * (n + 1) ** 2
+@pytest.mark.parametrize(("n", "K"), [(1, 2), (2, 2), (3, 2), (5, 2), (2, 1), (1, 4), (2, 3)])
+def test_components_are_exhibited(n, K):
+    """2(n + 1)² of them for K = 2, as the paper says, and 2((K − 1)n + 1)² for every K."""
+    exhibits = list(exhibit_components_2d(n, K))
+    assert len(exhibits) == 2 * ((K - 1) * n + 1) ** 2
     assert len({promised for promised, _ in exhibits}) == len(exhibits)
     for promised, kernel in exhibits:
         assert orthogonality_residual(kernel) == 0
-        assert component_2x2(kernel) == promised
+        assert component_2d(kernel) == promised
+
+
+def test_invariants_of_larger_kernels(draw):
+    """Rank sums from the taps alone, for random BCOP kernels and for products of them in any order."""
+    for _ in range(20):
+        n, K, sign = 3, 3, draw.integer(0, 1) * 2 - 1
+        ranks = [[draw.integer(0, n) for _ in range(K - 1)] for _ in range(2)]
+        H, (P, Q) = draw.orthogonal(n, sign), [[draw.projector(n, r) for r in family] for family in ranks]
+        assert component_2d(bcop_kernel(H, P, Q)) == (sign, sum(ranks[0]), sum(ranks[1]))
+        other = compose_kernels(
+            projector_row(Q[0]), projector_row(Q[1]), H[..., None, None], projector_column(P[0]), projector_column(P[1])
+        )
+        assert component_2d(other) == (sign, sum(ranks[0]), sum(ranks[1]))
 
 
 def test_the_example_is_orthogonal_and_outside():

@@ -8,9 +8,11 @@ one matrix product per tap; and with P = R Rᵀ it is `(D R) Rᵀ`, so that P is
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
@@ -47,9 +49,43 @@ def append_pair(taps: Tensor, projector: Tensor, dim: int) -> Tensor:
 
 
 def append_pair_from_basis(taps: Tensor, basis: Tensor, dim: int) -> Tensor:
-    """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank)."""
-    near, far = _shifts(taps, dim)
-    return far + ((near - far) @ basis) @ basis.mT
+    """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank), with a gradient of few, large products."""
+    return _AppendPair.apply(taps, basis, dim)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _AppendPair(torch.autograd.Function):
+    """Forward: with A = W P, the taps A_i + (W − A)_{i−1}. Backward: with D_i = G_i − G_{i+1} for the gradient G of the
+    result, that of W is G_{i+1} + D_i P, that of P is S = Σ W_iᵀ D_i, and that of R is (S + Sᵀ) R.
+    """
+
+    @staticmethod
+    def forward(taps: Tensor, basis: Tensor, dim: int) -> Tensor:  # type: ignore[override]
+        count = taps.shape[dim]
+        inside = (taps @ basis) @ basis.mT
+        outside = taps - inside
+        if count == 1:
+            return torch.cat([inside, outside], dim)
+        middle = inside.narrow(dim, 1, count - 1) + outside.narrow(dim, 0, count - 1)
+        return torch.cat([inside.narrow(dim, 0, 1), middle, outside.narrow(dim, count - 1, 1)], dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        taps, basis, ctx.dim = inputs
+        ctx.save_for_backward(taps, basis)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        taps, basis = ctx.saved_tensors
+        count = taps.shape[ctx.dim]
+        far = gradient.narrow(ctx.dim, 1, count)
+        difference = gradient.narrow(ctx.dim, 0, count) - far
+        of_taps = far + (difference @ basis) @ basis.mT if ctx.needs_input_grad[0] else None
+        of_basis = None
+        if ctx.needs_input_grad[1]:
+            inner = taps.flatten(0, -2).mT @ difference.flatten(0, -2)
+            of_basis = (inner + inner.mT) @ basis
+        return of_taps, of_basis, None
 
 
 def _shifts(taps: Tensor, dim: int) -> tuple[Tensor, Tensor]:

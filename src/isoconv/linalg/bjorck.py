@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.gram import as_tall, identity_like, norm_upper_bound
+from isoconv.linalg.gram import add_product, as_tall, gram_residual, identity_like, norm_upper_bound
 
 
 def inverse_sqrt_correction(residual: Tensor, order: int) -> Tensor:
@@ -14,10 +14,9 @@ def inverse_sqrt_correction(residual: Tensor, order: int) -> Tensor:
 
     Without the I because A + A·(small) rounds far less than A·(I + small).
     """
-    eye = identity_like(residual)
     series = _coefficient(order) * residual
     for p in range(order - 1, 0, -1):
-        series = residual @ (_coefficient(p) * eye + series)
+        series = add_product(_coefficient(p) * residual, residual, series)
     return series
 
 
@@ -50,8 +49,7 @@ def bjorck(
 
 def _in_full_space(tall: Tensor, iterations: int, order: int) -> Tensor:
     for _ in range(iterations):
-        gram = tall.mT @ tall
-        tall = tall + tall @ inverse_sqrt_correction(identity_like(gram) - gram, order)
+        tall = add_product(tall, tall, inverse_sqrt_correction(gram_residual(tall), order))
     return tall
 
 

@@ -16,14 +16,37 @@ def as_tall(matrix: Tensor) -> tuple[Tensor, bool]:
     return (matrix.mT if wide else matrix), wide
 
 
+_IDENTITIES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
 def identity_like(gram: Tensor) -> Tensor:
-    return torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    """The identity matrix of the same size, precision and device; made once, since small kernels are what costs on a GPU."""
+    key = (gram.shape[-1], gram.dtype, gram.device)
+    if torch.compiler.is_compiling():
+        return torch.eye(key[0], dtype=key[1], device=key[2])
+    found = _IDENTITIES.get(key)
+    if found is None:
+        with torch.inference_mode(False):
+            found = torch.eye(key[0], dtype=key[1], device=key[2])
+        # What is made during a capture holds its numbers only after a replay; what is made by a tracer is no tensor.
+        capturing = gram.is_cuda and torch.cuda.is_current_stream_capturing()
+        if type(found) is Tensor and not capturing:
+            _IDENTITIES[key] = found
+    return found
+
+
+def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
+    """base + factor·left @ right for matrices or batches of them; `base` may be one matrix for the whole batch."""
+    if left.dim() == 2:
+        return torch.addmm(base, left, right, alpha=factor)
+    if left.dim() == 3:
+        return torch.baddbmm(base, left, right, alpha=factor)
+    return base + factor * (left @ right)
 
 
 def gram_residual(tall: Tensor) -> Tensor:
     """I − XᵀX: zero exactly when the columns are orthonormal."""
-    gram = tall.mT @ tall
-    return identity_like(gram) - gram
+    return add_product(identity_like(tall), tall.mT, tall, -1)
 
 
 def frobenius(matrix: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.gram import as_tall, frobenius, gram_residual, identity_like
+from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
 
 
@@ -25,7 +25,7 @@ def project_to_tangent(point: Tensor, vector: Tensor) -> Tensor:
     tall, wide = as_tall(point)
     v = vector.mT if wide else vector
     inner = tall.mT @ v
-    tangent = v - tall @ ((inner + inner.mT) / 2)
+    tangent = add_product(v, tall, inner + inner.mT, -0.5)
     return tangent.mT if wide else tangent
 
 
@@ -51,8 +51,8 @@ def retract(matrix: Tensor, steps: int | None = None) -> Tensor:
     With `steps=None` it looks at the matrix: one that is orthonormal to rounding is returned as it is (so retracting
     twice changes nothing), a near one takes as few products as its distance needs, a far one goes through `polar`,
     and a rank-deficient one through an SVD. With a number of steps it never looks, so that it can be captured in a CUDA
-    graph or compiled: that many quintic Newton–Schulz steps; three of them converge to float32's rounding from singular
-    values in [0.6, 1.4]. A step that was far too long cannot make them diverge: a matrix whose norm may exceed √2 is
+    graph or compiled: that many Newton–Schulz steps of order 3; two of them converge to float32's rounding from singular
+    values in [0.8, 1.2]. A step that was far too long cannot make them diverge: a matrix whose norm may exceed √2 is
     first divided by an upper bound of it.
     """
     matrix = matrix.detach()
@@ -75,7 +75,7 @@ def _retract_looking(matrix: Tensor) -> Tensor:
     while size > rounding:
         # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough.
         order = next((p for p in (1, 2) if size ** (p + 1) <= rounding / 8), 3)
-        tall = tall + tall @ inverse_sqrt_correction(residual, order)
+        tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
         if size <= 8 * rounding:  # it was rounding already; another look could not tell more
             break
         small, size = size < 1e-2, size ** (order + 1)
@@ -102,23 +102,28 @@ def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
     tall, wide = as_tall(matrix)
     residual = gram_residual(tall)
     eye = identity_like(residual)
-    # ‖XᵀX‖ ≤ 1 + ‖R²‖_F^½ =: b bounds σ². Newton–Schulz of order 2 converges for σ² < 7/3; beyond b = 2 divide by b.
-    # Dividing by the largest entry first keeps R² from overflowing; the slack covers the bound's own rounding.
-    largest = residual.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(residual.dtype).tiny)
+    # ‖XᵀX‖ ≤ 1 + ‖R²‖_F^½ =: b bounds σ². The steps converge for σ² < 2; beyond b = 2 divide by b. Taking the largest entry
+    # out keeps the square from overflowing, and the slack covers the bound's own rounding.
+    largest = torch.linalg.vector_norm(residual, float("inf"), dim=(-2, -1), keepdim=True)
+    largest = largest.clamp_min(torch.finfo(residual.dtype).tiny)
     unit = residual / largest
-    bound = 1 + 1.01 * largest * frobenius(unit @ unit)[..., None, None].sqrt()
-    shrink = torch.where(bound > 2, 1 / bound, torch.ones_like(bound))
-    residual = residual * shrink + (1 - shrink) * eye
-    # The total factor is I + correction, and it is R that is carried along, by the exact law of the order-2 step,
-    # 1 − (1 − r)(1 + r/2 + 3r²/8)² = r³(5/8 + 15r/64 + 9r²/64): both stay small, so rounding stays relative to them.
-    correction = (shrink.sqrt() - 1) * eye
+    unit_square = unit @ unit
+    bound = 1 + 1.01 * largest * frobenius(unit_square)[..., None, None].sqrt()
+    far = bound > 2
+    shrink = torch.where(far, 1 / bound, 1.0)
+    residual = torch.where(far, residual * shrink + (1 - shrink) * eye, residual)
+    tall = tall * shrink.sqrt()
+    # The factor is I + correction, and it is R that is carried along, by the exact law of the order-3 step,
+    # 1 − (1 − r)(1 + r/2 + 3r²/8 + 5r³/16)² = r⁴(140 + 56r + 35r² + 25r³)/256: both stay small, and so does their rounding.
+    correction: Tensor | None = None
     for step in range(steps):
         square = residual @ residual
-        series = residual / 2 + square * (3 / 8)
-        correction = correction + series + correction @ series
+        series = add_product(residual / 2 + square * (3 / 8), residual, square, 5 / 16)
+        correction = series if correction is None else add_product(correction + series, correction, series)
         if step + 1 < steps:
-            residual = (square @ residual) @ (5 / 8 * eye + 15 / 64 * residual + 9 / 64 * square)
-    result = tall + tall @ correction
+            tail = add_product((140 / 256) * eye + (56 / 256) * residual + (35 / 256) * square, residual, square, 25 / 256)
+            residual = square @ (square @ tail)
+    result = tall if correction is None else add_product(tall, tall, correction)
     return result.mT if wide else result
 
 

@@ -13,11 +13,14 @@ Quintic = tuple[float, float, float]
 
 
 @lru_cache(maxsize=64)
-def minimax_schedule(lowest: float, target: float = 1e-4) -> tuple[Quintic, ...]:
-    """Quintics to apply in turn so that every x in [lowest, 1] ends within `target` of 1 (up to rounding)."""
+def minimax_schedule(lowest: float, target: float = 1e-4, steps: int | None = None) -> tuple[Quintic, ...]:
+    """Quintics to apply in turn so that every x in [lowest, 1] ends within `target` of 1 (up to rounding).
+
+    With `steps`, exactly that many, whatever they reach.
+    """
     low, high = lowest, 1.0
     schedule: list[Quintic] = []
-    while max(high - 1, 1 - low) > target:
+    while len(schedule) < steps if steps is not None else max(high - 1, 1 - low) > target:
         quintic, error = best_quintic(low, high)
         schedule.append(quintic)
         low, high = 1 - error, 1 + error

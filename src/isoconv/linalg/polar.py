@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.gram import as_tall, frobenius, gram_residual, identity_like, norm_upper_bound
+from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, norm_upper_bound
 from isoconv.linalg.minimax import minimax_schedule
 
 _LOWEST = 0.05  # one pass lifts singular values from here to 1
@@ -67,7 +67,7 @@ def polar_value(matrix: Tensor) -> Tensor:
                 break
             return tall.mT if wide else tall
         if size < 0.5:
-            tall, last = tall + tall @ inverse_sqrt_correction(residual, order=3), size
+            tall, last = add_product(tall, tall, inverse_sqrt_correction(residual, order=3)), size
         else:
             tall, passes = _gram_pass(tall, residual), passes + 1
     raise IsoconvError(

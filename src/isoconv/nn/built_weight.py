@@ -2,9 +2,9 @@
 
 Note [When a weight is rebuilt]
 A built weight is kept together with the identity of what it was built from: version, storage, dtype and device of
-every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three things do not, and
-are treated apart: edits through `.data` or numpy (call `refresh()`), inference tensors (they have no version: never kept),
-and the replay of a CUDA graph (inside a capture nothing is kept or reused; whoever replays it raises the versions with
+every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three
+things do not, and are treated apart: edits through `.data` or numpy (call `refresh()`), inference tensors (they have no
+version: never kept), and the replay of a CUDA graph (inside a capture nothing is kept or reused; whoever replays it raises the versions with
 `torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so that its address
 cannot come back as that of other data. A compiled function builds in its graph.
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
@@ -31,6 +32,7 @@ class BuiltWeight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._kept: _Build | None = None
+        self._prepared: tuple[Tensor, torch.cuda.Event | None] | None = None  # see `isoconv.nn.prepare`
         self._written_back = False
 
     # What a subclass fills in -------------------------------------------------------------------------------------
@@ -59,6 +61,32 @@ class BuiltWeight(nn.Module):
         """The effective weight, the one that the layer applies. See Note [When a weight is rebuilt]."""
         if torch.compiler.is_compiling():
             return self._built_in_graph()
+        if self._prepared is not None:
+            return self._take_prepared(*self._prepared)
+        if torch._C._are_functorch_transforms_active():
+            return self._built_under_transform()
+        return self._attached(self._current_build())
+
+    def refresh(self) -> None:
+        """Forget the built weight. Needed only after edits that PyTorch cannot see: through `.data` or numpy."""
+        self._kept = None
+
+    # How it is done -----------------------------------------------------------------------------------------------
+
+    def _take_prepared(self, weight: Tensor, ready: torch.cuda.Event | None) -> Tensor:
+        if ready is not None:
+            stream = torch.cuda.current_stream(weight.device)
+            stream.wait_event(ready)
+            weight.record_stream(stream)
+        return weight
+
+    def _attached(self, build: "_Build") -> Tensor:
+        """The built weight, joined to the parameters' gradients."""
+        if not torch.is_grad_enabled() or not any(source.requires_grad for source in build.sources):
+            return build.value
+        return _Built.apply(build, build.value, *self._sources())  # type: ignore[no-any-return,no-untyped-call]
+
+    def _current_build(self) -> "_Build":
         updating = self.training and torch.is_grad_enabled()
         if updating:
             self._before_training_forward()
@@ -71,17 +99,7 @@ class BuiltWeight(nn.Module):
             finally:
                 self._written_back = False
             self._kept = build if build.can_be_kept else None
-        if torch._C._are_functorch_transforms_active() or not torch.is_grad_enabled():
-            return build.value
-        if not any(source.requires_grad for source in build.sources):
-            return build.value
-        return _Built.apply(build, build.value, *self._sources())  # type: ignore[no-any-return,no-untyped-call]
-
-    def refresh(self) -> None:
-        """Forget the built weight. Needed only after edits that PyTorch cannot see: through `.data` or numpy."""
-        self._kept = None
-
-    # How it is done -----------------------------------------------------------------------------------------------
+        return build
 
     def _built_in_graph(self) -> Tensor:
         if self.training:
@@ -92,9 +110,17 @@ class BuiltWeight(nn.Module):
         self._written_back = False
         return weight
 
+    def _built_under_transform(self) -> Tensor:
+        """For torch.func: a constant to the transform, unless it is the parameters that are transformed."""
+        sources = self._sources()
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
+            return _in_constraint_precision(self._build, sources)
+        with temporarily_clear_interpreter_stack():
+            return self._current_build().value
+
     def __getstate__(self) -> dict[str, Any]:
         # For copy.deepcopy and pickle: a copy builds its own.
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_kept": None, "_prepared": None}
 
 
 class _Build:

@@ -1,7 +1,9 @@
 """Convolution at stride 1 that keeps the image's size: the padding of the paper, for images of any size."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,5 +28,49 @@ def convolve_same(
         pads = [(start, k - 1 - start) for start, k in zip(starts, weight.shape[2:], strict=True)]
     flat = [pad for pair in reversed(pads) for pad in pair]
     if any(flat):
-        x = F.pad(x, flat, mode="constant" if padding_mode == "zeros" else "circular")
+        x = F.pad(x, flat) if padding_mode == "zeros" else circular_pad(x, pads)
     return F.conv1d(x, weight, bias) if weight.dim() == 3 else F.conv2d(x, weight, bias)
+
+
+def circular_pad(x: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    """`F.pad(..., mode="circular")` with (before, after) per axis, in a third of the kernels, forward and backward."""
+    plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
+        return _CircularPad.apply(x, tuple(pads))  # type: ignore[no-any-return,no-untyped-call]
+    return _wrapped(x, pads)
+
+
+class _CircularPad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pads: tuple[tuple[int, int], ...]) -> Tensor:
+        ctx.pads = pads
+        return _wrapped(x, pads)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _unwrapped(gradient, ctx.pads), None
+
+
+def _wrapped(x: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    for axis, (before, after) in enumerate(pads, start=2):
+        size = x.shape[axis]
+        pieces = [x.narrow(axis, size - before, before)] if before else []
+        pieces.append(x)
+        pieces += [x.narrow(axis, 0, after)] if after else []
+        x = torch.cat(pieces, axis) if len(pieces) > 1 else x
+    return x
+
+
+def _unwrapped(gradient: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    """The adjoint: what was copied into the border is added back to where it came from."""
+    for axis, (before, after) in reversed(list(enumerate(pads, start=2))):
+        size = gradient.shape[axis] - before - after
+        inner = gradient.narrow(axis, before, size)
+        if before or after:
+            inner = inner.clone()
+        if before:
+            inner.narrow(axis, size - before, before).add_(gradient.narrow(axis, 0, before))
+        if after:
+            inner.narrow(axis, 0, after).add_(gradient.narrow(axis, before + size, after))
+        gradient = inner
+    return gradient

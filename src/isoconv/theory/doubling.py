@@ -65,9 +65,10 @@ def double_network(network: BCOPNetwork) -> BCOPNetwork:
     channels are ordered as in Note [Where the dummies go]; `real_channels(n)` says where those of a bias, say, are now.
     """
     first, rest, head = network
-    m, n = first.H.shape
-    if m > n:
-        raise IsoconvError(f"Expected a first layer that does not narrow, H (m, n) with m ≤ n. Got ({m}, {n}).")
+    if first.H.dim() != 2 or first.H.shape[0] > first.H.shape[1]:
+        shape = tuple(first.H.shape)
+        raise IsoconvError(f"Expected a first layer that does not narrow, H (m, n) with m ≤ n. Got shape {shape}.")
+    n = first.H.shape[1]
     require_orthonormal_rows(first.H)
     if any(layer.H.shape != (n, n) for layer in rest):
         raise IsoconvError(

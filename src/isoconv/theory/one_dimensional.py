@@ -14,8 +14,9 @@ In floating point the question "what is the rank of A_0?" has no good answer: it
 between 1 and eps. It need not be asked. The rank sum is an integer that the taps give exactly (Note [Rank sum] in
 `invariants`), and the kernel has factors of every balanced rank tuple with this sum ("Canonical Submanifold
 Dominates"), so the rank of each P is known beforehand. P is then the best one of its rank: the one that minimises
-‖A_0(I − P)‖² + ‖A_{K−1}P‖², chosen direction by direction, strongest first, each time rescaled, so that a direction
-in which both outer taps are of size s is found with an error of eps/s and costs eps.
+‖A_0(I − P)‖² + ‖A_{K−1}P‖², chosen direction by direction, strongest first, and each time among what is perpendicular
+to those before, so that a direction in which the outer taps are of size s is found with an error of eps/s and costs
+eps.
 
 What remains: where s is small, P can differ by eps/s from the one that the kernel was made from, and the middle taps
 notice. Then another order of peeling from the right and from the left does better; `factorise` tries some and keeps
@@ -50,9 +51,9 @@ def factorise(kernel: Tensor, *, tolerance: float | None = None) -> Factors:
     it was made by a formula is met to about 1e-14, degenerate ones included; those that almost degenerate (projectors
     at 1e-4 … 1e-12 from containing each other) can lose digits, down to 1e-9.
 
-    `tolerance` is how far from orthogonal the kernel may be, by default what rounding explains. The result always is an
-    exact kernel, but it need not be as close as the residual δ says: the set of orthogonal kernels has singular
-    points, and near them a kernel of residual δ can be of the order of δ^{1/(K−1)} away from every orthogonal one.
+    `tolerance` is how far from orthogonal the kernel may be, by default what rounding explains. The result always is
+    an exact kernel, but it need not be as close as the residual says: the set of orthogonal kernels has singular
+    points. The scalar taps (ε, 1, −ε) have a residual of ε² and are ε away; with more taps it can be worse.
     """
     require_orthogonal(kernel, 1, tolerance)
     taps = kernel.detach().double()
@@ -107,9 +108,6 @@ def _best_projector(first: Tensor, last: Tensor, rank: int) -> Tensor:
     outside = 0
     while len(inside) < rank and outside < n - rank:
         near, far = first @ undecided, last @ undecided
-        scale = torch.maximum(torch.linalg.matrix_norm(near), torch.linalg.matrix_norm(far))
-        if bool(scale > 0):
-            near, far = near / scale, far / scale
         values, vectors = torch.linalg.eigh(near.mT @ near - far.mT @ far)
         if bool(values[-1] >= -values[0]):
             inside.append(undecided @ vectors[:, -1:])

@@ -55,7 +55,8 @@ def path(kernel_a: Tensor, kernel_b: Tensor) -> Path:
 def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
     """A path of BCOP kernels (n, n, K, K) between two that are given by their factors, with equal ranks and det signs.
 
-    In the precision of the factors. (For K > 2 nothing is known about kernels whose ranks differ.)
+    In the precision of the factors. Kernels whose rank sums differ cannot be joined at all (`component_2d`); whether
+    those can that share the sums but not the ranks is left open here.
     """
     a, b = BCOPFactors(*a), BCOPFactors(*b)
     signatures = _signature(a), _signature(b)

@@ -1,18 +1,27 @@
-"""2-D kernels of size 2×2: their invariants, and the orthogonal kernel that BCOP cannot reach.
+"""2-D kernels: what tells their components apart, and the orthogonal kernel of size 2×2 that BCOP cannot reach.
+
+Note [2-D components]
+Adding up the taps of a 2-D orthogonal kernel along one axis leaves a 1-D orthogonal kernel, A(z, 1) if A(z, w) is the
+2-D one, and its rank sum is an integer that depends continuously on the taps. So there are three invariants, for
+every size: the sign of det H, with H = ΣA_ij, and one rank sum for each axis. For H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ … they
+are Σ rank P_i and Σ rank Q_i, and every combination occurs: at least 2((K − 1)n + 1)² components. The paper states
+this for K = 2, where it is 2(n + 1)².
 
 Note [2×2 kernels]
-Let A = [A₁ A₂; A₃ A₄] be orthogonal. H = ΣA_i is orthogonal, and P = Hᵀ(A₁ + A₂) and Q = Hᵀ(A₁ + A₃), the upper row
-and the left column of taps, are symmetric projectors: adding up the taps along one axis leaves a 1-D orthogonal
-kernel, which is H □ [P I−P] by completeness. This holds for every orthogonal kernel, in BCOP's image or not, and the
-ranks are integers that depend continuously on the kernel: hence the 2(n + 1)² components. If A = H □ [P; I−P] □ [Q
-I−Q], then these are *its* H, P and Q, so they decide about membership: rebuild and compare.
+For K = 2, A = [A₁ A₂; A₃ A₄], the 1-D kernels have two taps, so they *are* H □ [P I−P] with the projectors
+P = Hᵀ(A₁ + A₂) and Q = Hᵀ(A₁ + A₃), the upper row and the left column of taps, for every orthogonal A, in BCOP's
+image or not. If A = H □ [P; I−P] □ [Q I−Q], then these are *its* H, P and Q, so they decide: rebuild and compare.
 
-One equation decides as well. A₁A₂ᵀ = HPQ(I − Q)PHᵀ = 0 for BCOP kernels; conversely, let A be orthogonal with A₁A₂ᵀ =
-0. Writing Ã for HᵀA: Ã₁(I − Q) = Ã₁(Ã₂ + Ã₄)ᵀ = 0 and Ã₂Q = Ã₂(Ã₁ + Ã₃)ᵀ = 0, as A₁A₄ᵀ = A₂A₃ᵀ = 0 anyway, so that PQ
-= (Ã₁ + Ã₂)Q = Ã₁, and the other taps follow from P and Q being sums of them.
+One equation decides as well. BCOP kernels have A₁A₂ᵀ = HPQ(I − Q)PHᵀ = 0, as the paper says. Conversely, let A be
+orthogonal with A₁A₂ᵀ = 0, and write Ã for HᵀA. Orthogonality contains A₁A₄ᵀ = A₂A₃ᵀ = 0, and P and Q are symmetric, so
+
+    Ã₁(I − Q) = Ã₁(Ã₂ + Ã₄)ᵀ = 0,    Ã₂Q = Ã₂(Ã₁ + Ã₃)ᵀ = 0,    hence    PQ = (Ã₁ + Ã₂)Q = Ã₁,
+
+and the other taps follow from P and Q being sums of them.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -21,19 +30,49 @@ from torch import Tensor
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel
 from isoconv.linalg.block_convolution import compose_kernels, projector_column, projector_row
-from isoconv.theory.invariants import leading_projector
+from isoconv.theory.invariants import leading_projector, rank_sum
 from isoconv.theory.orthogonality import determinant_sign, orthogonality_tolerance, require_orthogonal
+from isoconv.theory.rank_balancing import canonical_ranks
 
 
-class Component2x2(NamedTuple):
-    """What tells components of the orthogonal kernels (n, n, 2, 2) apart; there may be more components than these."""
+class Component2d(NamedTuple):
+    """What tells components of the orthogonal kernels (n, n, K, K) apart; there may be more components than these."""
 
     sign: int
     """+1 or −1: the determinant of H."""
-    rank_p: int
-    """The rank of P (rows of taps, height)."""
-    rank_q: int
-    """The rank of Q (columns of taps, width)."""
+    rank_sum_p: int
+    """Σ rank P_i (along the height)."""
+    rank_sum_q: int
+    """Σ rank Q_i (along the width)."""
+
+
+def component_2d(kernel: Tensor, *, tolerance: float | None = None) -> Component2d:
+    """The invariants of any orthogonal kernel (n, n, K, K), in BCOP's image or not; see Note [2-D components].
+
+    Theorem "Connected Components of 2-D Orthogonal Convolution with K = 2", for every K: kernels that differ in them
+    cannot be joined by a path of orthogonal kernels. Computed in float64.
+    """
+    require_orthogonal(kernel, 2, tolerance)
+    tolerance = orthogonality_tolerance(kernel) if tolerance is None else tolerance
+    taps = kernel.detach().double()
+    # A coefficient of the sum's product with itself adds up 2K − 1 of the kernel's.
+    sums = [rank_sum(taps.sum(axis), tolerance=(2 * taps.shape[-1] - 1) * tolerance) for axis in (3, 2)]
+    return Component2d(determinant_sign(taps.sum((2, 3))), *sums)
+
+
+def exhibit_components_2d(
+    n: int, K: int = 2, *, dtype: torch.dtype = torch.float64
+) -> Iterator[tuple[Component2d, Tensor]]:
+    """2((K − 1)n + 1)² orthogonal kernels (n, n, K, K), no two in one component, each with what it was built for."""
+    if n < 1 or K < 1:
+        raise IsoconvError(f"Expected n, K ≥ 1. Got n = {n} and K = {K}.")
+    totals = range((K - 1) * n + 1)
+    families = [[leading_projector(n, rank, dtype) for rank in canonical_ranks(n, K, total)] for total in totals]
+    for sign in (1, -1):
+        H = torch.eye(n, dtype=dtype)
+        H[0, 0] = sign
+        for p, q in product(totals, totals):
+            yield Component2d(sign, p, q), bcop_kernel(H, families[p], families[q])
 
 
 def recover_2x2(kernel: Tensor, *, tolerance: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,29 +82,6 @@ def recover_2x2(kernel: Tensor, *, tolerance: float | None = None) -> tuple[Tens
     require_orthogonal(kernel, 2, tolerance)
     H = kernel.sum((2, 3))
     return H, H.mT @ kernel[:, :, 0, :].sum(-1), H.mT @ kernel[:, :, :, 0].sum(-1)
-
-
-def component_2x2(kernel: Tensor, *, tolerance: float | None = None) -> Component2x2:
-    """The invariants of any orthogonal kernel (n, n, 2, 2).
-
-    Theorem "Connected Components of 2-D Orthogonal Convolution with K = 2": kernels that differ in them cannot be
-    joined.
-    """
-    H, P, Q = recover_2x2(kernel.detach(), tolerance=tolerance)
-    return Component2x2(determinant_sign(H), round(float(P.trace())), round(float(Q.trace())))
-
-
-def exhibit_components_2x2(n: int, *, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Component2x2, Tensor]]:
-    """2(n + 1)² orthogonal kernels (n, n, 2, 2), no two in one component, with the invariants they were built for."""
-    if n < 1:
-        raise IsoconvError(f"Expected n ≥ 1. Got {n}.")
-    for sign in (1, -1):
-        H = torch.eye(n, dtype=dtype)
-        H[0, 0] = sign
-        for p in range(n + 1):
-            for q in range(n + 1):
-                P, Q = leading_projector(n, p, dtype), leading_projector(n, q, dtype)
-                yield Component2x2(sign, p, q), bcop_kernel(H, [P], [Q])
 
 
 def in_bcop_image_2x2(kernel: Tensor, *, tolerance: float | None = None) -> bool:

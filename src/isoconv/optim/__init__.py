@@ -1,0 +1,5 @@
+"""Optimisers for constrained layers."""
+
+from isoconv.optim.steepest import SteepestDescent
+
+__all__ = ["SteepestDescent"]

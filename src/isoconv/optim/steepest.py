@@ -1,0 +1,105 @@
+"""Steepest descent under the operator norm, for weights that live on (or are bounded by) the orthogonal manifold."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.direction import steepest_direction
+
+
+class SteepestDescent(Optimizer):
+    """Matrices move along the momentum with its singular values set to one (the paper's Lemma A.1); vectors by Adam.
+
+    A step of learning rate `lr` moves a matrix by `lr` in operator norm, whatever the size of the gradient, so one rate
+    suits layers of every shape. isoconv's layers come back to the manifold by themselves at the next training pass.
+
+    Parameters with two dimensions are matrices; with three, batches of matrices; with four or five, convolution
+    kernels, taken as (c_out, everything else). Parameters with fewer dimensions (biases) take Adam steps of `vector_lr`.
+
+    lr : the step's operator norm; a float, or a tensor so that a captured CUDA graph follows a schedule
+    momentum : the share of the old momentum that stays
+    vector_lr : Adam's learning rate for vectors; follows the schedule of `lr` in proportion when given as None
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 0.01,
+        momentum: float = 0.9,
+        vector_lr: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        steps: int = 4,
+    ) -> None:
+        if not isinstance(lr, Tensor) and not lr >= 0:
+            raise IsoconvError(f"Expected a learning rate of at least 0. Got {lr}.")
+        if not 0 <= momentum < 1:
+            raise IsoconvError(f"Expected momentum in [0, 1). Got {momentum}.")
+        if steps < 1:
+            raise IsoconvError(f"Expected at least one step. Got {steps}.")
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "vector_lr": vector_lr,
+            "betas": betas,
+            "eps": eps,
+            "steps": steps,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
+            self._move_matrices([p for p in with_gradient if p.dim() >= 2], group)
+            self._move_vectors([p for p in with_gradient if p.dim() < 2], group)
+        return loss
+
+    def _move_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        if not parameters:
+            return
+        buffers = []
+        for p in parameters:
+            state = self.state[p]
+            if not state:
+                state["momentum"] = torch.zeros_like(p)
+            buffers.append(state["momentum"])
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, [p.grad for p in parameters])
+        for p, buffer in zip(parameters, buffers, strict=True):
+            precise = buffer.to(torch.promote_types(buffer.dtype, torch.float32))
+            matrix = precise.flatten(1) if p.dim() > 3 else precise
+            direction = steepest_direction(matrix, group["steps"]).reshape(p.shape).to(p.dtype)
+            if isinstance(group["lr"], Tensor):
+                p.sub_(direction * group["lr"])
+            else:
+                p.sub_(direction, alpha=group["lr"])
+
+    def _move_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Adam. The step counts live on the device, so that a captured graph advances them."""
+        if not parameters:
+            return
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), device=p.device)
+                self.state[p]["first"] = torch.zeros_like(p)
+                self.state[p]["second"] = torch.zeros_like(p)
+        gradients = [p.grad for p in parameters]
+        counts, first, second = ([self.state[p][key] for p in parameters] for key in ("step", "first", "second"))
+        beta1, beta2 = group["betas"]
+        rate = group["lr"] * 0.1 if group["vector_lr"] is None else group["vector_lr"]
+        torch._foreach_add_(counts, 1)
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        for p, count, m, v in zip(parameters, counts, first, second, strict=True):
+            size = rate * (1 - beta2**count).sqrt() / (1 - beta1**count)
+            p.sub_(size * m / (v.sqrt() + group["eps"]))

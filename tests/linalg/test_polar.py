@@ -1,0 +1,276 @@
+"""The polar factor: as orthonormal as promised, the one the SVD gives, with the gradient the mathematics gives."""
+
+import faulthandler
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from linalg.linalg_reference import (
+    DEVICES,
+    PRECISIONS,
+    conditioned,
+    normal,
+    orthonormal,
+    orthonormality_error,
+    polar_by_svd,
+    with_singular_values,
+)
+
+from isoconv.linalg import polar
+
+PROMISED = {torch.float32: 2e-6, torch.float64: 1e-13}
+SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 2), (7, 13), (31, 31), (64, 64), (128, 37), (16, 512), (257, 101)]
+CONDITIONS = [(torch.float32, 1.0), (torch.float32, 1e3), (torch.float32, 1e6)]
+CONDITIONS += [(torch.float64, 1.0), (torch.float64, 1e6), (torch.float64, 1e12), (torch.float64, 1e14)]
+
+
+def check(matrix, factor, condition):
+    """Orthonormal as promised, and as close to the SVD's factor as its condition number κ allows: c·√n·eps·κ.
+
+    c = 4 leaves room for the SVD's own error; the largest seen is 1.4.
+    """
+    assert factor.dtype == matrix.dtype
+    assert factor.shape == matrix.shape
+    assert orthonormality_error(factor) <= PROMISED[matrix.dtype]
+    difference = torch.linalg.matrix_norm(factor.cpu().double() - polar_by_svd(matrix), 2)
+    assert float(difference.max()) <= 4 * min(matrix.shape[-2:]) ** 0.5 * torch.finfo(matrix.dtype).eps * condition
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["geometric", "one small", "one large"])
+@pytest.mark.parametrize(("dtype", "condition"), CONDITIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_orthonormal_and_equal_to_the_svds(shape, dtype, condition, kind, device):
+    if min(shape) == 1:
+        condition = 1.0
+    a = conditioned(*shape, condition, kind, seed=1).to(device, dtype)
+    check(a, polar(a), condition)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "condition"),
+    [
+        ((4096, 512), torch.float32, 1e6),
+        ((512, 4096), torch.float32, 1e3),
+        ((4096, 512), torch.float64, 1e14),
+        ((512, 4096), torch.float64, 1e12),
+        ((4096, 512), torch.float64, 1e6),
+    ],
+    ids=str,
+)
+def test_the_largest_shapes(shape, dtype, condition, device):
+    a = conditioned(*shape, condition).to(device, dtype)
+    check(a, polar(a), condition)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gaussian_matrices(shape, dtype):
+    a = normal(*shape, seed=2, dtype=dtype)
+    values = torch.linalg.svdvals(a.double())
+    check(a, polar(a), float(values[0] / values[-1]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float32, s) for s in (1e-37, 1e-30, 1e30, 1e36)] + [(torch.float64, s) for s in (1e-300, 1e-160, 1e160, 1e300)],
+)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (6, 6), (40, 7), (7, 40)], ids=str)
+def test_extreme_scales(shape, dtype, scale):
+    a = (conditioned(*shape, 100.0 if min(shape) > 1 else 1.0, seed=3) * scale).to(dtype)
+    check(a, polar(a), 100.0)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("matrix", ["identity", "hadamard"])
+def test_the_largest_finite_entries(matrix, dtype):
+    """Full rank, condition 1, all entries finite: only an upper bound of the norm overflows."""
+    largest = torch.finfo(dtype).max
+    a = torch.eye(64, dtype=dtype) if matrix == "identity" else torch.tensor([[1, 1], [1, -1]], dtype=dtype)
+    check(a * largest, polar(a * largest), 1.0)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("entries", [[[1, 1]], [[1, 1], [1, -1]], [[1, 0, 1]], [[7, 1], [1, 9]]], ids=str)
+def test_subnormal_entries(entries, dtype):
+    smallest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    a = torch.tensor(entries, dtype=dtype) * smallest
+    torch.testing.assert_close(polar(a), polar(torch.tensor(entries, dtype=dtype)), rtol=0, atol=10 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", [(8, 8), (30, 4), (4, 30)], ids=str)
+def test_an_orthonormal_matrix_is_its_own_factor(shape, dtype):
+    u = orthonormal(*shape).to(dtype)
+    torch.testing.assert_close(polar(u), u, rtol=0, atol=8 * min(shape) * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_a_batch_of_easy_and_hard_matrices(dtype):
+    """One orthonormal, one well-conditioned, one at the edge, at scales far apart: as good as each alone."""
+    hard = 1e5 if dtype == torch.float32 else 1e13
+    conditions = [1.0, 3.0, hard, 30.0, 1e3, hard]
+    scales = [1.0, 1e-20, 1e20, 1.4, 1.0, 1e-3]
+    batch = torch.stack([conditioned(20, 12, c, seed=i) * s for i, (c, s) in enumerate(zip(conditions, scales, strict=True))])
+    batch = batch.reshape(2, 3, 20, 12).to(dtype)
+    factors = polar(batch).reshape(6, 20, 12)
+    for a, factor, condition in zip(batch.reshape(6, 20, 12), factors, conditions, strict=True):
+        check(a, factor, condition)
+        alone = polar(a)
+        torch.testing.assert_close(factor, alone, rtol=0, atol=16 * 12**0.5 * torch.finfo(dtype).eps * condition)
+    torch.testing.assert_close(polar(batch.mT).mT.reshape(6, 20, 12), factors, rtol=0, atol=64 * hard * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_any_layout(dtype):
+    a = normal(3, 24, 18, seed=4, dtype=dtype)
+    for view in (a.mT, a[:, ::2, ::3], a[:1].expand(4, 24, 18), a.permute(1, 0, 2), a[0]):
+        torch.testing.assert_close(polar(view), polar(view.contiguous()), rtol=0, atol=1e3 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 2), (3, 0, 2)], ids=str)
+def test_empty_matrices(shape):
+    a = torch.zeros(shape, requires_grad=True)
+    factor = polar(a)
+    factor.sum().backward()
+    assert factor.shape == shape
+    assert a.grad is not None
+    assert a.grad.shape == shape
+
+
+def test_the_input_is_left_alone_and_the_output_is_new():
+    a = orthonormal(5, 3)
+    copy = a.clone()
+    polar(a).mul_(2)
+    assert torch.equal(a, copy)
+
+
+# The gradient
+
+
+GRADIENT_SHAPES = [(1, 1), (3, 3), (5, 3), (3, 5), (6, 1), (1, 6), (2, 4, 3), (2, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("shape", GRADIENT_SHAPES, ids=str)
+def test_gradcheck(shape):
+    assert torch.autograd.gradcheck(polar, (normal(*shape, seed=5).requires_grad_(),))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [*GRADIENT_SHAPES, (40, 12), (12, 40), (24, 24)], ids=str)
+def test_gradient_equals_the_one_through_an_svd(shape, device):
+    a = with_singular_values(*shape[-2:], torch.linspace(1, 2, min(shape[-2:])), seed=6)
+    a = (a * torch.ones(*shape[:-2], 1, 1, dtype=torch.float64)).requires_grad_()
+    cotangent = normal(*shape, seed=7)
+    left, _, right = torch.linalg.svd(a, full_matrices=False)
+    (expected,) = torch.autograd.grad(left @ right, a, cotangent)
+    on_device = a.detach().to(device).requires_grad_()
+    (gradient,) = torch.autograd.grad(polar(on_device), on_device, cotangent.to(device))
+    # torch differentiates the SVD with 1/(σᵢ² − σⱼ²): that is where its accuracy goes.
+    torch.testing.assert_close(gradient.cpu(), expected, rtol=0, atol=1e-15 * min(shape[-2:]) ** 3 * 100)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_gradient_of_an_ill_conditioned_matrix(dtype):
+    """κ = 1000, repeated singular values (where an SVD's own derivative does not exist): (UᵀG − GᵀU)ᵢⱼ / (σᵢ + σⱼ)."""
+    values = torch.tensor([1.0, 1.0, 1.0, 0.001, 0.001], dtype=torch.float64)
+    left, right = orthonormal(9, 5, seed=8), orthonormal(5, 5, seed=9)
+    a = ((left * values) @ right).to(dtype).requires_grad_()
+    g = normal(9, 5, seed=10)
+    (gradient,) = torch.autograd.grad(polar(a), a, g.to(dtype))
+    inner = left.mT @ g @ right.mT
+    expected = left @ ((inner - inner.mT) / (values[:, None] + values)) @ right
+    expected = expected + (g - left @ (left.mT @ g)) @ right.mT / values @ right
+    error = torch.linalg.matrix_norm(gradient.double() - expected, 2) / torch.linalg.matrix_norm(expected, 2)
+    assert float(error) <= 40 * torch.finfo(dtype).eps * 1e3
+
+
+def test_the_gradient_is_orthogonal_to_scaling():
+    """The factor does not depend on the scale, so the derivative in the direction of A itself is zero."""
+    a = normal(7, 4, seed=11).requires_grad_()
+    (gradient,) = torch.autograd.grad(polar(a), a, normal(7, 4, seed=12))
+    assert abs(float((gradient * a).sum())) <= 1e-14 * float(gradient.norm() * a.norm())
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("condition", [1.0, 1e5])
+def test_no_iteration_is_stored_for_the_gradient(condition, dtype):
+    a = conditioned(60, 20, condition).to(dtype).requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        polar(a)
+    assert saved == [(60, 20), (60, 20)]
+
+
+def test_no_second_derivative_is_pretended():
+    a = normal(4, 3, seed=13).requires_grad_()
+    (gradient,) = torch.autograd.grad(polar(a).sum(), a, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+# It ends, whatever the arithmetic does
+
+
+@pytest.mark.parametrize("function", ["polar", "retract"])
+@pytest.mark.parametrize("shape", [(32, 16), (16, 64)], ids=str)
+def test_it_ends_under_autocast(function, shape):
+    """Under autocast products are in bfloat16, no step makes the residual small, and there must be an end all the same.
+
+    In a process of its own, which can be stopped.
+    """
+    program = (
+        "import torch; from isoconv.linalg import polar, retract\n"
+        f"a = torch.randn{shape}\n"
+        "u = polar(a)\n"
+        "with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+        f"    r = {'polar(a)' if function == 'polar' else 'retract(u + 0.05 * a)'}\n"
+        "e = r.double() @ r.double().mT if r.shape[0] < r.shape[1] else r.double().mT @ r.double()\n"
+        "assert float(torch.linalg.matrix_norm(e - torch.eye(len(e)), 2)) < 2e-6, 'not orthonormal'\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, timeout=12, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's")
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_it_ends_in_tf32(precision):
+    before = torch.get_float32_matmul_precision()
+    faulthandler.dump_traceback_later(60, exit=True)
+    try:
+        torch.set_float32_matmul_precision(precision)
+        a = conditioned(512, 256, 10.0).to("cuda", torch.float32)
+        assert orthonormality_error(polar(a)) <= PROMISED[torch.float32]
+    finally:
+        torch.set_float32_matmul_precision(before)
+        faulthandler.cancel_dump_traceback_later()
+
+
+# Between full rank and rank-deficient
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", [(6, 6), (40, 10), (10, 40)], ids=str)
+@pytest.mark.parametrize("seed", range(5))
+def test_never_a_wrong_factor_near_the_edge(shape, dtype, seed):
+    """For condition numbers around 1/eps it may refuse; what it gives is orthonormal, and a minimiser up to rounding:
+
+    ⟨U, A⟩ is the sum of the singular values, the largest that an orthonormal U can reach.
+    """
+    eps = torch.finfo(dtype).eps
+    for condition in np.logspace(-2, 3, 11) / eps:
+        a = conditioned(*shape, float(condition), seed=seed).to(dtype)
+        try:
+            u = polar(a)
+        except ValueError as error:
+            assert "rank-deficient" in str(error)
+            continue
+        assert orthonormality_error(u) <= PROMISED[dtype]
+        a = a.double()
+        nuclear = float(torch.linalg.svdvals(a).sum())
+        assert float((u.double() * a).sum()) >= nuclear * (1 - 100 * min(shape) * eps)

@@ -1,0 +1,254 @@
+"""Gradients: their norm is preserved, and they are the derivatives of what the layer computes."""
+
+from itertools import product
+
+import pytest
+import torch
+from helpers import LAYERS, convolution, is_manifold, made, randomised
+from torch import Tensor, nn
+
+from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin, OrthogonalLinear, OSSNConv2d
+
+
+def stacked(kind: str, depth: int = 20) -> nn.Sequential:
+    layers = [convolution(kind, 8, 8, 3, 1, 8, 8) for _ in range(depth)]
+    for layer in layers:
+        if kind == "ossn":
+            layer.power_iterate(300)
+    return nn.Sequential(*[module for layer in layers for module in (layer, MaxMin())])
+
+
+def gradient_ratio(network: nn.Module) -> float:
+    """The norm of the gradient at the input over its norm at the output."""
+    x = torch.randn(2, 8, 8, 8, requires_grad=True)
+    y = network(x)
+    v = torch.randn_like(y)
+    y.backward(v)
+    assert x.grad is not None
+    return float(x.grad.norm() / v.norm())
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("kind", ["bcop", "bcop-bjorck"])
+def test_20_bcop_layers_preserve_the_norm_of_the_gradient(kind, mode, record_property):
+    ratio = gradient_ratio(stacked(kind).train(mode))
+    record_property("gradient ratio", ratio)
+    assert abs(ratio - 1) < 1e-4, f"ratio {ratio}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [
+        ("rko", 1e-10, 1e-9),  # an orthonormal 8×72 matrix over 3: a factor of √(8/8)/3 a layer, 3⁻²⁰ = 2.9e-10
+        ("ossn", 1e-7, 1e-5),
+        ("rkl2ne", 1e-14, 1e-11),
+    ],
+)
+def test_20_layers_of_the_other_methods_shrink_it(kind, low, high, record_property):
+    ratio = gradient_ratio(stacked(kind))
+    record_property("gradient ratio", ratio)
+    assert low < ratio < high, f"20 layers of {kind} multiply the gradient's norm by {ratio:.2e}"
+
+
+def tangent(U: Tensor) -> Tensor:
+    """A random direction that keeps U orthonormal to first order."""
+    Z = torch.randn_like(U)
+    if U.shape[-2] >= U.shape[-1]:
+        G = U.mT @ Z
+        return Z - U @ (G + G.mT) / 2
+    G = Z @ U.mT
+    return Z - (G + G.mT) / 2 @ U
+
+
+def polar(A: Tensor) -> Tensor:
+    U, _, Vh = torch.linalg.svd(A, full_matrices=False)
+    return U @ Vh
+
+
+def derivative_along(layer: nn.Module, x: Tensor, y: Tensor, name: str, direction: Tensor, retract: bool) -> float:
+    """d/dt of the loss as parameter `name` moves in `direction`: central differences of fourth order."""
+    p = layer.get_parameter(name)
+    origin = p.detach().clone()
+    h = 1e-3  # truncation h⁴ = 1e-12, rounding eps / h = 2e-13
+    losses = {}
+    with torch.no_grad():
+        for n in (-2, -1, 1, 2):
+            moved = origin + n * h * direction
+            p.copy_(polar(moved) if retract else moved)
+            losses[n] = float(loss_of(layer, x, y))
+        p.copy_(origin)
+    return (8 * (losses[1] - losses[-1]) - (losses[2] - losses[-2])) / (12 * h)
+
+
+def loss_of(layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (layer(x) - y).tanh().mul(y).sum()
+
+
+def gradients(layer: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    layer.zero_grad()
+    loss_of(layer, x, y).backward()
+    return {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
+
+
+TRAINABLE = [name for name in LAYERS if "frozen" not in name]
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_the_gradient_is_the_derivative(name, mode):
+    """Along tangent directions and through the retraction where the parameter lives on the manifold, else along any."""
+    layer, x = made(name, dtype=torch.float64)
+    if name.startswith(("ossn", "rkl2ne", "svcm", "standard")):
+        randomised(layer, gain=1.0)
+    y = torch.randn_like(layer(x))
+    if name.startswith("ossn"):
+        layer.power_iterate(5000)  # where the vector no longer moves, neither does the gradient
+    found = gradients(layer.train(mode), x, y)
+    layer.eval()
+    for parameter, gradient in found.items():
+        U = layer.get_parameter(parameter).detach()
+        on_manifold = is_manifold(name) and parameter != "bias"
+        for _ in range(2):
+            direction = tangent(U) if on_manifold else torch.randn_like(U)
+            expected = derivative_along(layer, x, y, parameter, direction, on_manifold)
+            assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", [name for name in TRAINABLE if is_manifold(name)])
+def test_the_gradient_is_tangent_on_the_manifold(name, mode):
+    layer, x = made(name, dtype=torch.float64)
+    y = torch.randn_like(layer(x))
+    for parameter, gradient in gradients(layer.train(mode), x, y).items():
+        if parameter != "bias":
+            U = layer.get_parameter(parameter).detach()
+            G = U.mT @ gradient if U.shape[-2] >= U.shape[-1] else gradient @ U.mT
+            assert (G + G.mT).abs().max() <= 1e-12 * max(1, float(gradient.norm()))
+
+
+@pytest.mark.parametrize(
+    ("manifold", "bjorck"),
+    [("bcop", "bcop-bjorck"), ("bcop s2", "bcop-bjorck s2"), ("rko", "rko-bjorck"), ("linear", "linear-bjorck")],
+)
+def test_both_orthogonalisations_agree_on_orthonormal_parameters(manifold, bjorck):
+    """Björck has converged there, and its derivative is the polar factor's: the tangent projection."""
+    first, x = made(manifold, dtype=torch.float64)
+    second, _ = made(bjorck, dtype=torch.float64)
+    second.load_state_dict(first.state_dict())
+    y = torch.randn_like(first(x))
+    assert torch.allclose(first.weight, second.weight, rtol=0, atol=1e-12)
+    expected, found = gradients(first, x, y), gradients(second, x, y)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert torch.allclose(gradient, expected[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_two_backward_passes_over_one_build(name, mode):
+    """A critic's two batches: both forward passes first, then each loss on its own."""
+    layer, x = made(name, dtype=torch.float64)
+    if name.startswith("ossn"):
+        layer.power_iterate(5000)
+    x2, y = torch.randn_like(x), torch.randn_like(layer(x))
+    layer.train(mode)
+    layer.zero_grad()
+    (loss_of(layer, x, y) + loss_of(layer, x2, y)).backward()
+    together = {k: p.grad.clone() for k, p in layer.named_parameters()}
+    layer.zero_grad()
+    first, second = loss_of(layer, x, y), loss_of(layer, x2, y)
+    first.backward()
+    second.backward()
+    for k, p in layer.named_parameters():
+        assert torch.allclose(p.grad, together[k], rtol=1e-9, atol=1e-10), k
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_gradient_accumulation(name, mode):
+    """Four forward-backward pairs without a step give the gradient of the sum."""
+    layer, x = made(name, dtype=torch.float64)
+    if name.startswith("ossn"):
+        layer.power_iterate(5000)
+    y = torch.randn_like(layer(x))
+    layer.train(mode)
+    parts = [gradients(layer, n * x, y) for n in range(1, 5)]
+    layer.zero_grad()
+    for n in range(1, 5):
+        loss_of(layer, n * x, y).backward()
+    for k, p in layer.named_parameters():
+        assert torch.allclose(p.grad, sum(part[k] for part in parts), rtol=1e-9, atol=1e-10), k
+
+
+@pytest.mark.parametrize("name", ["bcop", "bcop-bjorck", "1d", "transposed s2", "linear", "rko"])
+def test_a_gradient_penalty(name):
+    """Differentiating the gradient with respect to the input once more, down to the parameters."""
+    layer, x = made(name, dtype=torch.float64)
+    x.requires_grad_()
+    y = torch.randn_like(layer(x)).detach()
+
+    def penalty() -> Tensor:
+        (g,) = torch.autograd.grad((layer(x) * y).tanh().sum(), x, create_graph=True)
+        return g.square().sum()
+
+    penalty().backward()
+    k, p = next(iter(layer.named_parameters()))
+    gradient, origin = p.grad.clone(), p.detach().clone()
+    direction = tangent(origin)
+    h = 1e-4
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            p.copy_(polar(origin + sign * h * direction))
+        values.append(float(penalty().detach()))
+    expected = (values[0] - values[1]) / (2 * h)
+    assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-5), k
+
+
+OPTIONS: list[tuple[type[nn.Module], tuple[int, ...], tuple[int, ...], dict[str, object]]] = [
+    *[
+        (kind, arguments, (4, 6, 6), options)
+        for kind in [type(made(name)[0]) for name in ("bcop", "transposed")]
+        for arguments in [(4, 4, 3), (4, 6, 2, 2), (4, 3, 4, 2), (4, 4, 1)]
+        for options in [
+            {"orthogonalisation": o, "padding_mode": m} for o, m in product(("manifold", "bjorck"), ("circular", "zeros"))
+        ]
+    ],
+    *[
+        (BCOPConv1d, (4, 5, 3), (4, 6), {"orthogonalisation": o, "ranks": r})
+        for o in ("manifold", "bjorck")
+        for r in (None, 1, [1, 4])
+    ],
+    *[
+        (OSSNConv2d, (4, 5, 3), (4, 6, 6), {"projection": p, "input_size": 6, "power_iterations": n})
+        for p in ("forward", "after_update")
+        for n in (1, 10)
+    ],
+    *[(OrthogonalLinear, (m, n), (m,), {"orthogonalisation": o}) for m, n in [(5, 3), (3, 5), (4, 4)] for o in ("manifold", "bjorck")],
+    *[(type(made(name)[0]), (4, 6, 4, 2), (4, 6, 6), {"padding_mode": m}) for name in ("rko", "rkl2ne", "standard") for m in ("circular", "zeros")],
+    (type(made("svcm")[0]), (4, 5, 3), (4, 6, 6), {"input_size": 6}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(("kind", "arguments", "shape", "options"), OPTIONS)
+def test_every_parameter_gets_a_gradient_with_every_option(kind, arguments, shape, options, mode):
+    layer = kind(*arguments, **options).train(mode)
+    x = torch.randn(3, *shape)
+    y = torch.randn_like(layer(x))
+    loss_of(layer, x, y).backward()
+    for name, p in layer.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.isfinite().all(), name
+        assert p.grad.abs().max() > 1e-4, name
+
+
+@pytest.mark.parametrize("make", [lambda: BCOPConv2d(3, 4, 3, frozen=True), lambda: BCOPConv1d(3, 4, 3, frozen=True)])
+def test_frozen_parameters_get_none_but_the_input_does(make):
+    layer = make()
+    x = torch.randn(2, 3, *[5] * (layer.weight.ndim - 2), requires_grad=True)
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    layer(x).square().sum().backward()
+    assert all(p.grad is None and not p.requires_grad for p in layer.parameters())
+    assert x.grad is not None and x.grad.abs().max() > 0
+    assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())

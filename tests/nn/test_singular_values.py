@@ -1,0 +1,224 @@
+"""The claim of the library: all singular values of the dense Jacobian, over a table of shapes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from helpers import (
+    CONVOLUTIONS,
+    SHAPES_1D,
+    SHAPES_2D,
+    SHAPES_LINEAR,
+    convolution,
+    jacobian,
+    named,
+    randomised,
+    singular_values,
+)
+from torch import nn
+
+from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+orthogonalisations = pytest.mark.parametrize("orthogonalisation", ["manifold", "bjorck"])
+shapes_2d = pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
+shapes_1d = pytest.mark.parametrize("row", SHAPES_1D, ids=named(SHAPES_1D))
+
+
+def assert_isometric(layer: nn.Module, dtype: torch.dtype, *shape: int) -> None:
+    values = singular_values(layer.eval(), *shape)
+    assert (values - 1).abs().max() <= TOLERANCE[dtype], f"singular values from {values.min()} to {values.max()}"
+
+
+@pytest.mark.parametrize("table", [SHAPES_2D, SHAPES_1D, SHAPES_LINEAR], ids=["2d", "1d", "linear"])
+def test_the_tables_hold_at_least_60_different_shapes(table):
+    assert len(set(table)) == len(table) >= 60
+
+
+@dtypes
+@orthogonalisations
+@shapes_2d
+def test_bcop_2d(row, orthogonalisation, dtype):
+    layer = BCOPConv2d(*row[:4], orthogonalisation=orthogonalisation, dtype=dtype)
+    assert_isometric(layer, dtype, row[0], *row[4:])
+
+
+@dtypes
+@orthogonalisations
+@shapes_2d
+def test_bcop_transposed(row, orthogonalisation, dtype):
+    c_in, c_out, k, s, H, W = row
+    layer = BCOPConvTranspose2d(c_out, c_in, k, s, orthogonalisation=orthogonalisation, dtype=dtype)
+    assert_isometric(layer, dtype, c_out, H // s, W // s)
+
+
+@dtypes
+@orthogonalisations
+@shapes_1d
+def test_bcop_1d(row, orthogonalisation, dtype):
+    layer = BCOPConv1d(*row[:4], orthogonalisation=orthogonalisation, dtype=dtype)
+    assert_isometric(layer, dtype, row[0], row[4])
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("c_in", "c_out", "k", "stride", "ranks"),
+    [
+        (3, 3, 3, 1, 0),
+        (3, 3, 3, 1, 3),
+        (3, 3, 4, 1, 1),
+        (3, 3, 4, 1, (0, 1, 2)),
+        (3, 3, 4, 1, [3, 0, 3]),
+        (2, 5, 3, 1, [5, 1]),
+        (5, 2, 3, 1, [0, 4]),
+        (2, 3, 6, 2, [4, 1]),
+        (1, 1, 3, 1, [1, 0]),
+        (4, 4, 1, 1, []),
+        (4, 4, 1, 1, None),
+    ],
+)
+def test_bcop_1d_of_any_ranks(c_in, c_out, k, stride, ranks, dtype):
+    assert_isometric(BCOPConv1d(c_in, c_out, k, stride, ranks=ranks, dtype=dtype), dtype, c_in, 6)
+
+
+@dtypes
+@orthogonalisations
+@pytest.mark.parametrize(("m", "n"), SHAPES_LINEAR)
+def test_orthogonal_linear(m, n, orthogonalisation, dtype):
+    layer = OrthogonalLinear(m, n, orthogonalisation=orthogonalisation, dtype=dtype)
+    assert_isometric(layer, dtype, m)
+    assert torch.equal(jacobian(layer, m), layer.weight)
+
+
+@dtypes
+@pytest.mark.parametrize("gain", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda **o: BCOPConv2d(3, 4, 3, **o), (3, 5, 4)),
+        (lambda **o: BCOPConv2d(2, 7, 4, 2, **o), (2, 4, 6)),
+        (lambda **o: BCOPConv1d(4, 3, 3, **o), (4, 5)),
+        (lambda **o: BCOPConvTranspose2d(4, 3, 3, **o), (4, 5, 4)),
+        (lambda **o: OrthogonalLinear(9, 4, **o), (9,)),
+    ],
+    ids=["2d", "2d s2", "1d", "transposed", "linear"],
+)
+def test_any_parameters_stand_for_an_isometry(make: Callable[..., nn.Module], shape, gain, dtype):
+    assert_isometric(randomised(make(dtype=dtype), gain), dtype, *shape)
+
+
+@dtypes
+@pytest.mark.parametrize("kind", ["rko", "rko-bjorck", "rkl2ne"])
+@pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
+@shapes_2d
+def test_reshaped_kernels_do_not_expand(row, padding_mode, kind, dtype):
+    layer = randomised(convolution(kind, *row, padding_mode=padding_mode, dtype=dtype)).eval()
+    assert singular_values(layer, row[0], *row[4:])[0] <= 1 + TOLERANCE[dtype]
+
+
+def test_rko_attains_its_bound_where_each_pixel_is_in_one_patch():
+    for row in SHAPES_2D:
+        if row[2] == row[3]:  # no overlap, so dividing by k/s = 1 leaves the orthonormal matrix itself
+            values = singular_values(convolution("rko", *row, dtype=torch.float64).eval(), row[0], *row[4:])
+            assert (values - 1).abs().max() <= 1e-12
+
+
+@shapes_2d
+def test_ossn_after_1000_power_iterations(row):
+    layer = randomised(convolution("ossn", *row)).eval()
+    layer.power_iterate(1000)
+    assert singular_values(layer, row[0], *row[4:])[0] == pytest.approx(1, abs=1e-4)  # norms above 1 become 1
+
+
+@pytest.mark.parametrize("row", SHAPES_2D[::6], ids=named(SHAPES_2D[::6]))
+@pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
+def test_ossn_projected_after_the_update(row, padding_mode):
+    layer = randomised(convolution("ossn-after-update", *row, padding_mode=padding_mode)).eval()
+    layer.power_iterate(1000)
+    before = layer.norm_estimate()
+    layer.project()
+    norm = singular_values(layer, row[0], *row[4:])[0]
+    assert norm <= 1 + 1e-4
+    assert norm == pytest.approx(min(1, before), abs=1e-4)
+
+
+def test_ossn_leaves_small_kernels_alone():
+    layer = randomised(convolution("ossn", 2, 3, 3, 1, 5, 5), gain=1e-2)
+    assert torch.equal(layer.weight, layer.kernel)
+
+
+@shapes_2d
+def test_svcm_after_project(row, record_property):
+    layer = randomised(convolution("svcm", *row)).eval()
+    before = singular_values(layer, row[0], *row[4:])[0]
+    layer.project()
+    norm = float(singular_values(layer, row[0], *row[4:])[0])
+    record_property("norm before and after", f"{before:.3f} {norm:.6f}")
+    print(f"SVCM {row}: norm {before:.3f} before, {norm:.6f} after project()")
+    assert norm <= min(float(before) + 1e-5, 1.05)
+
+
+@dtypes
+@pytest.mark.parametrize("kind", ["2d", "transposed"])
+@shapes_2d
+def test_bcop_with_zero_padding_does_not_expand(row, kind, dtype):
+    c_in, c_out, k, s, H, W = row
+    if kind == "2d":
+        layer, shape = BCOPConv2d(*row[:4], padding_mode="zeros", dtype=dtype), (c_in, H, W)
+    else:
+        layer, shape = (
+            BCOPConvTranspose2d(c_out, c_in, k, s, padding_mode="zeros", dtype=dtype),
+            (c_out, H // s, W // s),
+        )
+    values = singular_values(layer.eval(), *shape)
+    assert values[0] <= 1 + 1e-5
+
+
+@dtypes
+@shapes_1d
+def test_bcop_1d_with_zero_padding_does_not_expand(row, dtype):
+    layer = BCOPConv1d(*row[:4], padding_mode="zeros", dtype=dtype).eval()
+    assert singular_values(layer, row[0], row[4])[0] <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_zero_padding_is_what_is_applied(kind):
+    """A constant image: circular padding leaves it constant, zeros darken its rim."""
+    circular = convolution(kind, 1, 2, 3, 1, 6, 6, bias=False).eval()
+    zeros = convolution(kind, 1, 2, 3, 1, 6, 6, bias=False, padding_mode="zeros").eval()
+    zeros.load_state_dict(circular.state_dict())
+    image = torch.ones(1, 1, 6, 6)
+    assert torch.allclose(circular(image), circular(image)[..., :1, :1].expand(1, 2, 6, 6), atol=1e-6)
+    assert not torch.allclose(zeros(image), zeros(image)[..., 3:4, 3:4].expand(1, 2, 6, 6), atol=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [[0, 0], [1, 2], [3, 0], [3, 3], None])
+def test_the_ranks_choose_the_component_and_training_stays_in_it(ranks):
+    """det Σ_t W_t zᵗ of an orthogonal kernel is ±zᵐ, and m names its component, with the sign."""
+    layer = BCOPConv1d(3, 3, 3, ranks=ranks, dtype=torch.float64)
+    before = winding_number(layer.weight.detach())
+    total = sum(ranks) if ranks is not None else 2  # half of 3 rounded down, twice
+    assert before in (total, 2 * 3 - total)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=3.0)
+    for _ in range(20):
+        optimiser.zero_grad()
+        (layer(torch.randn(2, 3, 5, dtype=torch.float64)) - torch.randn(2, 3, 5)).square().sum().backward()
+        optimiser.step()
+    assert winding_number(layer.weight.detach()) == before
+
+
+def test_ranks_count_from_the_same_end_for_every_rank():
+    windings = [winding_number(BCOPConv1d(4, 4, 2, ranks=r, dtype=torch.float64).weight.detach()) for r in range(5)]
+    assert windings in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0])
+
+
+def winding_number(kernel: torch.Tensor) -> int:
+    """How often det Σ_t W_t zᵗ runs around 0 as z runs around the unit circle."""
+    c, _, K = kernel.shape
+    samples = torch.exp(2j * torch.pi * torch.arange(64, dtype=torch.float64) / 64)
+    powers = samples[:, None] ** torch.arange(K)
+    determinants = torch.linalg.det(torch.einsum("oit,zt->zoi", kernel.to(powers.dtype), powers))
+    assert (determinants.abs() - 1).abs().max() < 1e-9
+    return round(float((determinants.roll(-1) / determinants).angle().sum() / (2 * torch.pi)))

@@ -1,0 +1,206 @@
+"""`weight` is the kernel that is applied: an independent convolution with it gives what the layer gives."""
+
+import pytest
+import torch
+from helpers import (
+    CONVOLUTIONS,
+    LAYERS,
+    SHAPES_1D,
+    SHAPES_2D,
+    convolution,
+    convolved,
+    jacobian,
+    linear_part,
+    made,
+    named,
+    padded,
+    randomised,
+)
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear
+
+TOLERANCE = 1e-12  # of sums of at most a few hundred products of order 1, in float64
+
+shapes_2d = pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
+padding_modes = pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@padding_modes
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("row", SHAPES_2D[::2], ids=named(SHAPES_2D[::2]))
+def test_an_independent_convolution_with_weight(row, kind, padding_mode):
+    c_in, c_out, k, s, H, W = row
+    layer = convolution(kind, *row, padding_mode=padding_mode, dtype=torch.float64).eval()
+    x = double(2, c_in, H, W)
+    assert layer.weight.shape == (c_out, c_in * s**2, k // s, k // s)
+    expected = convolved(x, layer.weight, layer.bias, s, padding_mode)
+    assert layer(x).shape == expected.shape == (2, c_out, H // s, W // s)
+    assert (layer(x) - expected).abs().max() <= TOLERANCE
+
+
+@padding_modes
+@pytest.mark.parametrize("row", SHAPES_1D, ids=named(SHAPES_1D))
+def test_an_independent_convolution_with_weight_1d(row, padding_mode):
+    c_in, c_out, k, s, L = row
+    layer = BCOPConv1d(*row[:4], padding_mode=padding_mode, dtype=torch.float64).eval()
+    x = double(2, c_in, L)
+    assert layer.weight.shape == (c_out, c_in * s, k // s)
+    expected = convolved(x, layer.weight, layer.bias, s, padding_mode)
+    assert layer(x).shape == expected.shape == (2, c_out, L // s)
+    assert (layer(x) - expected).abs().max() <= TOLERANCE
+
+
+@shapes_2d
+def test_one_strided_convolution_with_the_rearranged_kernel(row):
+    c_in, c_out, k, s, H, W = row
+    layer = BCOPConv2d(*row[:4], dtype=torch.float64).eval()
+    K = k // s
+    # channel c·s² + i·s + j of the downsampled image is pixel (i, j) of each block of channel c
+    kernel = layer.weight.reshape(c_out, c_in, s, s, K, K).permute(0, 1, 4, 2, 5, 3).reshape(c_out, c_in, k, k)
+    x = double(2, c_in, H, W)
+    rows = torch.arange(-s * (K // 2), H + s * ((K - 1) // 2)) % H
+    columns = torch.arange(-s * (K // 2), W + s * ((K - 1) // 2)) % W
+    expected = conv2d(x[:, :, rows][..., columns], kernel, layer.bias, stride=s)
+    assert (layer(x) - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_in_training_too(name):
+    layer, x = made(name, dtype=torch.float64)
+    randomised(layer)
+    layer.train()
+    # weight first: OSSN sharpens its estimate with every training pass, so let that converge
+    if name.startswith("ossn"):
+        layer.power_iterate(3000)
+    weight = layer.weight.detach()
+    y = layer(x).detach()
+    if name.startswith("linear"):
+        expected = x @ weight.T + layer.bias
+    elif name.startswith("transposed"):
+        pytest.skip("see test_the_transposed_layer_is_the_adjoint_of_its_weight")
+    else:
+        expected = convolved(x, weight, layer.bias, 2 if name.endswith("s2") else 1)
+    assert (y - expected).abs().max() <= (1e-6 if name.startswith("ossn") else 1e-11)
+
+
+@padding_modes
+@shapes_2d
+def test_the_transposed_layer_is_the_adjoint_of_its_weight(row, padding_mode):
+    c_out, c_in, k, s, H, W = row  # of the transposed layer: from c_in to c_out channels
+    layer = BCOPConvTranspose2d(c_in, c_out, k, s, padding_mode=padding_mode, dtype=torch.float64).eval()
+    assert layer.weight.shape == (c_in, c_out * s**2, k // s, k // s)
+    x, y = double(2, c_out, H, W), double(2, c_in, H // s, W // s)
+    assert layer(y).shape == x.shape
+    forward = convolved(x, layer.weight, None, s, padding_mode)
+    backward = layer(y) - layer.bias[:, None, None]
+    assert (forward * y).sum() == pytest.approx(float((x * backward).sum()), abs=1e-11)
+
+
+@padding_modes
+@pytest.mark.parametrize("orthogonalisation", ["manifold", "bjorck"])
+@pytest.mark.parametrize("row", SHAPES_2D[::3], ids=named(SHAPES_2D[::3]))
+def test_transposed_gives_the_adjoint(row, orthogonalisation, padding_mode):
+    c_in, c_out, _, s, H, W = row
+    options = {"orthogonalisation": orthogonalisation, "padding_mode": padding_mode, "dtype": torch.float64}
+    layer = BCOPConv2d(*row[:4], **options).eval()
+    adjoint = layer.transposed()
+    assert isinstance(adjoint, BCOPConvTranspose2d)
+    assert adjoint.bias is None
+    x, y = double(2, c_in, H, W), double(2, c_out, H // s, W // s)
+    assert (linear_part(layer, x) * y).sum() == pytest.approx(float((x * adjoint(y)).sum()), abs=1e-11)
+    matrix = jacobian(layer, c_in, H, W)
+    assert (jacobian(adjoint, c_out, H // s, W // s) - matrix.T).abs().max() <= TOLERANCE
+    if padding_mode == "circular" and c_out >= c_in * s**2:
+        assert (adjoint(layer(x) - layer.bias[:, None, None]) - x).abs().max() <= TOLERANCE
+    if padding_mode == "circular" and c_out <= c_in * s**2:
+        assert (linear_part(layer, adjoint(y)) - y).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_the_transposed_layer_shares_the_parameters(mode):
+    layer = BCOPConv2d(2, 4, 3, dtype=torch.float64).train(mode)
+    adjoint = layer.transposed().train(mode)
+    own = {id(p) for p in layer.parameters()}
+    assert list(adjoint.parameters())
+    assert all(id(p) in own for p in adjoint.parameters())
+    x = double(1, 2, 4, 4)
+    layer(x), adjoint(layer(x))
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(torch.randn_like(p))
+    assert (adjoint(linear_part(layer, x)) - x).abs().max() <= TOLERANCE
+
+
+def test_a_layer_and_its_adjoint_train_together():
+    """An autoencoder of tied weights: both paths reach the shared parameters."""
+    layer = BCOPConv2d(4, 2, 3, dtype=torch.float64)
+    adjoint = layer.transposed()
+    x, y = double(3, 4, 4, 4), double(3, 4, 4, 4)
+    (adjoint(layer(x)) * y).sum().backward()
+    both = layer.O.grad.clone()
+    layer.zero_grad()
+    with torch.no_grad():
+        code = layer(x)
+    (adjoint(code) * y).sum().backward()
+    (layer(x) * linear_part(layer, y).detach()).sum().backward()
+    assert torch.allclose(both, layer.O.grad, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_image_without_a_batch(name):
+    layer, x = made(name)
+    layer.eval()
+    assert torch.allclose(layer(x[0]), layer(x)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_without_a_bias(name):
+    layer, x = made(name, bias=False)
+    assert layer.bias is None
+    assert "bias" not in layer.state_dict()
+    assert torch.equal(layer.eval()(0 * x), torch.zeros_like(layer(x)))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_reset_parameters(name):
+    layer, x = made(name)
+    before = layer.eval()(x).detach()
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    first = layer(x).detach()
+    assert not torch.allclose(before, first, atol=1e-2)
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    assert torch.equal(layer(x), first)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+def test_device_and_dtype_arguments(name):
+    layer, x = made(name, device="cpu", dtype=torch.float64)
+    assert {t.dtype for t in layer.state_dict().values()} == {torch.float64}
+    assert layer(x).dtype == layer.weight.dtype == torch.float64
+    on_meta, _ = made(name, device="meta")
+    assert {t.device.type for t in on_meta.state_dict().values()} == {"meta"}
+
+
+def test_the_reference_convolution_pads_as_agreed():
+    """A check of the tests' own ruler: odd kernels symmetric, even ones with one more before."""
+    row = torch.arange(3.0).reshape(1, 1, 3)
+    assert padded(row, 3).tolist() == [[[2, 0, 1, 2, 0]]]
+    assert padded(row, 4).tolist() == [[[1, 2, 0, 1, 2, 0]]]
+    assert padded(row, 4, "zeros").tolist() == [[[0, 0, 0, 1, 2, 0]]]
+    assert padded(row, 9).tolist() == [[[2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]]]
+    assert padded(torch.arange(4.0).reshape(1, 1, 2, 2), 2, "zeros").tolist() == [[[[0, 0, 0], [0, 0, 1], [0, 2, 3]]]]
+
+
+def test_linear_weight():
+    layer = OrthogonalLinear(5, 3, dtype=torch.float64).eval()
+    x = double(2, 4, 5)
+    assert layer.weight.shape == (3, 5)
+    assert (layer(x) - (x @ layer.weight.T + layer.bias)).abs().max() <= TOLERANCE
