@@ -31,6 +31,10 @@ def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def inner(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum().detach())
+
+
 @padding_modes
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 @pytest.mark.parametrize("row", SHAPES_2D[::2], ids=named(SHAPES_2D[::2]))
@@ -70,7 +74,7 @@ def test_one_strided_convolution_with_the_rearranged_kernel(row):
     assert (layer(x) - expected).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("transposed")])
 def test_in_training_too(name):
     layer, x = made(name, dtype=torch.float64)
     randomised(layer)
@@ -82,8 +86,6 @@ def test_in_training_too(name):
     y = layer(x).detach()
     if name.startswith("linear"):
         expected = x @ weight.T + layer.bias
-    elif name.startswith("transposed"):
-        pytest.skip("see test_the_transposed_layer_is_the_adjoint_of_its_weight")
     else:
         expected = convolved(x, weight, layer.bias, 2 if name.endswith("s2") else 1)
     assert (y - expected).abs().max() <= (1e-6 if name.startswith("ossn") else 1e-11)
@@ -99,7 +101,7 @@ def test_the_transposed_layer_is_the_adjoint_of_its_weight(row, padding_mode):
     assert layer(y).shape == x.shape
     forward = convolved(x, layer.weight, None, s, padding_mode)
     backward = layer(y) - layer.bias[:, None, None]
-    assert (forward * y).sum() == pytest.approx(float((x * backward).sum()), abs=1e-11)
+    assert inner(forward, y) == pytest.approx(inner(x, backward), abs=1e-11)
 
 
 @padding_modes
@@ -113,7 +115,7 @@ def test_transposed_gives_the_adjoint(row, orthogonalisation, padding_mode):
     assert isinstance(adjoint, BCOPConvTranspose2d)
     assert adjoint.bias is None
     x, y = double(2, c_in, H, W), double(2, c_out, H // s, W // s)
-    assert (linear_part(layer, x) * y).sum() == pytest.approx(float((x * adjoint(y)).sum()), abs=1e-11)
+    assert inner(linear_part(layer, x), y) == pytest.approx(inner(x, adjoint(y)), abs=1e-11)
     matrix = jacobian(layer, c_in, H, W)
     assert (jacobian(adjoint, c_out, H // s, W // s) - matrix.T).abs().max() <= TOLERANCE
     if padding_mode == "circular" and c_out >= c_in * s**2:

@@ -143,7 +143,5 @@ _VERSIONS = (
         "cifar-10-batches-bin",
         _decode_binary,
     ),
-    _Version(
-        ("cifar-10-batches-py", ""), _BATCHES, "cifar-10-python.tar.gz", "cifar-10-batches-py", _decode_python
-    ),
+    _Version(("cifar-10-batches-py", ""), _BATCHES, "cifar-10-python.tar.gz", "cifar-10-batches-py", _decode_python),
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from isoconv.data.hold_out import hold_out
+from isoconv.data.split import hold_out
 from isoconv.data.image_set import ImageSet, Splits
 from isoconv.errors import IsoconvError
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from isoconv.data.hold_out import hold_out
+from isoconv.data.split import hold_out
 from isoconv.data.image_set import ImageSet, Splits
 from isoconv.data.pictures import ENDINGS, is_picture, pictures_in, read_pictures
 from isoconv.data.progress import Progress
-from isoconv.data.resize import Size
+from isoconv.data.resizing import Size
 from isoconv.errors import IsoconvError
 
 Labelled = list[tuple[Path, str]]
@@ -120,7 +120,10 @@ def _labelled_by_folder(folder: Path) -> Labelled:
 
 
 def _sub_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise IsoconvError(f"{folder} cannot be read: {error.strerror}.") from error
 
 
 def _labelled_by_csv(path: Path) -> Labelled:
@@ -130,9 +133,9 @@ def _labelled_by_csv(path: Path) -> Labelled:
             reader = csv.reader(file, skipinitialspace=True)
             for fields in reader:
                 here, row = f"line {reader.line_num} of {path}", [field.strip() for field in fields]
-                if not any(row) or (not rows and len(row) == 2 and not is_picture(Path(row[0]))
-                                    and not (path.parent / row[0]).exists() and reader.line_num == 1):
-                    continue  # an empty line, or a header
+                header = reader.line_num == 1 and len(row) == 2 and not Path(row[0]).suffix
+                if header or not any(row):
+                    continue
                 if len(row) != 2 or not all(row):
                     raise IsoconvError(f"Expected path,label in {here}. Got {','.join(fields)!r}.")
                 picture = path.parent / row[0]

@@ -53,9 +53,7 @@ class ImageSet:
         index = torch.as_tensor(indices, device=self.images.device)
         if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
             if index.numel():  # torch gives an empty list a floating type, and there is nothing wrong with it
-                raise IsoconvError(
-                    f"Expected a list of indices. Got {index.dtype} of shape {tuple(index.shape)}."
-                )
+                raise IsoconvError(f"Expected a list of indices. Got {index.dtype} of shape {tuple(index.shape)}.")
             index = index.reshape(0)
         index = index.to(torch.int64)
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(self)):

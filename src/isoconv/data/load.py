@@ -10,7 +10,7 @@ from isoconv.data.folder import read_csv, read_folder
 from isoconv.data.image_set import Splits
 from isoconv.data.mnist import find_mnist, read_mnist
 from isoconv.data.progress import Progress
-from isoconv.data.resize import Size, resize
+from isoconv.data.resizing import Size, resize
 from isoconv.data.stl10 import find_stl10, read_stl10
 from isoconv.errors import IsoconvError
 
@@ -59,8 +59,11 @@ def load_splits(
 def _named(name: str, folder: Path, download: bool, progress: Progress | None) -> Splits:
     if name == "digits":
         return read_digits()
-    findings = {"mnist": lambda: [find_mnist(folder)], "cifar10": lambda: find_cifar10(folder)}
-    found = findings.get(name, lambda: find_stl10(folder))()
-    if download and all(finding.missing for finding in found):
+    find, read = {
+        "mnist": (find_mnist, read_mnist),
+        "cifar10": (find_cifar10, read_cifar10),
+        "stl10": (find_stl10, read_stl10),
+    }[name]
+    if download and all(finding.missing for finding in find(folder)):
         fetch(name, folder, progress=progress)
-    return {"mnist": read_mnist, "cifar10": read_cifar10, "stl10": read_stl10}[name](folder)
+    return read(folder)

@@ -29,13 +29,13 @@ _NAMES = (
 _PLACES = ("MNIST/raw", "raw", "", "MNIST")
 
 
-def find_mnist(folder: Path) -> Finding:
-    return find_together(folder, _PLACES, _NAMES, endings=("", ".gz"))
+def find_mnist(folder: Path) -> list[Finding]:
+    return [find_together(folder, _PLACES, _NAMES, endings=("", ".gz"))]
 
 
 def read_mnist(folder: str | PathLike[str]) -> Splits:
     """The training and the test digits, (N, 1, 28, 28), from `folder` or its MNIST/raw, raw or MNIST."""
-    finding = find_mnist(Path(folder))
+    (finding,) = find_mnist(Path(folder))
     if finding.missing:
         raise not_found("MNIST", Path(folder), [finding], _PLACES, f"{_NAMES[0]}[.gz] and the three like it")
     train, test = (

@@ -15,7 +15,7 @@ class ProgressLine:
     def __init__(self, unit: str = "MB", scale: float = 1e6, stream: TextIO | None = None):
         self.unit, self.scale = unit, scale
         self.stream = sys.stderr if stream is None else stream
-        self.what = ""
+        self.what, self.start, self.shown, self.tenth = "", 0.0, 0.0, -1
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()

@@ -16,7 +16,7 @@ from isoconv.data.files import (
     require_labels,
 )
 from isoconv.data.image_set import ImageSet, Splits
-from isoconv.data.resize import Size, resize
+from isoconv.data.resizing import Size, resize
 from isoconv.errors import IsoconvError
 
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
@@ -29,8 +29,8 @@ _PIXELS = 3 * 96 * 96
 
 
 def find_stl10(folder: Path) -> list[Finding]:
-    """The unpacked training files, then the archive."""
-    return [find_together(folder, _PLACES, _TRAIN), find_together(folder, ("",), (_ARCHIVE,))]
+    """The whole labelled set, unpacked or in the archive."""
+    return [find_together(folder, _PLACES, _TRAIN + _TEST), find_together(folder, ("",), (_ARCHIVE,))]
 
 
 def read_stl10(folder: str | PathLike[str], size: Size | None = None) -> Splits:
@@ -41,35 +41,20 @@ def read_stl10(folder: str | PathLike[str], size: Size | None = None) -> Splits:
     """
     folder = Path(folder)
     unpacked, packed = find_stl10(folder)
-    if not unpacked.missing:
-        place = unpacked.place
-        test_files = find_together(place, ("",), _TEST)
-        names = _TRAIN if test_files.missing else _TRAIN + _TEST
-        if len(test_files.missing) == 1:
-            raise IsoconvError(
-                f"STL-10's test set is not complete in {place}: {test_files.missing[0]} is missing. "
-                f"Add it, or remove {next(iter(test_files.found))} to do without the test set."
-            )
-        contents = {name: read_bytes(place / name) for name in names}
-        sources = {name: str(place / name) for name in names}
-        missing = f"{_TEST[0]} and {_TEST[1]} in {place}"
-    elif not packed.missing:
+    if unpacked.missing and not packed.missing:
         archive = packed.found[_ARCHIVE]
-        inside = {f"stl10_binary/{name}": name for name in _TRAIN + _TEST}
-        members = read_members(archive, list(inside))
-        contents = {inside[member]: data for member, data in members.items()}
-        sources = {name: f"{archive}:{member}" for member, name in inside.items()}
-        missing = ""
+        members = read_members(archive, [f"stl10_binary/{name}" for name in _TRAIN + _TEST])
+        files = {Path(name).name: (data, f"{archive}:{name}") for name, data in members.items()}
+    elif unpacked.missing in ((), _TEST):
+        files = {name: (read_bytes(path), str(path)) for name, path in unpacked.found.items()}
     else:
-        files = f"{', '.join(_TRAIN)} and {_ARCHIVE}"
-        raise not_found("STL-10", folder, [unpacked, packed], _PLACES, files)
-    train, test = (
-        _decoded(*((contents[name], sources[name]) for name in part)) if part[0] in contents else None
-        for part in (_TRAIN, _TEST)
+        raise not_found("STL-10", folder, [unpacked], _PLACES, f"{', '.join(_TRAIN)} and {_ARCHIVE}")
+    splits = Splits(
+        _decoded(*(files[name] for name in _TRAIN)),
+        _decoded(*(files[name] for name in _TEST)) if _TEST[0] in files else None,
+        f"STL-10's test set was not found: looked for {' and '.join(_TEST)} in {unpacked.place}. "
+        f"Add them, or use --download.",
     )
-    assert train is not None
-    why_no_test = f"STL-10's test set was not found: looked for {missing}. Add them, or use --download."
-    splits = Splits(train, test, why_no_test)
     return splits if size is None else splits.map(lambda part: resize(part, size))
 
 

@@ -78,7 +78,9 @@ class EpochBatches:
         draws = None
         if self._augmented:
             generator = epoch_generator(self.seed, epoch, "augmentation")
-            draws = Draws(*(drawn.to(self.device) for drawn in draw(len(self.data), self.padding, self.flip, generator)))
+            draws = Draws(
+                *(drawn.to(self.device) for drawn in draw(len(self.data), self.padding, self.flip, generator))
+            )
         return self._picked(parts, draws) if self.resident else self._sent(parts, draws)
 
     def indices(self, epoch: int) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""Training: one engine, the tasks on it, and the folders that runs live in."""
