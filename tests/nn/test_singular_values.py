@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
+
 from helpers import (
     CONVOLUTIONS,
     SHAPES_1D,
@@ -15,8 +17,6 @@ from helpers import (
     randomised,
     singular_values,
 )
-from torch import nn
-
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement
@@ -216,7 +216,7 @@ def test_ranks_count_from_the_same_end_for_every_rank():
 
 def winding_number(kernel: torch.Tensor) -> int:
     """How often det Σ_t W_t zᵗ runs around 0 as z runs around the unit circle."""
-    c, _, K = kernel.shape
+    K = kernel.shape[-1]
     samples = torch.exp(2j * torch.pi * torch.arange(64, dtype=torch.float64) / 64)
     powers = samples[:, None] ** torch.arange(K)
     determinants = torch.linalg.det(torch.einsum("oit,zt->zoi", kernel.to(powers.dtype), powers))

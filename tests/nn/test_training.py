@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import is_manifold, jacobian, made, singular_values, train
 
+from helpers import is_manifold, jacobian, made, singular_values, train
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, RKOConv2d
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
 from helpers import (
     CONVOLUTIONS,
     LAYERS,
@@ -16,9 +19,6 @@ from helpers import (
     padded,
     randomised,
 )
-from torch import Tensor
-from torch.nn.functional import conv2d
-
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear
 
 TOLERANCE = 1e-12  # of sums of at most a few hundred products of order 1, in float64
@@ -159,6 +159,12 @@ def test_one_image_without_a_batch(name):
     layer, x = made(name)
     layer.eval()
     assert torch.allclose(layer(x[0]), layer(x)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_empty_batch(name):
+    layer, x = made(name)
+    assert layer(x[:0]).shape == (0, *layer(x).shape[1:])
 
 
 @pytest.mark.parametrize("name", LAYERS)

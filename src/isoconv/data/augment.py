@@ -8,8 +8,8 @@ from torch.nn.functional import pad
 
 from isoconv.errors import IsoconvError
 
-# Padded bytes that are worked on at a time. A core works fastest in its cache; a GPU wants few launches, and the index
-# of a piece takes eight bytes for each pixel.
+# Bytes of padded images that are worked on at a time. A core works fastest in its cache; a GPU wants few launches, but
+# the index of a piece takes eight bytes for each pixel.
 _PIECE = {"cpu": 1 << 21, "other": 1 << 27}
 
 
@@ -59,7 +59,8 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
     padded_height, padded_width = H + 2 * padding, W + 2 * padding
     row, column = torch.arange(H, device=images.device), torch.arange(W, device=images.device)
     result = torch.empty(N, C, H, W, dtype=images.dtype, device=images.device)
-    piece = max(1, _PIECE.get(images.device.type, _PIECE["other"]) // (C * padded_height * padded_width))
+    padded_bytes = C * padded_height * padded_width * images.element_size()
+    piece = max(1, _PIECE.get(images.device.type, _PIECE["other"]) // padded_bytes)
     for start in range(0, N, piece):
         at = slice(start, start + piece)
         source = pad(images[at], [padding] * 4).reshape(-1, C, padded_height * padded_width)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from isoconv.data.split import hold_out
 from isoconv.data.image_set import ImageSet, Splits
+from isoconv.data.split import hold_out, shuffled
 from isoconv.errors import IsoconvError
 
 
@@ -26,5 +26,4 @@ def read_digits() -> Splits:
         pixels, answers = mnist_data()
     images = torch.from_numpy(pixels.astype(np.uint8)).reshape(-1, 1, 28, 28)
     labels = torch.from_numpy(answers.astype(np.int64))
-    train, test = hold_out(ImageSet(images, labels, tuple("0123456789"), "digits"), 1000, seed=0)
-    return Splits(train, test)
+    return Splits(*hold_out(shuffled(ImageSet(images, labels, tuple("0123456789"), "digits")), 1000))

@@ -117,7 +117,7 @@ def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, trie
 def _explain(error: Exception, kinds: Any) -> tuple[str, bool]:
     """What went wrong, to follow the address in a sentence, and whether trying again is no use."""
     if isinstance(error, kinds.HTTPError):
-        response = error.response  # type: ignore[attr-defined]
+        response = error.response
         busy = response.status_code in (408, 425, 429) or response.status_code >= 500
         return f"answered {response.status_code} {response.reason}", not busy
     if isinstance(error, kinds.Timeout):

@@ -17,7 +17,7 @@ DOWNLOAD_AGAIN = "Delete it and download it again (--download)."
 
 @dataclass(frozen=True)
 class Finding:
-    """Which of the files that belong together lie in one folder: a path for each that does, a name for each that not."""
+    """Which of the files that belong together lie in one folder: the paths of those, the names of the others."""
 
     place: Path
     found: dict[str, Path]
@@ -75,19 +75,16 @@ def md5_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_members(archive: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, bytes]:
-    """Files of a .tar.gz by their names in it, read in one pass and without extracting anything.
-
-    Stops as soon as all are read, also the optional ones.
-    """
-    wanted, members = {*names, *optional}, {}
+def read_members(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Files of a .tar.gz by their names in it, read in one pass that ends with the last of them, and not extracted."""
+    members = {}
     try:
         with tarfile.open(archive, "r|gz", bufsize=1 << 20) as tar:
             for member in tar:
                 name = member.name.removeprefix("./")
-                if name in wanted and (file := tar.extractfile(member)) is not None:
+                if name in names and (file := tar.extractfile(member)) is not None:
                     members[name] = file.read()
-                    if wanted == members.keys():
+                    if len(members) == len(names):
                         break
     except (tarfile.TarError, OSError, EOFError) as error:
         raise IsoconvError(f"{archive} is truncated or corrupt ({error}). {DOWNLOAD_AGAIN}") from error

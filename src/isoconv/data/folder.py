@@ -1,20 +1,23 @@
 """A user's own pictures: a folder with one sub-folder per class, or a CSV file of paths and labels."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from isoconv.data.split import hold_out
 from isoconv.data.image_set import ImageSet, Splits
 from isoconv.data.pictures import ENDINGS, is_picture, pictures_in, read_pictures
 from isoconv.data.progress import Progress
 from isoconv.data.resizing import Size
+from isoconv.data.split import hold_out, shuffled
 from isoconv.errors import IsoconvError
 
 Labelled = list[tuple[Path, str]]
+Reader = Callable[[Sequence[Path]], Tensor]
 
 
 def read_folder(
@@ -29,30 +32,30 @@ def read_folder(
     """The pictures of `folder`/<class>/…, or of its train/<class>/… and test/<class>/… (or val/<class>/…).
 
     Classes are the names of the sub-folders, sorted. If there is no test folder, a fraction of each class is held out.
-    How a picture is prepared, and what size and channels do, is said in `pictures`.
+    The images are shuffled, so that the first n are of all classes. How a picture is prepared, and what `size` and
+    `channels` do, is said in `pictures`.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise IsoconvError(
             f"Expected a folder of images. Got {folder}, which {'is a file' if folder.exists() else 'does not exist'}."
         )
-    test = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
-    train = folder / "train" if (folder / "train").is_dir() else None
+    name, read = folder.resolve().name, partial(read_pictures, size=size, channels=channels, progress=progress)
+    inside = {path.name: path for path in _sub_folders(folder)}
+    train, test = inside.get("train"), inside.get("test", inside.get("val"))
     if train is None or test is None:
-        only_train = train is not None and [path.name for path in _sub_folders(folder)] == ["train"]
-        rows = _labelled_by_folder(train if train is not None and only_train else folder)
-        return _held_out(rows, folder.resolve().name, size, channels, test_fraction, seed, progress)
-    parts = [_labelled_by_folder(train), _labelled_by_folder(test)]
-    names = [{label for _, label in part} for part in parts]
-    for mine, place, other, elsewhere in ((names[0], train, names[1], test), (names[1], test, names[0], train)):
-        if mine - other:
-            raise IsoconvError(
-                f"Expected the same classes in {train} and {test}. "
-                f"Got {_listed(mine - other)} in {place} and not in {elsewhere}."
-            )
-    whole = _image_set(parts[0] + parts[1], sorted(names[0]), folder.resolve().name, size, channels, progress)
-    first = len(parts[0])
-    return Splits(whole.take(first), whole.subset(torch.arange(first, len(whole))))
+        rows = _labelled_by_folder(train if train is not None and len(inside) == 1 else folder)
+        whole = _image_set(rows, sorted({label for _, label in rows}), name, read)
+        return Splits(*hold_out(shuffled(whole, seed), test_fraction, seed))
+    train_rows, test_rows = _labelled_by_folder(train), _labelled_by_folder(test)
+    train_classes, test_classes = ({label for _, label in rows} for rows in (train_rows, test_rows))
+    if train_classes != test_classes:
+        different = ", ".join(repr(label) for label in sorted(train_classes ^ test_classes))
+        raise IsoconvError(f"Expected the same classes in {train} and {test}. Got {different} in only one of them.")
+    # Together, so that both get the same size and the same channels.
+    whole = _image_set(train_rows + test_rows, sorted(train_classes), name, read)
+    test_images = whole.subset(torch.arange(len(train_rows), len(whole)))
+    return Splits(shuffled(whole.take(len(train_rows)), seed), shuffled(test_images, seed))
 
 
 def read_csv(
@@ -64,40 +67,23 @@ def read_csv(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Splits:
-    """The pictures that a CSV file lists as `path,label`, one a line, with or without a header.
+    """The pictures that a CSV file lists as `path,label`, one a line, with or without a header; see `read_folder`.
 
     Paths are relative to the file's own folder. Classes are the labels, sorted, as numbers if all are whole numbers.
     """
     path = Path(path)
-    return _held_out(_labelled_by_csv(path), path.stem, size, channels, test_fraction, seed, progress)
-
-
-def _held_out(
-    rows: Labelled,
-    name: str,
-    size: Size | None,
-    channels: int | None,
-    test_fraction: float,
-    seed: int,
-    progress: Progress | None,
-) -> Splits:
+    rows = _labelled_by_csv(path)
     labels = {label for _, label in rows}
     whole_numbers = all(label.isascii() and label.isdigit() for label in labels)
-    classes = sorted(labels, key=lambda label: (int(label), label) if whole_numbers else (0, label))
-    return Splits(*hold_out(_image_set(rows, classes, name, size, channels, progress), test_fraction, seed))
+    classes = sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
+    read = partial(read_pictures, size=size, channels=channels, progress=progress)
+    return Splits(*hold_out(shuffled(_image_set(rows, classes, path.stem, read), seed), test_fraction, seed))
 
 
-def _image_set(
-    rows: Labelled,
-    classes: Sequence[str],
-    name: str,
-    size: Size | None,
-    channels: int | None,
-    progress: Progress | None,
-) -> ImageSet:
+def _image_set(rows: Labelled, classes: Sequence[str], name: str, read: Reader) -> ImageSet:
     number = {label: index for index, label in enumerate(classes)}
-    images = read_pictures([path for path, _ in rows], size, channels, progress)
-    return ImageSet(images, torch.tensor([number[label] for _, label in rows]), tuple(classes), name)
+    labels = torch.tensor([number[label] for _, label in rows])
+    return ImageSet(read([path for path, _ in rows]), labels, tuple(classes), name)
 
 
 def _labelled_by_folder(folder: Path) -> Labelled:
@@ -153,7 +139,3 @@ def _labelled_by_csv(path: Path) -> Labelled:
     if len({label for _, label in rows}) < 2:
         raise IsoconvError(f"Expected at least two classes in {path}. Got only {rows[0][1]!r}.")
     return rows
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))

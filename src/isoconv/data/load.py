@@ -1,5 +1,6 @@
 """One way in: a data set by its name, or a user's own by its path."""
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def load_splits(
         return splits if size is None else splits.map(lambda part: resize(part, size))
     path = Path(name_or_path)
     if path.is_dir():
-        read = read_folder
+        read: Callable[..., Splits] = read_folder
     elif path.suffix.lower() == ".csv":
         read = read_csv
     else:

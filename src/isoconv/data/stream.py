@@ -17,8 +17,8 @@ Batch = tuple[Tensor, Tensor]
 class EpochBatches:
     """Batches (images uint8, labels int64) on `device`; `batches.epoch(e)` iterates over those of epoch e.
 
-    Which images are in which batch, and how each is cropped (from `padding` zeros around it) and mirrored (if `flip`), is
-    drawn on the CPU from (seed, e) alone: the same on every device, and for a run that resumes at epoch e.
+    Which images are in which batch, and how each is cropped (from `padding` zeros around it) and mirrored (if `flip`),
+    is drawn on the CPU from (seed, e) alone: the same on every device, and for a run that resumes at epoch e.
 
     If the images fit on the device they stay there, are augmented an epoch at a time, and batches are picked there.
     Otherwise (or if `resident` says so) batches are sent from pinned host memory, one ahead of the one in use. The
@@ -46,7 +46,7 @@ class EpochBatches:
             raise IsoconvError(f"Expected a rank from 0 to world_size − 1. Got {rank} of {world_size}.")
         if batch_size < 1 or batch_size % world_size:
             raise IsoconvError(
-                f"Expected a batch size that is positive and a multiple of the {world_size} processes. Got {batch_size}."
+                f"Expected a batch size that is positive and a multiple of {world_size} processes. Got {batch_size}."
             )
         left = len(data) % batch_size
         if len(data) == 0 or (drop_last and len(data) < batch_size):
@@ -86,16 +86,16 @@ class EpochBatches:
     def indices(self, epoch: int) -> list[Tensor]:
         """This process's part of each batch, as indices into the data set."""
         order = torch.randperm(len(self.data), generator=epoch_generator(self.seed, epoch, "order"))
-        batches = order.split(self.batch_size)[: len(self)]
+        batches = _cut(order, self.batch_size)[: len(self)]
         return [batch.chunk(self.world_size)[self.rank] for batch in batches]
 
     def _picked(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
         images = self._images if draws is None else crop_and_flip(self._images, *draws, self.padding)
-        for index in torch.cat(list(parts)).to(self.device).split(len(parts[0])):
+        for index in _cut(torch.cat(list(parts)).to(self.device), len(parts[0])):
             yield images.index_select(0, index), self._labels.index_select(0, index)
 
     def _sent(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
-        on_device = torch.cat(list(parts)).to(self.device).split(len(parts[0]))
+        on_device = _cut(torch.cat(list(parts)).to(self.device), len(parts[0]))
         slots = [_Slot(self._images, self._labels, len(parts[0]), self.device) for _ in range(min(2, len(parts)))]
         slots[0].send(parts[0])
         for k, index in enumerate(on_device):
@@ -111,6 +111,10 @@ def fits(size: int, device: torch.device | str) -> bool:
     """Whether so many bytes may live on the device: on CUDA if they leave half of the free memory to the training."""
     device = torch.device(device)
     return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
+
+
+def _cut(order: Tensor, length: int) -> list[Tensor]:
+    return [order[start : start + length] for start in range(0, len(order), length)]
 
 
 @dataclass
@@ -129,7 +133,8 @@ class _Slot:
         )
         self.host_labels = torch.empty(self.batch_size, dtype=self.labels.dtype, pin_memory=self.cuda)
         if self.cuda:
-            self.stream, self.copied = torch.cuda.Stream(self.device), torch.cuda.Event()
+            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, index: Tensor) -> None:
         if self.cuda:

@@ -81,7 +81,7 @@ def _gram_pass(tall: Tensor, residual: Tensor) -> Tensor:
     gram = (eye - residual) / _HEADROOM**2
     total: Tensor | None = None
     for a, b, c in minimax_schedule(_LOWEST / _HEADROOM):
-        step = a * eye + gram @ (b * eye + c * gram)
+        step = add_product(a * eye + b * gram, gram, gram, c)
         total = step if total is None else total @ step
         gram = step @ gram @ step
         gram = (gram + gram.mT) / 2  # they commute in exact arithmetic; left alone, the asymmetry would grow

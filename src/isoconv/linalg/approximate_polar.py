@@ -7,13 +7,13 @@ not be orthonormal to the last bit, and a singular value that is a hundredth of 
 import torch
 from torch import Tensor
 
-from isoconv.linalg.gram import as_tall, frobenius, identity_like
+from isoconv.linalg.gram import add_product, as_tall, frobenius, identity_like
 from isoconv.linalg.minimax import minimax_schedule
 
 _LOWEST = 0.01  # singular values from here on, relative to the largest, come out near 1
 
 
-def steepest_direction(matrix: Tensor, steps: int = 4) -> Tensor:
+def approximate_polar(matrix: Tensor, steps: int = 4) -> Tensor:
     """About U Vᵀ for each matrix U Σ Vᵀ of a batch (…, m, n), by `steps` minimax quintics; never looks at the numbers.
 
     A zero matrix stays zero. Works in the precision of its input; may be captured in a CUDA graph or compiled.
@@ -30,9 +30,10 @@ def steepest_direction(matrix: Tensor, steps: int = 4) -> Tensor:
     eye = identity_like(gram)
     gram = gram / bound + tall.shape[-1] * torch.finfo(tall.dtype).eps * eye
     total: Tensor | None = None
-    for a, b, c in minimax_schedule(_LOWEST, steps=steps):
-        step = a * eye + gram @ (b * eye + c * gram)
+    for k, (a, b, c) in enumerate(minimax_schedule(_LOWEST, steps=steps), start=1):
+        step = add_product(a * eye + b * gram, gram, gram, c)
         total = step if total is None else total @ step
-        gram = step @ gram @ step
+        if k < steps:
+            gram = step @ gram @ step
     result = tall @ (eye if total is None else total) / bound.sqrt()
     return result.mT if wide else result

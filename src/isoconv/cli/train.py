@@ -1,0 +1,207 @@
+"""isoconv train"""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from isoconv.cli.progress import TensorBoardToo, TrainingProgress
+from isoconv.cli.tables import print_results
+from isoconv.cli.values import parse_number, parse_numbers, parse_seeds
+from isoconv.data import Splits, load_splits
+from isoconv.errors import IsoconvError
+from isoconv.train.classifier import seed_folders, train_classifiers
+from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.distributed import Processes, choose_device
+from isoconv.train.engine import Stopped
+from isoconv.train.run_folder import RunFolder
+from isoconv.train.search import search_learning_rate
+
+Text = Annotated[str | None, typer.Option()]
+Number = Annotated[float | None, typer.Option()]
+
+
+def train(
+    data: Annotated[
+        str | None,
+        typer.Argument(help="digits, mnist, cifar10, stl10, a folder of images (a sub-folder a class), or a CSV file"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/run"),
+    folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
+    download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
+    size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
+    model: Annotated[str | None, typer.Option(help="small, large or fc3")] = None,
+    conv: Annotated[str | None, typer.Option(help="bcop, bcop-fixed, rko, ossn, svcm, rkl2ne or standard")] = None,
+    activation: Annotated[str | None, typer.Option(help="maxmin or relu")] = None,
+    recipe: Annotated[str | None, typer.Option(help="default, or paper for exactly the paper's")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over the training set")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="images per step, over all processes")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="steepest, adam or rmsprop")] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
+    schedule: Annotated[str | None, typer.Option(help="linear, exponential, cosine or constant")] = None,
+    loss: Annotated[str | None, typer.Option(help="hinge or cross-entropy")] = None,
+    margin: Annotated[float | None, typer.Option(help="the hinge loss's margin")] = None,
+    temperature: Annotated[float | None, typer.Option(help="the cross-entropy's temperature")] = None,
+    offset: Annotated[float | None, typer.Option(help="the cross-entropy's offset")] = None,
+    orthogonalisation: Annotated[str | None, typer.Option(help="manifold or bjorck")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, or bf16 for the convolutions")] = None,
+    seeds: Annotated[str, typer.Option(help="one or several, trained side by side: 0,1,2,3,4")] = "0",
+    epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
+    search: Annotated[str | None, typer.Option(help="learning rates to try on a validation split first")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in --out")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard events too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")] = False,
+) -> None:
+    """Train a classifier and say how accurate and how robust it is.
+
+    Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
+    """
+    given = {
+        "model": model,
+        "conv": conv,
+        "activation": activation,
+        "recipe": recipe,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimiser": optimiser,
+        "lr": lr,
+        "schedule": schedule,
+        "loss": loss,
+        "margin": margin,
+        "temperature": temperature,
+        "offset": offset,
+        "orthogonalisation": orthogonalisation,
+        "precision": precision,
+    }
+    explicit = {name: value for name, value in given.items() if value is not None}
+    chosen_device = choose_device(device)
+    processes = Processes.join(chosen_device)
+    numbers = parse_seeds(seeds)
+    folders = seed_folders(out, numbers)
+    if resume and overwrite:
+        raise IsoconvError("Expected --resume or --overwrite. Got both.")
+    if resume:
+        configs, splits = _resumed(folders, data, folder, explicit)
+    else:
+        configs, splits = _new(data, folder, download, size, numbers, explicit)
+        if search is not None:
+            configs = _searched(configs, splits, search, chosen_device, processes)
+        if processes.first:
+            _start(out, folders, configs, overwrite)
+        processes.wait()
+    radii = [parse_number(text, "--epsilon") for text in epsilon or []] or list(default_epsilons(configs[0].data))
+    test = splits.test if splits.has_test else None
+    total = len(splits.train) // configs[0].batch_size * configs[0].epochs
+    with _interruptible() as should_stop, TrainingProgress(total, quiet=not processes.first) as shown:
+        observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
+        try:
+            results = train_classifiers(
+                configs,
+                folders,
+                splits.train,
+                test,
+                radii,
+                observer,
+                device=chosen_device,
+                processes=processes,
+                resume=resume,
+                should_stop=should_stop,
+            )
+        except Stopped:
+            what = f"isoconv train --resume --out {out} --seeds {seeds}"
+            print(f"Stopped, and saved in {out}. To go on: {what}", file=sys.stderr)
+            raise typer.Exit(130) from None
+        finally:
+            processes.leave()
+    if processes.first:
+        if as_json:
+            print(json.dumps(results))
+        else:
+            print_results(results, f"{configs[0].model}, {configs[0].conv}, {configs[0].data}, {configs[0].epochs} epochs")
+            print(f"The run is in {out}", file=sys.stderr)
+
+
+def _new(
+    data: str | None,
+    folder: Path | None,
+    download: bool,
+    size: int | None,
+    seeds: Sequence[int],
+    explicit: dict[str, Any],
+) -> tuple[list[TrainConfig], Splits]:
+    if data is None:
+        raise IsoconvError("Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file.")
+    splits = load_splits(data, folder, size=size, download=download)
+    settings = recipe_settings(explicit.get("recipe", "default"), data, explicit.get("conv", "bcop")) | explicit
+    first = TrainConfig(data=data, input_shape=splits.train.shape, classes=splits.train.classes, **settings)
+    return [replace(first, seed=seed) for seed in seeds], splits
+
+
+def _resumed(
+    folders: Sequence[RunFolder], data: str | None, folder: Path | None, explicit: dict[str, Any]
+) -> tuple[list[TrainConfig], Splits]:
+    for run in folders:
+        if not run.exists:
+            raise IsoconvError(f"Expected a run to resume in {run.path}. There is none.")
+    configs = [TrainConfig.read(run.config) for run in folders]
+    for name, value in explicit.items():
+        if getattr(configs[0], name) != value:
+            raise IsoconvError(
+                f"Expected the options of the run that is resumed. Got --{name.replace('_', '-')} {value}, "
+                f"where it has {getattr(configs[0], name)}."
+            )
+    if data not in (None, configs[0].data):
+        raise IsoconvError(f"Expected the data that the run was started with, {configs[0].data}. Got {data}.")
+    _, height, width = configs[0].input_shape
+    splits = load_splits(configs[0].data, folder, size=(height, width))
+    if splits.train.shape != configs[0].input_shape or splits.train.classes != configs[0].classes:
+        raise IsoconvError(f"Expected the data that the run was started with. {configs[0].data} has changed since.")
+    return configs, splits
+
+
+def _searched(
+    configs: list[TrainConfig], splits: Splits, search: str, device: str, processes: Processes
+) -> list[TrainConfig]:
+    rates = parse_numbers(search, "--search")
+    best, scores = search_learning_rate(configs[0], splits.train, rates, device, processes)
+    if processes.first:
+        for rate, (clean, robust) in scores.items():
+            mark = "  ← chosen" if rate == best else ""
+            print(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}", file=sys.stderr)
+    return [replace(config, lr=best) for config in configs]
+
+
+def _start(out: Path, folders: Sequence[RunFolder], configs: Sequence[TrainConfig], overwrite: bool) -> None:
+    if len(folders) > 1 and RunFolder(out).exists:
+        raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")
+    for run in folders:  # all or none: nothing is touched if one of them may not be
+        if run.exists and not overwrite:
+            run.start(configs[0], overwrite)
+    for run, config in zip(folders, configs, strict=True):
+        run.start(config, overwrite)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and a polite kill let the step finish; a second Ctrl-C is the ordinary one."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,33 @@
+"""Values that people write on a command line: 36/255, 0,1,2, 1e-3,1e-2."""
+
+import math
+from fractions import Fraction
+
+from isoconv.errors import IsoconvError
+
+
+def parse_number(text: str, name: str) -> float:
+    """A non-negative number, also as a fraction: 0.1, 36/255."""
+    try:
+        value = float(Fraction(text.strip()))
+    except (ValueError, ZeroDivisionError):
+        raise IsoconvError(f"Expected a number such as 0.1 or 36/255 for {name}. Got {text!r}.") from None
+    if not 0 <= value < math.inf:
+        raise IsoconvError(f"Expected a number of at least 0 for {name}. Got {text!r}.")
+    return value
+
+
+def parse_numbers(text: str, name: str) -> list[float]:
+    """Numbers separated by commas."""
+    return [parse_number(part, name) for part in text.split(",")]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Different whole numbers separated by commas."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise IsoconvError(f"Expected seeds such as 0 or 0,1,2. Got {text!r}.") from None
+    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise IsoconvError(f"Expected different seeds of at least 0. Got {text!r}.")
+    return seeds

@@ -1,0 +1,87 @@
+"""Training classifiers: seeds side by side, from data to run folders."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isoconv.data import EpochBatches, ImageSet
+from isoconv.errors import IsoconvError
+from isoconv.train.config import TrainConfig
+from isoconv.train.distributed import Processes
+from isoconv.train.engine import Observer, run
+from isoconv.train.evaluate import evaluate
+from isoconv.train.replica import Replica
+from isoconv.train.run_folder import RunFolder
+from isoconv.train.task import Classification, make_model
+
+
+def seed_folders(out: Path, seeds: Sequence[int]) -> list[RunFolder]:
+    """One seed lives in the run's folder itself, several in seed-0, seed-1, … inside it."""
+    return [RunFolder(out if len(seeds) == 1 else out / f"seed-{seed}") for seed in seeds]
+
+
+def train_classifiers(
+    configs: Sequence[TrainConfig],
+    folders: Sequence[RunFolder],
+    train: ImageSet,
+    test: ImageSet | None,
+    epsilons: Sequence[float],
+    observer: Observer,
+    *,
+    device: str = "cpu",
+    processes: Processes | None = None,
+    resume: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+    save_every: float = 10.0,
+) -> list[dict[str, Any]]:
+    """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
+
+    The folders must have been started. Returns each seed's result, which is also in its folder. The test set is looked at
+    once, after the last update.
+    """
+    processes = processes or Processes()
+    if processes.count > 1 and len(configs) > 1:
+        raise IsoconvError(f"Expected one seed at a time under torchrun. Got {len(configs)}.")
+    place = processes.device(device)
+    batches = [
+        EpochBatches(
+            train,
+            config.batch_size,
+            seed=config.seed,
+            device=place,
+            padding=config.crop_padding,
+            flip=config.flip,
+            rank=processes.rank,
+            world_size=processes.count,
+        )
+        for config in configs
+    ]
+    wrap = processes.wrap if processes.count > 1 else None
+    replicas = [
+        Replica(config, make_model(config), Classification(config), len(batch), place, wrap)
+        for config, batch in zip(configs, batches, strict=True)
+    ]
+    if resume:
+        for replica, folder in zip(replicas, folders, strict=True):
+            folder.load(replica)
+    seconds = run(replicas, batches, folders, observer, processes, should_stop, save_every)
+    results = []
+    for replica, folder in zip(replicas, folders, strict=True):
+        replica.model.eval()
+        result: dict[str, Any] = {"seed": replica.config.seed, "epochs": replica.config.epochs}
+        result |= {"train_seconds": seconds, "replicas": len(replicas), "device": device_name(place)}
+        result["torch"] = torch.__version__
+        if test is not None:
+            result |= evaluate(replica.model, test, epsilons, place)
+        if processes.first:
+            folder.finish(replica.model, result)
+        results.append(result)
+    processes.wait()
+    return results
+
+
+def device_name(device: torch.device) -> str:
+    """What the hardware calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

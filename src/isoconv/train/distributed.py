@@ -1,0 +1,72 @@
+"""Several processes on one training run, as `torchrun` starts them."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from isoconv.errors import IsoconvError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many there are and which one this is. One alone needs no communication."""
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def join(cls, device: str) -> "Processes":
+        """Join the others if torchrun started us (it says so in the environment)."""
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count == 1:
+            return cls()
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        return cls(dist.get_rank(), count, int(os.environ.get("LOCAL_RANK", "0")))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and talks."""
+        return self.rank == 0
+
+    def device(self, name: str) -> torch.device:
+        """The device of this process: each its own GPU."""
+        return torch.device("cuda", self.local_rank) if self.count > 1 and name == "cuda" else torch.device(name)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model with its gradients averaged over all processes."""
+        return DistributedDataParallel(model)
+
+    def total(self, loss_sum: float, right: int) -> tuple[float, int]:
+        """Sums over all processes."""
+        if self.count == 1:
+            return loss_sum, right
+        both = torch.tensor([loss_sum, float(right)], dtype=torch.float64)
+        both = both.cuda() if dist.get_backend() == "nccl" else both
+        dist.all_reduce(both)
+        return float(both[0]), int(both[1])
+
+    def wait(self) -> None:
+        """Until all have come this far."""
+        if self.count > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if self.count > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def choose_device(name: str) -> str:
+    """`auto` is a GPU where there is one. A device that is not there is refused."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise IsoconvError(f"Expected device to be auto, cpu or cuda. Got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise IsoconvError("Expected a CUDA device. This machine has none, or this PyTorch cannot use it.")
+    return name

@@ -1,0 +1,131 @@
+"""One network in training: its optimiser, its step, and on a GPU the CUDA graph of that step."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.nn import OSSNConv2d, SVCMConv2d
+from isoconv.nn.prepare import PreparedWeights
+from isoconv.optim import SteepestDescent
+from isoconv.train.config import TrainConfig
+from isoconv.train.schedules import schedule_factor
+from isoconv.train.task import Task
+
+_WARM_UP_STEPS = 3  # PyTorch asks for a few before a capture
+
+
+class Replica:
+    """A model with its own optimiser, buffers and stream; `step(images, labels)` is one update.
+
+    On a GPU the whole step (build, forward, backward, update) is captured once as a CUDA graph and replayed. Every
+    replica captures on a stream of its own: graphs captured on one stream share a cuBLAS workspace, and replayed side
+    by side they would hang. On a CPU, and where `wrap` hangs a communication layer around the model, the same
+    function runs eagerly.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        task: Task,
+        steps_per_epoch: int,
+        device: torch.device,
+        wrap: Callable[[nn.Module], nn.Module] | None = None,
+    ) -> None:
+        self.config, self.task, self.device = config, task, device
+        self.model = model.to(device).train()
+        self.wrapped = wrap(self.model) if wrap else self.model
+        self.steps_per_epoch, self.steps = steps_per_epoch, steps_per_epoch * config.epochs
+        self.done = 0  # updates so far
+        self.graphed = device.type == "cuda" and wrap is None
+        self.rate = torch.full((), config.lr, device=device)
+        self.optimiser = self._make_optimiser()
+        self.stream = torch.cuda.Stream(device) if self.graphed else None
+        self.prepared = PreparedWeights(self.model) if self.graphed else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Tensor, Tensor] | None = None
+        self.loss_sum = torch.zeros((), device=device)
+        self.right = torch.zeros((), device=device, dtype=torch.int64)
+        self.projected_in_step = [m for m in self.model.modules() if isinstance(m, OSSNConv2d) and m.projection != "forward"]
+        self.projected_rarely = [m for m in self.model.modules() if isinstance(m, SVCMConv2d)]
+
+    def _make_optimiser(self) -> torch.optim.Optimizer:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        config, on_gpu = self.config, self.device.type == "cuda"
+        # A tensor for the rate, so that a captured graph reads the schedule's value.
+        if config.optimiser == "steepest":
+            return SteepestDescent(parameters, lr=self.rate, momentum=config.momentum)
+        if config.optimiser == "adam":
+            return torch.optim.Adam(parameters, lr=self.rate, fused=on_gpu, capturable=on_gpu)
+        return torch.optim.RMSprop(parameters, lr=self.rate, capturable=on_gpu)
+
+    # One update ---------------------------------------------------------------------------------------------------
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """One update on a batch (pixels 0 … 255). On a GPU it is only launched, on the replica's own stream."""
+        factor = schedule_factor(self.config.schedule, self.done, self.steps, self.steps_per_epoch)
+        if self.stream is None:
+            self.rate.fill_(self.config.lr * factor)
+            self._update(images, labels)
+        else:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self.stream):
+                self.rate.fill_(self.config.lr * factor)
+                self._replay(images, labels)
+        self.done += 1
+        if self.projected_rarely and (self.done % self.config.project_every == 0 or self.done == self.steps):
+            self._project()
+
+    def _update(self, images: Tensor, labels: Tensor) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.prepared is None:
+            loss, right = self.task.loss(self.wrapped, images, labels)
+            loss.backward()
+        else:
+            with self.prepared:
+                loss, right = self.task.loss(self.wrapped, images, labels)
+                loss.backward()
+        self.optimiser.step()
+        for layer in self.projected_in_step:
+            layer.project()
+        self.loss_sum += loss.detach()
+        self.right += right
+
+    def _replay(self, images: Tensor, labels: Tensor) -> None:
+        if self.inputs is None:
+            self.inputs = images.clone(), labels.clone()
+        for static, given in zip(self.inputs, (images, labels), strict=True):
+            static.copy_(given)
+        if self.graph is None and self.done >= _WARM_UP_STEPS:
+            self.graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self._update(*self.inputs)
+        if self.graph is None:
+            self._update(*self.inputs)
+        else:
+            self.graph.replay()
+            # A replay changes parameters behind PyTorch's back; this is what tells the layers' caches.
+            torch.autograd.graph.increment_version(list(self.model.parameters()))
+
+    def _project(self) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        for layer in self.projected_rarely:
+            layer.project(self.config.project_iterations)
+
+    # What a step leaves -------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Let the current stream see all that has been launched."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def take_sums(self) -> tuple[float, int]:
+        """The losses added up and the number right, since this was last asked."""
+        self.wait()
+        sums = float(self.loss_sum), int(self.right)
+        self.loss_sum.zero_()
+        self.right.zero_()
+        return sums

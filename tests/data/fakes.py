@@ -1,0 +1,127 @@
+"""Small data sets in the form of the official files."""
+
+import gzip
+import io
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from isoconv.data import ImageSet
+from isoconv.data.cifar10 import Cifar10Release
+from isoconv.data.files import md5, md5_of_file
+
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+def random_bytes(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, 256, shape).astype(np.uint8)
+
+
+def image_set(n: int = 20, shape: tuple[int, int, int] = (3, 8, 6), classes: int = 4, seed: int = 0) -> ImageSet:
+    labels = torch.arange(n) % classes
+    return ImageSet(torch.from_numpy(random_bytes(n, *shape, seed=seed)), labels, tuple("abcdefghij"[:classes]), "fake")
+
+
+def write(path: Path, data: bytes, packed: bool = False) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if packed else data)
+    return path
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(folder: Path, packed: bool = True, train: int = 12, test: int = 7) -> dict[str, np.ndarray]:
+    """The four files in `folder`; returns what is in them."""
+    contents = {}
+    for part, n in (("train", train), ("t10k", test)):
+        contents[f"{part}-images-idx3-ubyte"] = random_bytes(n, 28, 28, seed=n)
+        contents[f"{part}-labels-idx1-ubyte"] = (np.arange(n) % 10).astype(np.uint8)
+    for name, array in contents.items():
+        write(folder / (name + ".gz" * packed), idx(array), packed)
+    return contents
+
+
+def cifar10_batches(n: int = 4) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {
+        name: (random_bytes(n, 3072, seed=k), ((np.arange(n) + k) % 10).astype(np.uint8))
+        for k, name in enumerate(BATCHES)
+    }
+
+
+def cifar10_binary(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+    return np.concatenate([labels[:, None], pixels], axis=1).tobytes()
+
+
+def cifar10_pickle(pixels: np.ndarray, labels: np.ndarray, fortran: bool = False) -> bytes:
+    """As Python 2 and its numpy wrote it, in protocol 2, where strings are bytes."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    raw = pixels.tobytes("F" if fortran else "C")
+    listed = b"](" + b"".join(b"K" + bytes([int(label)]) for label in labels) + b"e"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n"
+        + b"cnumpy\nndarray\nK\x00\x85"
+        + text(b"b")
+        + b"\x87R("
+        + b"K\x01"
+        + b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape)
+        + b"\x86"
+        + b"cnumpy\ndtype\n"
+        + text(b"u1")
+        + b"K\x00K\x01\x87R(K\x03"
+        + text(b"|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        + (b"\x88" if fortran else b"\x89")
+        + b"T"
+        + struct.pack("<i", len(raw))
+        + raw
+        + b"tb"
+    )
+    label = text(b"batch_label") + text(b"training batch 1 of 5")
+    return b"\x80\x02}(" + label + text(b"labels") + listed + text(b"data") + array + b"u."
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def write_cifar10(folder: Path, form: str) -> tuple[Path, Cifar10Release]:
+    """In one of the forms bin, py, bin.tar.gz, py.tar.gz; returns where, and the release that these files are."""
+    batches = cifar10_batches()
+    if form.startswith("bin"):
+        files = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
+        inside, archive = "cifar-10-batches-bin", folder / "cifar-10-binary.tar.gz"
+    else:
+        files = {name: cifar10_pickle(*batch) for name, batch in batches.items()}
+        inside, archive = "cifar-10-batches-py", folder / "cifar-10-python.tar.gz"
+    sums = {"cifar-10-binary.tar.gz": "", "cifar-10-python.tar.gz": ""}
+    if form.endswith(".tar.gz"):
+        write_tar(archive, {f"{inside}/readme.html": b"hello", **{f"{inside}/{k}": v for k, v in files.items()}})
+        sums[archive.name] = md5_of_file(archive)
+    else:
+        for name, data in files.items():
+            write(folder / inside / name, data)
+    python_md5 = {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
+    place = archive if form.endswith(".tar.gz") else folder / inside
+    return place, Cifar10Release(4, python_md5, sums)
+
+
+def stl10_files(train: int = 5, test: int = 3) -> dict[str, bytes]:
+    files = {}
+    for part, n in (("train", train), ("test", test)):
+        files[f"{part}_X.bin"] = random_bytes(n, 3, 96, 96, seed=n).tobytes()
+        files[f"{part}_y.bin"] = bytes(1 + k % 10 for k in range(n))
+    return files

@@ -1,0 +1,216 @@
+"""Block convolution □ and symmetric projectors: the remarks of the paper's section 3.1, each as a test."""
+
+import numpy as np
+import pytest
+import torch
+from linalg.linalg_reference import PRECISIONS, dense_convolution, normal, orthonormal
+from torch import Tensor
+
+from isoconv.linalg import (
+    block_convolve,
+    compose_kernels,
+    is_projector,
+    projector_column,
+    projector_from_basis,
+    projector_pair_1d,
+    projector_rank,
+    projector_row,
+    random_projector,
+)
+
+EYE = torch.eye(4, dtype=torch.float64)
+RANKS = [(n, r) for n in (1, 2, 3, 5) for r in range(n + 1)]
+
+
+def projector(n: int, rank: int, seed: int = 0) -> Tensor:
+    return random_projector(n, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def convolve(kernel: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """A ∗ v on a circle, as PyTorch counts the taps: (A ∗ v)[x] = Σ_t A_t v[x + t]. v is (c_in, n…)."""
+    out = np.zeros((kernel.shape[0], *image.shape[1:]))
+    axes = tuple(range(1, image.ndim))
+    for tap in np.ndindex(*kernel.shape[2:]):
+        shifted = np.roll(image, [-t for t in tap], axes)
+        out += np.tensordot(kernel[(slice(None), slice(None), *tap)], shifted, 1)
+    return out
+
+
+def direct(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Z_i = Σ_{i'} X_{i'} Y_{i−i'}, sum by sum."""
+    taps = [p + q - 1 for p, q in zip(x.shape[2:], y.shape[2:], strict=True)]
+    z = np.zeros((x.shape[0], y.shape[1], *taps))
+    for i in np.ndindex(*x.shape[2:]):
+        for j in np.ndindex(*y.shape[2:]):
+            at = (slice(None), slice(None))
+            z[(*at, *np.add(i, j))] += x[(*at, *i)] @ y[(*at, *j)]
+    return z
+
+
+PAIRS = [
+    ((2, 3, 1), (3, 4, 1)),
+    ((2, 3, 2), (3, 4, 3)),
+    ((5, 1, 4), (1, 2, 2)),
+    ((2, 3, 1, 1), (3, 2, 1, 1)),
+    ((2, 3, 2, 1), (3, 4, 1, 2)),
+    ((3, 3, 3, 2), (3, 3, 2, 4)),
+    ((1, 2, 1, 3), (2, 5, 3, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(("left", "right"), PAIRS, ids=str)
+def test_is_the_sum_in_its_definition(left, right, dtype):
+    x, y = normal(*left, seed=1, dtype=dtype), normal(*right, seed=2, dtype=dtype)
+    z = block_convolve(x, y)
+    terms = left[1] * int(np.prod(np.minimum(left[2:], right[2:])))
+    assert z.dtype == dtype
+    expected = direct(x.double().numpy(), y.double().numpy())
+    np.testing.assert_allclose(z.double().numpy(), expected, rtol=0, atol=20 * terms * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize(("left", "right"), PAIRS, ids=str)
+def test_is_composition_of_operators(left, right, size):
+    """X ∗ (Y ∗ v) = (X □ Y) ∗ v, on images of every size, also smaller than the kernels."""
+    x, y = normal(*left, seed=3), normal(*right, seed=4)
+    image = normal(right[1], *[size + axis for axis in range(len(left) - 2)], seed=5).numpy()
+    in_turn = convolve(x.numpy(), convolve(y.numpy(), image))
+    at_once = convolve(block_convolve(x, y).numpy(), image)
+    np.testing.assert_allclose(at_once, in_turn, rtol=0, atol=1e-13 * max(1, abs(in_turn).max()) * 10)
+
+
+def test_does_not_commute():
+    """The smallest example: the two ways to multiply e₁e₁ᵀ and e₁e₂ᵀ."""
+    x = torch.tensor([[1.0, 0.0], [0.0, 0.0]])[..., None]
+    y = torch.tensor([[0.0, 1.0], [0.0, 0.0]])[..., None]
+    assert torch.equal(block_convolve(x, y), y)
+    assert not block_convolve(y, x).any()
+
+
+def test_projector_pairs_do_not_commute_either():
+    p, q = projector_pair_1d(projector(4, 2, 1)), projector_pair_1d(projector(4, 2, 2))
+    assert float((block_convolve(p, q) - block_convolve(q, p)).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("taps", [[(1,), (3,), (2,)], [(2, 1), (1, 2), (3, 2)]], ids=str)
+def test_is_associative_and_composes_from_the_left(taps):
+    x, y, z = normal(2, 3, *taps[0], seed=6), normal(3, 4, *taps[1], seed=7), normal(4, 5, *taps[2], seed=8)
+    left, right = block_convolve(block_convolve(x, y), z), block_convolve(x, block_convolve(y, z))
+    torch.testing.assert_close(left, right, rtol=0, atol=1e-13)
+    torch.testing.assert_close(compose_kernels(x, y, z), left, rtol=0, atol=0)
+    assert torch.equal(compose_kernels(x), x)
+
+
+@pytest.mark.parametrize("taps", [(3,), (2, 3)], ids=str)
+def test_has_an_identity(taps):
+    x = normal(3, 4, *taps, seed=9)
+    ones = [1] * len(taps)
+    torch.testing.assert_close(block_convolve(torch.eye(3).double().reshape(3, 3, *ones), x), x, rtol=0, atol=0)
+    torch.testing.assert_close(block_convolve(x, torch.eye(4).double().reshape(4, 4, *ones)), x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("left", "right"), [((2, 3, 2), (3, 2, 2)), ((2, 2, 2, 1), (2, 3, 2, 2))], ids=str)
+def test_is_differentiable(left, right):
+    x, y = normal(*left, seed=10).requires_grad_(), normal(*right, seed=11).requires_grad_()
+    assert torch.autograd.gradcheck(block_convolve, (x, y))
+
+
+# Projectors
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(("n", "rank"), RANKS)
+def test_random_projectors(n, rank, dtype):
+    p = random_projector(n, rank, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    assert p.shape == (n, n)
+    assert p.dtype == dtype
+    assert is_projector(p)
+    assert int(projector_rank(p)) == rank
+    assert int(torch.linalg.matrix_rank(p.double(), tol=0.5)) == rank
+
+
+def test_random_projectors_come_from_the_generator():
+    draw = [random_projector(5, 2, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    assert torch.equal(draw[0], draw[1])
+    assert not torch.equal(draw[0], draw[2])
+
+
+def test_random_projectors_are_uniform():
+    """E[P] = (r/n)·I by symmetry, and so it must be in the mean of many."""
+    generator = torch.Generator().manual_seed(0)
+    mean = sum(random_projector(3, 1, generator=generator, dtype=torch.float64) for _ in range(4000)) / 4000
+    torch.testing.assert_close(mean, EYE[:3, :3] / 3, rtol=0, atol=5 * 0.3 / 4000**0.5)
+
+
+@pytest.mark.parametrize(("n", "rank"), RANKS)
+def test_projector_from_basis(n, rank):
+    basis = torch.linalg.qr(normal(n, rank, seed=12)).Q
+    p = projector_from_basis(basis)
+    torch.testing.assert_close(p @ basis, basis, rtol=0, atol=1e-14)
+    assert is_projector(p)
+    assert int(projector_rank(p)) == rank
+
+
+def test_projectors_in_batches():
+    bases = torch.linalg.qr(normal(2, 3, 5, 2, seed=13)).Q
+    p = projector_from_basis(bases)
+    assert p.shape == (2, 3, 5, 5)
+    assert is_projector(p)
+    assert torch.equal(projector_rank(p), torch.full((2, 3), 2))
+    p[1, 2] *= 1.01
+    assert not is_projector(p)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        2 * EYE,
+        torch.tensor([[1.0, 1.0], [0.0, 0.0]]),  # idempotent, not symmetric
+        torch.tensor([[0.0, 1.0], [1.0, 0.0]]),  # symmetric, not idempotent
+        torch.full((2, 2), torch.nan),
+        torch.zeros(2, 3),
+        EYE * (1 + 1e-12),
+    ],
+    ids=lambda m: f"{tuple(m.shape)}-{float(m[0, 0]):g}",
+)
+def test_what_is_not_a_projector(matrix):
+    assert not is_projector(matrix)
+
+
+def test_is_projector_has_a_tolerance():
+    assert is_projector(EYE * (1 + 1e-12), tolerance=1e-11)
+
+
+@pytest.mark.parametrize(("n", "rank"), RANKS)
+def test_the_pair_is_orthogonal_and_its_inverse_is_the_mirrored_pair(n, rank):
+    """[P I−P] □ [I−P P] = [0 I 0]: the identity, one pixel further."""
+    p = projector(n, rank)
+    complement = torch.eye(n, dtype=torch.float64) - p
+    pair, mirrored = projector_pair_1d(p), projector_pair_1d(complement)
+    torch.testing.assert_close(pair[..., 0], p, rtol=0, atol=0)
+    torch.testing.assert_close(pair[..., 1], complement, rtol=0, atol=0)
+    expected = torch.stack([torch.zeros(n, n), torch.eye(n), torch.zeros(n, n)], dim=-1).double()
+    torch.testing.assert_close(block_convolve(pair, mirrored), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(block_convolve(mirrored, pair), expected, rtol=0, atol=1e-14)
+    for size in (1, 2, 3, 7):
+        operator = dense_convolution(pair.numpy(), [size])
+        np.testing.assert_allclose(operator @ operator.T, np.eye(n * size), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(3, 1), (4, 2)])
+def test_columns_are_along_the_height_and_rows_along_the_width(n, rank):
+    p = projector(n, rank)
+    column, row = projector_column(p), projector_row(p)
+    assert column.shape == (n, n, 2, 1)
+    assert row.shape == (n, n, 1, 2)
+    assert torch.equal(column[:, :, :, 0], projector_pair_1d(p))
+    assert torch.equal(row[:, :, 0, :], projector_pair_1d(p))
+    for kernel in (column, row, block_convolve(column, row), block_convolve(row, column)):
+        operator = dense_convolution(kernel.numpy(), [3, 4])
+        np.testing.assert_allclose(operator @ operator.T, np.eye(12 * n), rtol=0, atol=1e-14)
+
+
+def test_an_orthonormal_matrix_is_an_orthogonal_convolution_of_size_one():
+    operator = dense_convolution(orthonormal(3, 5)[..., None, None].numpy(), [2, 3])
+    np.testing.assert_allclose(operator @ operator.T, np.eye(18), rtol=0, atol=1e-14)

@@ -1,0 +1,269 @@
+"""The manifold of orthonormal matrices: its tangent projection, gradients on it, and the ways back to it."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from linalg.linalg_reference import (
+    DEVICES,
+    PRECISIONS,
+    conditioned,
+    normal,
+    orthonormal,
+    orthonormality_error,
+    polar_by_svd,
+    spectral_norm,
+    with_singular_values,
+)
+
+from isoconv.linalg import is_orthonormal, on_manifold, polar, project_to_tangent, retract
+
+SHAPES = [(1, 1), (1, 6), (6, 1), (5, 5), (12, 7), (7, 12), (64, 64), (200, 30)]
+PROMISED = {torch.float32: 2e-6, torch.float64: 1e-13}
+
+
+def inner(a, b):
+    return float((a * b).sum())
+
+
+# The tangent space
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_projection_is_orthogonal_idempotent_and_tangent(shape):
+    u, v, w = orthonormal(*shape), normal(*shape, seed=1), normal(*shape, seed=2)
+    eps = 20 * max(shape) * torch.finfo(torch.float64).eps
+    pv, pw = project_to_tangent(u, v), project_to_tangent(u, w)
+    torch.testing.assert_close(project_to_tangent(u, pv), pv, rtol=0, atol=eps)
+    assert abs(inner(pv, w) - inner(v, pw)) <= eps * float(v.norm() * w.norm())
+    assert abs(inner(v - pv, pw)) <= eps * float(v.norm() * w.norm())
+    tall_u, tall_p = (u, pv) if shape[0] >= shape[1] else (u.mT, pv.mT)
+    skew = tall_u.mT @ tall_p
+    torch.testing.assert_close(skew, -skew.mT, rtol=0, atol=eps * 10)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_projection_has_the_dimension_of_the_manifold(shape):
+    """Its trace, the sum of ⟨E, proj E⟩ over all unit matrices E: mn − n(n+1)/2. A projection onto less would be found."""
+    m, n = max(shape), min(shape)
+    if m * n > 200:
+        pytest.skip("one projection per entry")
+    u = orthonormal(*shape)
+    units = torch.eye(m * n, dtype=torch.float64).reshape(m * n, *shape)
+    trace = float((units * project_to_tangent(u.expand_as(units), units)).sum())
+    assert trace == pytest.approx(m * n - n * (n + 1) / 2, abs=1e-11)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", [(5, 5), (12, 7), (7, 12)], ids=str)
+def test_the_projection_batches(shape, dtype):
+    u = torch.stack([orthonormal(*shape, seed=s) for s in range(6)]).reshape(2, 3, *shape).to(dtype)
+    v = normal(2, 3, *shape, seed=3, dtype=dtype)
+    batched = project_to_tangent(u, v)
+    for index in np.ndindex(2, 3):
+        alone = project_to_tangent(u[index], v[index])
+        torch.testing.assert_close(batched[index], alone, rtol=0, atol=100 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 8, 5), (3, 5, 8)], ids=str)
+def test_on_manifold_has_the_gradient_of_the_polar_factor(shape, device):
+    u = orthonormal(*shape[-2:]).expand(shape).contiguous().to(device).requires_grad_()
+    g = normal(*shape, seed=4).to(device)
+    (ours,) = torch.autograd.grad(on_manifold(u), u, g)
+    (exact,) = torch.autograd.grad(polar(u), u, g)
+    torch.testing.assert_close(ours, exact, rtol=0, atol=100 * max(shape) * torch.finfo(torch.float64).eps)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6), (2, 5, 3)], ids=str)
+def test_on_manifold_has_the_derivative_of_a_curve_on_the_manifold(shape):
+    """Finite differences along polar(U + tV): no formula of ours on this side."""
+    u = orthonormal(*shape[-2:]).expand(shape).contiguous()
+    v, g, t = normal(*shape, seed=5), normal(*shape, seed=6), 1e-5
+    numeric = inner(g, polar_by_svd(u + t * v) - polar_by_svd(u - t * v)) / (2 * t)
+    point = u.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(on_manifold(point), point, g)
+    assert inner(gradient, v) == pytest.approx(numeric, abs=1e-8 * float(g.norm() * v.norm() ** 3))
+
+
+def test_on_manifold_passes_the_point_through():
+    u = orthonormal(6, 4)
+    parameter = (u + 0.1 * normal(6, 4, seed=7)).requires_grad_()
+    assert torch.equal(on_manifold(u), u)
+    value = on_manifold(parameter, u)
+    assert torch.equal(value, u)
+    (gradient,) = torch.autograd.grad(value, parameter, torch.ones_like(u))
+    assert torch.equal(gradient, project_to_tangent(u, torch.ones_like(u)))
+
+
+# Retraction, looking
+
+
+def near_and_far(shape, dtype):
+    u = orthonormal(*shape)
+    noise = normal(*shape, seed=8) / max(shape) ** 0.5
+    for size in (1e-7, 1e-5, 1e-3, 1e-2, 0.1, 0.3, 1.0, 10.0):
+        yield (u + size * noise).to(dtype)
+    for scale in (1e-25, 0.01, 0.9, 1.1, 50.0, 1e25):
+        yield (u * scale).to(dtype)
+    yield conditioned(*shape, 1e4 if min(shape) > 1 else 1.0).to(dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", [*SHAPES, (512, 128)], ids=str)
+def test_retract_is_the_polar_factor_and_idempotent_to_the_bit(shape, dtype, device):
+    for start in near_and_far(shape, dtype):
+        start = start.to(device)
+        back = retract(start)
+        assert torch.equal(retract(back), back)
+        assert orthonormality_error(back) <= PROMISED[dtype]
+        values = torch.linalg.svdvals(start.double())
+        # Near the manifold it may stop at twice the rounding of a Gram matrix, 2·16·eps·√n.
+        allowed = (32 + 4 * float(values[0] / values[-1])) * min(shape) ** 0.5 * torch.finfo(dtype).eps
+        assert float(torch.linalg.matrix_norm(back.cpu().double() - polar_by_svd(start), 2)) <= allowed
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_retract_returns_what_is_orthonormal_as_it_is(dtype):
+    u = retract(normal(40, 20, seed=9, dtype=dtype))
+    assert retract(u).data_ptr() == u.data_ptr()
+    assert is_orthonormal(u)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("kind", ["near", "mixed"])
+def test_retract_batches(kind, dtype):
+    u = torch.stack([orthonormal(9, 5, seed=s) for s in range(4)])
+    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.05 if kind == "near" else 3.0], dtype=torch.float64)
+    start = (u + sizes[:, None, None] * normal(4, 9, 5, seed=10)).to(dtype)
+    back = retract(start)
+    assert orthonormality_error(back) <= PROMISED[dtype]
+    torch.testing.assert_close(back.double(), polar_by_svd(start), rtol=0, atol=200 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(retract(start.mT).mT, back, rtol=0, atol=200 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("steps", [None, 3])
+def test_retract_has_no_gradient_and_leaves_its_input_alone(steps, dtype):
+    start = (orthonormal(6, 4) + 0.01 * normal(6, 4, seed=11)).to(dtype).requires_grad_()
+    before = start.detach().clone()
+    assert not retract(start, steps).requires_grad
+    assert torch.equal(start, before)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize(
+    "start",
+    [
+        torch.zeros(6, 4),
+        torch.ones(6, 4),
+        torch.ones(4, 6),
+        torch.eye(5)[:, :4] * torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        torch.outer(torch.arange(1.0, 8.0), torch.arange(3.0)),
+        torch.zeros(1, 1),
+        torch.stack([torch.eye(3), torch.zeros(3, 3)]),
+    ],
+    ids=lambda t: f"{tuple(t.shape)}-{float(t.sum()):g}",
+)
+def test_retract_takes_a_rank_deficient_matrix_to_a_closest_one(start, dtype):
+    start = start.to(dtype)
+    back = retract(start)
+    assert orthonormality_error(back) <= PROMISED[dtype]
+    reached = (back.double() * start.double()).sum((-2, -1))
+    nuclear = torch.linalg.svdvals(start.double()).sum(-1)
+    torch.testing.assert_close(reached, nuclear, rtol=20 * torch.finfo(dtype).eps, atol=20 * torch.finfo(dtype).eps)
+    assert torch.equal(retract(back), back)
+
+
+# Retraction, blindly
+
+
+SPECTRA = {
+    "at both ends": lambda n, low, high: torch.linspace(0, 1, n, dtype=torch.float64).round() * (high - low) + low,
+    "all at the upper end": lambda n, low, high: torch.full((n,), high, dtype=torch.float64),
+    "all at the lower end": lambda n, low, high: torch.full((n,), low, dtype=torch.float64),
+    "evenly spread": lambda n, low, high: torch.linspace(low, high, n, dtype=torch.float64),
+    "one at the upper end": lambda n, low, high: torch.cat([torch.tensor([high]), torch.full((n - 1,), low)]).double(),
+    "one at the lower end": lambda n, low, high: torch.cat([torch.tensor([low]), torch.full((n - 1,), high)]).double(),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("steps", "low", "high"), [(2, 0.8, 1.2), (2, 0.95, 1.05), (3, 0.6, 1.4)])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (6, 3), (3, 17), (32, 32), (64, 64), (1024, 256)], ids=str)
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_blind_steps_converge_to_float32s_rounding(spectrum, shape, steps, low, high, device):
+    values = SPECTRA[spectrum](min(shape), low, high)
+    start = with_singular_values(*shape, values).to(device, torch.float32)
+    back = retract(start, steps)
+    assert orthonormality_error(back) <= PROMISED[torch.float32]
+    difference = torch.linalg.matrix_norm(back.cpu().double() - polar_by_svd(start), 2)
+    assert float(difference) <= 8 * min(shape) ** 0.5 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponents"),
+    [
+        (torch.float32, [0.5, 1, 2, 4, 7, 8, 10, 15, 18]),
+        (torch.float32, [20, 30, 37]),  # the Gram matrix overflows
+        (torch.float64, [0.5, 1, 2, 4, 8, 15, 16, 17, 25, 37, 150]),
+        (torch.float64, [160, 200, 300]),
+    ],
+)
+def test_blind_steps_never_diverge(dtype, exponents):
+    """However long the step was: finite, and of norm at most 1 but for rounding, after one step or many."""
+    for exponent, shape in product(exponents, [(1, 1), (5, 5), (30, 8), (8, 30)]):
+        for start in (normal(*shape, seed=12), conditioned(*shape, 30.0), torch.ones(shape, dtype=torch.float64)):
+            for steps in (1, 2, 3, 5):
+                back = retract((10.0**exponent * start).to(dtype), steps)
+                assert bool(torch.isfinite(back).all())
+                assert spectral_norm(back) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_blind_steps_repeated_reach_the_polar_factor_from_anywhere(dtype):
+    start = (1e3 * normal(20, 8, seed=14)).to(dtype)
+    back = start
+    for _ in range(10):
+        back = retract(back, 3)
+    assert orthonormality_error(back) <= PROMISED[dtype]
+    torch.testing.assert_close(back.double(), polar_by_svd(start), rtol=0, atol=1e3 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_blind_steps_batched_equal_looped(dtype):
+    u = torch.stack([orthonormal(9, 5, seed=s) for s in range(4)])
+    start = (u * torch.tensor([0.8, 1.0, 1.3, 40.0])[:, None, None]).to(dtype)
+    batched = retract(start, 3)
+    for i in range(4):
+        torch.testing.assert_close(batched[i], retract(start[i], 3), rtol=0, atol=100 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(retract(start.mT, 3).mT, batched, rtol=0, atol=100 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_blind_steps_leave_an_orthonormal_matrix_where_it_is(dtype):
+    u = retract(normal(30, 12, seed=15, dtype=dtype))
+    torch.testing.assert_close(retract(u, 2), u, rtol=0, atol=8 * 12**0.5 * torch.finfo(dtype).eps)
+    assert torch.equal(retract(u, 0), u)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 3, 2)], ids=str)
+@pytest.mark.parametrize("steps", [None, 2])
+def test_empty(shape, steps):
+    assert retract(torch.zeros(shape), steps).shape == shape
+    assert is_orthonormal(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_is_orthonormal(shape, dtype):
+    u = orthonormal(*shape).to(dtype)
+    eps = torch.finfo(dtype).eps
+    assert is_orthonormal(u)
+    assert not is_orthonormal(u * (1 + 1e3 * eps))
+    assert is_orthonormal(u * (1 + 1e3 * eps), tolerance=3e3 * eps * min(shape) ** 0.5)
+    assert not is_orthonormal(torch.zeros_like(u))
+    assert not is_orthonormal(torch.full_like(u, torch.nan))
+    assert not is_orthonormal(torch.stack([u, 2 * u]))

@@ -1,0 +1,114 @@
+"""MaxMin and GroupSort only reorder their inputs."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from isoconv.nn import GroupSort, MaxMin
+
+SHAPES = [(1, 2), (3, 4), (2, 6, 5), (2, 12, 3, 4), (1, 2, 2, 2, 2), (0, 4, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_maxmin_pairs_channel_i_with_i_plus_half(shape):
+    x = torch.randn(shape)
+    first, second = x.chunk(2, dim=1)
+    expected = torch.cat(
+        [torch.where(first > second, first, second), torch.where(first > second, second, first)], dim=1
+    )
+    assert torch.equal(MaxMin()(x), expected)
+    assert torch.equal(GroupSort(2)(x), expected)
+    assert torch.equal(GroupSort()(x), expected)
+
+
+def test_maxmin_by_hand():
+    x = torch.tensor([[1.0, 5.0, 3.0, 2.0]])  # pairs (1, 3) and (5, 2)
+    assert MaxMin()(x).tolist() == [[3, 5, 1, 2]]
+
+
+@pytest.mark.parametrize(("channels", "size"), [(6, 1), (6, 2), (6, 3), (6, 6), (12, 4), (5, 5), (5, None), (6, None)])
+def test_groupsort_sorts_each_group_largest_first(channels, size):
+    x = torch.randn(2, channels, 3, 2)
+    groups = channels // (size or channels)
+    y = GroupSort(size)(x)
+    for j in range(groups):
+        expected = x[:, j::groups].sort(dim=1, descending=True).values
+        assert torch.equal(y[:, j::groups], expected)
+
+
+ACTIVATIONS = [
+    (MaxMin(), 6),
+    (GroupSort(2), 6),
+    (GroupSort(3), 6),
+    (GroupSort(6), 6),
+    (GroupSort(1), 3),
+    (GroupSort(None), 5),
+]
+activations = pytest.mark.parametrize(("activation", "channels"), ACTIVATIONS)
+
+
+def one_jacobian(activation: nn.Module, x: Tensor) -> Tensor:
+    return torch.autograd.functional.jacobian(lambda z: activation(z[None])[0], x)
+
+
+@activations
+@pytest.mark.parametrize("values", ["random", "all tied", "pairs tied", "signed zeros"])
+def test_the_jacobian_is_a_permutation_even_at_ties(activation, channels, values):
+    x = {
+        "random": torch.randn(channels),
+        "all tied": torch.ones(channels),
+        "pairs tied": torch.randint(0, 2, (channels,)).float(),
+        "signed zeros": torch.zeros(channels) * torch.randn(channels).sign(),
+    }[values]
+    J = one_jacobian(activation, x)
+    assert torch.equal(J * J, J)  # zeros and ones
+    assert torch.equal(J.sum(0), torch.ones(channels))
+    assert torch.equal(J.sum(1), torch.ones(channels))
+    assert torch.equal(J @ x, activation(x[None])[0])
+
+
+@activations
+def test_the_norm_of_the_gradient_is_preserved_where_many_channels_tie(activation, channels):
+    x = torch.randint(-1, 2, (4, channels, 3, 3)).double().requires_grad_()
+    y = activation(x)
+    v = torch.randn_like(y)
+    y.backward(v)
+    for g, w in zip(x.grad, v, strict=True):  # per image: a permutation of the same numbers
+        assert torch.equal(g.flatten().sort().values, w.flatten().sort().values)
+
+
+@activations
+def test_one_lipschitz_and_norm_preserving(activation, channels):
+    x, y = torch.randn(50, channels, dtype=torch.float64), torch.randn(50, channels, dtype=torch.float64)
+    change = (activation(x) - activation(y)).norm(dim=1)
+    assert (change <= (x - y).norm(dim=1) * (1 + 1e-15)).all()
+    assert torch.allclose(activation(x).norm(dim=1), x.norm(dim=1), rtol=1e-15)
+
+
+def test_maxmin_recovers_relu_and_the_absolute_value():
+    x = torch.randn(4, 3, 5)
+    assert torch.equal(MaxMin()(torch.cat([x, 0 * x], dim=1))[:, :3], x.relu())
+    assert torch.equal(MaxMin()(torch.cat([x, -x], dim=1))[:, :3], x.abs())
+    assert torch.equal(GroupSort(2)(torch.cat([x, 0 * x], dim=1))[:, 3:], -(-x).relu())
+    assert torch.equal(GroupSort(2)(torch.cat([x, -x], dim=1))[:, 3:], -x.abs())
+
+
+@activations
+def test_nothing_to_learn_and_nothing_to_save(activation, channels):
+    assert not activation.state_dict()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@activations
+def test_any_floating_point_type(activation, channels, dtype):
+    x = torch.randn(2, channels, 3).to(dtype)
+    assert activation(x).dtype == dtype
+    assert torch.equal(activation(x).float(), activation(x.float()))
+
+
+@activations
+def test_a_nan_is_not_lost(activation, channels):
+    """A network that has produced a NaN must not look healthy further on."""
+    x = torch.zeros(1, channels)
+    x[0, -1] = torch.nan
+    assert activation(x).isnan().any()

@@ -1,0 +1,496 @@
+"""A kernel is rebuilt exactly when its parameters changed: never stale, never built twice."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import LAYERS, is_built, is_manifold, made, singular_values
+
+MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+BUILT = [name for name in LAYERS if is_built(name)]
+TRAINABLE = [name for name in BUILT if "frozen" not in name]
+STEADY = [
+    name for name in TRAINABLE if not name.startswith("ossn")
+]  # OSSN sharpens its estimate in every training pass
+
+layers = pytest.mark.parametrize("name", LAYERS)
+built = pytest.mark.parametrize("name", BUILT)
+trainable = pytest.mark.parametrize("name", TRAINABLE)
+steady = pytest.mark.parametrize("name", STEADY)
+
+
+def counting(layer: nn.Module) -> list[int]:
+    """A list that grows by one with every build of the layer's weight."""
+    calls: list[int] = []
+    build = layer._build
+
+    def wrapped(*sources: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return build(*sources)
+
+    layer._build = wrapped
+    return calls
+
+
+def rebuilt(layer: nn.Module) -> Tensor:
+    """What the weight should be now: that of a fresh layer of the same state, in evaluation."""
+    fresh = copy.deepcopy(layer).eval()
+    fresh.refresh()
+    fresh.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        return fresh.weight.clone()
+
+
+def warm(layer: nn.Module, x: Tensor, mode: str = "grad") -> Tensor:
+    """Fill the cache; the weight that is in it."""
+    with MODES[mode]():
+        layer.eval()(x)
+        return layer.weight.detach().clone()
+
+
+def assert_current(layer: nn.Module, before: Tensor | None) -> None:
+    expected = rebuilt(layer)
+    for mode in MODES.values():
+        with mode():
+            assert torch.equal(layer.weight, expected)
+    if before is not None:
+        assert before.dtype != expected.dtype or not torch.allclose(before, expected, atol=1e-4), "nothing changed"
+
+
+# Never stale ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@layers
+def test_not_stale_after_load_state_dict(name, mode):
+    layer, x = made(name)
+    before = warm(layer, x, mode)
+    layer.load_state_dict(made(name)[0].state_dict())
+    assert_current(layer, before)
+
+
+@layers
+def test_not_stale_after_load_state_dict_by_assignment(name):
+    layer, x = made(name)
+    before = warm(layer, x)
+    layer.load_state_dict(made(name)[0].state_dict(), assign=True)
+    assert_current(layer, before)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.5),
+        lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, foreach=True),
+        lambda p: torch.optim.Adam(p, lr=0.1),
+        lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+    ],
+    ids=["SGD", "SGD foreach", "Adam", "Adam foreach"],
+)
+@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+def test_not_stale_after_an_optimiser_step(name, optimiser, training):
+    layer, x = made(name)
+    descent = optimiser(list(layer.parameters()))
+    target = torch.randn_like(layer(x))
+    before = warm(layer, x)
+    layer.train(training)
+    for _ in range(2):
+        descent.zero_grad()
+        (layer(x) * target).sum().backward()
+        descent.step()
+        layer.train(training)
+        with torch.no_grad():
+            y = layer(x)
+        expected = copy.deepcopy(layer)
+        expected.refresh()
+        with torch.no_grad():
+            assert torch.equal(y, expected(x))
+    layer.eval()
+    assert_current(layer, before)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("name", ["bcop", "1d", "transposed", "rko", "rkl2ne", "linear", "linear-bjorck"])
+def test_not_stale_after_a_fused_optimiser_step(name, optimiser, training):
+    """Fused optimisers write to the parameters without raising their version counters."""
+    layer, x = made(name)
+    descent = optimiser(layer.parameters(), lr=0.5, fused=True)
+    target = torch.randn_like(layer(x))
+    before = warm(layer, x)
+    layer.train(training)
+    for _ in range(2):
+        descent.zero_grad()
+        (layer(x) * target).sum().backward()
+        descent.step()
+    layer.eval()
+    assert_current(layer, before)
+
+
+@layers
+def test_not_stale_after_double_and_to(name):
+    layer, x = made(name)
+    before = warm(layer, x)
+    layer.double()
+    assert layer(x.double()).dtype == torch.float64
+    assert_current(layer, before)
+    layer.to(torch.float32)
+    assert layer(x).dtype == torch.float32
+    assert_current(layer, None)
+    assert torch.allclose(layer.weight, before, atol=1e-5)
+
+
+@layers
+def test_a_deep_copy_is_independent(name):
+    layer, x = made(name)
+    before = warm(layer, x)
+    clone = copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in clone.parameters():
+            p.copy_(torch.randn_like(p))
+    assert_current(clone, before)
+    assert torch.equal(layer.weight, before)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn_like(p))
+    after = clone.weight.detach().clone()
+    assert_current(layer, before)
+    assert torch.equal(clone.weight, after)
+
+
+@trainable
+def test_a_deep_copy_in_the_middle_of_training(name):
+    layer, x = made(name)
+    if name.startswith("ossn"):
+        layer.power_iterate(1000)  # so that the copy's further iterations change nothing
+    loss = layer(x).sum()
+    clone = copy.deepcopy(layer)
+    loss.backward()
+    clone(x).sum().backward()
+    for k, p in layer.named_parameters():
+        assert clone.get_parameter(k) is not p
+        assert torch.allclose(p.grad, clone.get_parameter(k).grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["pickle", "torch.save"])
+@layers
+def test_a_pickled_copy(name, way):
+    layer, x = made(name)
+    layer(x).sum()
+    expected = warm(layer, x)
+    if way == "pickle":
+        clone = pickle.loads(pickle.dumps(layer))
+    else:
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        clone = torch.load(file, weights_only=False)
+    assert torch.equal(clone.weight, expected)
+    assert torch.equal(clone(x), layer(x))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "1x1" not in name])
+def test_not_stale_after_data_is_replaced(name):
+    layer, x = made(name)
+    for _ in range(5):  # freed memory comes back at the same address sooner or later
+        before = warm(layer, x)
+        for p in layer.parameters():
+            p.data = torch.randn_like(p)
+        assert_current(layer, before)
+
+
+@built
+def test_not_stale_after_data_moves_within_one_storage(name):
+    """As `vector_to_parameters` and flat-parameter trainers do: the same storage, other elements of it."""
+    layer, x = made(name)
+    p = next(layer.parameters())
+    flat = torch.randn(2, *p.shape)
+    p.data = flat[0]
+    before = warm(layer, x)
+    p.data = flat[1]
+    assert_current(layer, before)
+
+
+@pytest.mark.parametrize("name", ["linear square", "bcop square", "1d ranks"])
+def test_not_stale_after_data_is_transposed(name):
+    layer, x = made(name)
+    p = next(layer.parameters())
+    p.data = torch.randn_like(p)
+    before = warm(layer, x)
+    p.data = p.data.T  # the same memory, read in another order
+    assert_current(layer, before)
+
+
+@layers
+def test_not_stale_after_a_parameter_is_replaced(name):
+    layer, x = made(name)
+    before = warm(layer, x)
+    for k, p in list(layer.named_parameters()):
+        setattr(layer, k, nn.Parameter(torch.randn_like(p)))
+    assert_current(layer, before)
+
+
+@layers
+def test_not_stale_after_reset_parameters(name):
+    layer, x = made(name)
+    before = warm(layer, x)
+    layer.reset_parameters()
+    assert_current(layer, before)
+
+
+@pytest.mark.parametrize("way", ["data", "numpy"])
+@built
+def test_refresh_after_an_edit_that_torch_cannot_see(name, way):
+    layer, x = made(name)
+    before = warm(layer, x)
+    for p in layer.parameters():
+        new = torch.randn_like(p)
+        if way == "data":
+            p.data.copy_(new)
+        else:
+            p.detach().numpy()[...] = new.numpy()
+    layer.refresh()
+    assert_current(layer, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("ossn", "power_iterate"),
+        ("ossn", "project"),
+        ("ossn-after-update", "power_iterate"),
+        ("ossn-after-update", "project"),
+        ("svcm", "project"),
+    ],
+)
+def test_not_stale_after_the_methods_own_changes(name, call):
+    layer, x = made(name)
+    with torch.no_grad():
+        layer.kernel.mul_(20)
+    warm(layer, x)
+    getattr(layer, call)()
+    assert_current(layer, None)
+
+
+# Never built twice ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(permutations(MODES)), ids="-".join)
+@built
+def test_one_build_for_any_mix_of_modes_in_evaluation(name, order):
+    layer, x = made(name)
+    layer.eval()
+    calls = counting(layer)
+    outputs = []
+    for mode in order * 2:
+        with MODES[mode]():
+            outputs.append(layer(x).detach().clone())
+            _ = layer.weight
+    assert len(calls) == 1
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@built
+def test_one_build_for_an_attack(name):
+    """Gradients with respect to the input, many times, with parameters that require gradients too."""
+    layer, x = made(name)
+    layer.eval()
+    calls = counting(layer)
+    for _ in range(4):
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
+        x = x + 0.1 * gradient.sign()
+    assert len(calls) == 1
+
+
+@trainable
+def test_gradients_in_evaluation_build_the_graph_at_most_once(name):
+    layer, x = made(name)
+    layer.eval()
+    calls = counting(layer)
+    for _ in range(4):
+        layer(x).sum().backward()
+    assert len(calls) <= 2
+
+
+@steady
+def test_one_build_for_two_training_passes_in_one_step(name):
+    layer, x = made(name)
+    descent = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        calls = counting(layer)
+        descent.zero_grad()
+        real, fake = layer(x).sum(), layer(torch.randn_like(x)).sum()
+        real.backward()
+        fake.backward()
+        del layer._build
+        assert len(calls) == 1
+        descent.step()
+
+
+@steady
+def test_one_build_for_gradient_accumulation(name):
+    layer, x = made(name)
+    calls = counting(layer)
+    for _ in range(4):
+        layer(x).sum().backward()
+    assert len(calls) == 1
+
+
+@steady
+def test_one_build_in_training_and_at_most_one_in_the_evaluation_after_it(name):
+    layer, x = made(name)
+    calls = counting(layer)
+    layer(x).sum().backward()
+    y = layer(x).detach()
+    assert len(calls) == 1
+    layer.eval()
+    for mode in MODES.values():
+        with mode():
+            assert torch.allclose(layer(x), y, rtol=0, atol=1e-5)
+    assert len(calls) <= 2
+
+
+@built
+def test_a_change_of_the_bias_is_no_reason_to_build(name):
+    layer, x = made(name)
+    layer.eval()
+    calls = counting(layer)
+    y = layer(x).detach()
+    with torch.no_grad():
+        layer.bias.add_(1)
+    assert torch.allclose(layer(x), y + 1, atol=1e-5)
+    assert len(calls) == 1
+
+
+@built
+def test_one_build_for_every_change(name):
+    layer, x = made(name)
+    layer.eval()
+    calls = counting(layer)
+    for n in range(1, 4):
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.add_(0.1)
+        layer(x), layer(x)
+        assert len(calls) == n
+
+
+# Modes that do not mix in careless code -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["train", "eval"])
+@trainable
+def test_inference_mode_first_and_training_afterwards(name, first):
+    layer, x = made(name, dtype=torch.float64)
+    reference = copy.deepcopy(layer)
+    layer.train(first)
+    with torch.inference_mode():
+        layer(x)
+    layer.train()
+    for model in (layer, reference):
+        descent = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            descent.zero_grad()
+            model(x).sum().backward()
+            descent.step()
+    assert torch.allclose(layer.eval().weight, reference.eval().weight, rtol=0, atol=1e-12)
+
+
+@built
+def test_parameters_made_in_inference_mode_work_and_are_never_cached(name):
+    with torch.inference_mode():
+        layer, x = made(name)
+        layer.eval()
+        calls = counting(layer)
+        first = layer(x).clone()
+        assert torch.equal(layer(x), first)
+        assert len(calls) == 2
+        for p in layer.parameters():
+            p.copy_(torch.randn_like(p))  # invisible to any version counter
+        assert not torch.allclose(layer(x), first, atol=1e-3)
+    with torch.no_grad():
+        assert layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINABLE if is_manifold(name)])
+def test_training_with_the_cache_of_an_evaluation_still_retracts(name):
+    """Step, evaluate, train: the evaluation's build must not keep training from writing back."""
+    layer, x = made(name, dtype=torch.float64)
+    descent = torch.optim.SGD(layer.parameters(), lr=1.0)
+    target = torch.randn_like(layer(x))
+    for _ in range(3):
+        layer.train()
+        descent.zero_grad()
+        (layer(x) * target).sum().backward()
+        descent.step()
+        with torch.inference_mode():
+            layer.eval()(x)
+    layer.train()(x)
+    for k, p in layer.named_parameters():
+        if k != "bias":
+            values = torch.linalg.svdvals(p.detach())
+            assert (values - 1).abs().max() <= 1e-12
+
+
+# Evaluation is a function -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@layers
+def test_evaluation_changes_no_state_and_repeats_itself(name, mode):
+    layer, x = made(name)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(0.3 * torch.randn_like(p))  # as an optimiser leaves them: off the manifold
+    layer.eval()
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    with MODES[mode]():
+        outputs = [layer(x).detach().clone() for _ in range(3)]
+        layer.refresh()
+        outputs.append(layer(x).detach().clone())
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    after = layer.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert not any(p.requires_grad and p.grad is not None for p in layer.parameters())
+
+
+@layers
+def test_evaluation_does_not_depend_on_the_random_seed(name):
+    layer, x = made(name)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()  # the hardest case: nothing to orthogonalise
+    layer.eval()
+    torch.manual_seed(1)
+    first = layer(x).detach()
+    state = torch.get_rng_state()
+    layer.refresh()
+    torch.manual_seed(2)
+    assert torch.equal(layer(x), first)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(1).get_state())
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT if is_manifold(name) and not name.startswith("rko")])
+def test_parameters_of_deficient_rank_are_completed_to_an_isometry(name):
+    layer, x = made(name, dtype=torch.float64)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()
+    values = singular_values(layer.eval(), *x.shape[1:])
+    assert (values - 1).abs().max() <= 1e-12

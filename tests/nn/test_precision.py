@@ -1,0 +1,117 @@
+"""Any floating-point type, and constraints that are computed in float32 or better whatever autocast says."""
+
+import pytest
+import torch
+
+from helpers import LAYERS, is_built, is_manifold, linear_part, made, singular_values
+
+layers = pytest.mark.parametrize("name", LAYERS)
+CONSTRAINED = [name for name in LAYERS if is_manifold(name) and not name.startswith("rko")]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@layers
+def test_double(name, training):
+    layer, x = made(name)
+    single = layer.eval()(x)
+    layer.double().train(training)
+    y = layer(x.double())
+    assert y.dtype == layer.weight.dtype == torch.float64
+    # OSSN's further power iterations in training sharpen the estimate
+    assert torch.allclose(y.float(), single, rtol=0, atol=0.5 if training and name.startswith("ossn") else 1e-5)
+    if "frozen" not in name:
+        y.sum().backward()
+        assert all(p.grad.dtype == torch.float64 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_double_after_training_in_single_is_as_exact_as_double(name):
+    layer, x = made(name)
+    layer.double().eval()  # the parameters are orthonormal only to single precision now
+    values = singular_values(layer, *x.shape[1:])
+    assert (values - 1).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@layers
+def test_half_precision(name, dtype, training):
+    layer, x = made(name)
+    exact = layer.eval()(x)
+    layer.to(dtype).train(training)
+    y = layer(x.to(dtype))
+    assert y.dtype == layer.weight.dtype == dtype
+    assert y.isfinite().all()
+    if not name.startswith("ossn"):
+        # parameters, kernel and output are each rounded; errors add up over a few hundred terms like a random walk
+        assert (y.float() - exact).abs().max() <= 30 * torch.finfo(dtype).eps
+    if "frozen" not in name:
+        y.float().square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+def test_training_in_half_precision(name, dtype):
+    layer, x = made(name, dtype=dtype)
+    descent = torch.optim.SGD(layer.parameters(), lr=0.1)
+    target = torch.randn_like(layer(x))
+    for _ in range(5):
+        descent.zero_grad()
+        (layer(x) * target).mean().backward()
+        descent.step()
+        if name.startswith(("svcm", "ossn-after")):
+            layer.project()
+    assert layer.eval()(x).isfinite().all()
+    if is_manifold(name) and not name.startswith("rko"):
+        values = torch.linalg.svdvals(linear_matrix(layer, x).float())
+        assert (values - 1).abs().max() <= 10 * torch.finfo(dtype).eps
+
+
+def linear_matrix(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The dense matrix of the weight as it is stored, applied without further rounding."""
+    exact = type(layer).__new__(type(layer))
+    del exact
+    shape = x.shape[1:]
+    size = shape.numel()
+    identity = torch.eye(size, dtype=layer.weight.dtype).reshape(size, *shape)
+    return linear_part(layer, identity).detach().reshape(size, -1).T
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@layers
+def test_autocast(name, training):
+    layer, x = made(name)
+    layer.train(training)
+    if name.startswith("ossn"):
+        layer.power_iterate(1000)
+    expected = layer.weight.detach().clone()
+    layer.refresh() if is_built(name) else None
+    with torch.autocast("cpu", torch.bfloat16):
+        weight = layer.weight
+        y = layer(x)
+    assert weight.dtype == torch.float32
+    assert torch.allclose(weight, expected, rtol=0, atol=1e-6)
+    assert y.isfinite().all()
+    if "frozen" not in name:
+        y.float().sum().backward()
+        assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+    layer.eval()
+    assert torch.allclose(layer.weight, expected, rtol=0, atol=1e-6)  # nothing in bfloat16 was kept
+
+
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_orthogonal_after_training_under_autocast(name):
+    layer, x = made(name)
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    if not parameters:
+        return
+    descent = torch.optim.SGD(parameters, lr=3.0)
+    for _ in range(5):
+        descent.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (layer(x) - 1).abs().mean()
+        loss.backward()
+        descent.step()
+    values = singular_values(layer.eval(), *x.shape[1:])
+    assert (values - 1).abs().max() <= 1e-5
