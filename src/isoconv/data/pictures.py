@@ -20,7 +20,7 @@ from torch import Tensor
 
 from isoconv.data.files import Bytes
 from isoconv.data.progress import Progress
-from isoconv.data.resizing import Size, height_and_width
+from isoconv.data.resizing import NO_PILLOW, Size, height_and_width
 from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
@@ -82,9 +82,7 @@ def _read(path: Path, shape: tuple[int, int] | None, channels: int | None) -> By
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise IsoconvError(
-            "Reading pictures needs the package pillow, which is not installed: pip install pillow."
-        ) from error
+        raise IsoconvError(NO_PILLOW) from error
     try:
         with Image.open(path, formats=_FORMATS) as file:
             picture = _flat(file)

@@ -35,13 +35,13 @@ def identity_like(gram: Tensor) -> Tensor:
     return found
 
 
-def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
-    """base + factor·left @ right for matrices or batches of them; `base` may be one matrix for the whole batch."""
+def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1, base_factor: float = 1) -> Tensor:
+    """base_factor·base + factor·left @ right, for matrices or batches; `base` may be one matrix for the whole batch."""
     if left.dim() == 2:
-        return torch.addmm(base, left, right, alpha=factor)
+        return torch.addmm(base, left, right, beta=base_factor, alpha=factor)
     if left.dim() == 3:
-        return torch.baddbmm(base, left, right, alpha=factor)
-    return base + factor * (left @ right)
+        return torch.baddbmm(base, left, right, beta=base_factor, alpha=factor)
+    return base_factor * base + factor * (left @ right)
 
 
 def gram_residual(tall: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ def retract(matrix: Tensor, steps: int | None = None) -> Tensor:
     With `steps=None` it looks at the matrix: one that is orthonormal to rounding is returned as it is (so retracting
     twice changes nothing), a near one takes as few products as its distance needs, a far one goes through `polar`,
     and a rank-deficient one through an SVD. With a number of steps it never looks, so that it can be captured in a CUDA
-    graph or compiled: that many Newton–Schulz steps of order 3; two of them converge to float32's rounding from singular
-    values in [0.8, 1.2]. A step that was far too long cannot make them diverge: a matrix whose norm may exceed √2 is
+    graph or compiled: that many Newton–Schulz steps of order 3. To float32's rounding one converges from singular values in
+    [0.99, 1.01], two from [0.8, 1.2], three from [0.6, 1.4]. A step that was far too long cannot make them diverge: a matrix whose norm may exceed √2 is
     first divided by an upper bound of it.
     """
     matrix = matrix.detach()
@@ -98,31 +98,29 @@ def _polar_or_svd(matrix: Tensor) -> Tensor:
 
 
 def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
-    """All decisions are made by `where`, all iterations in Gram space; the matrix itself is multiplied once."""
+    """Every decision is arithmetic on scalars, every iteration happens in Gram space; the matrix is multiplied once.
+
+    Written for few kernels: on a GPU the launches are what this costs.
+    """
     tall, wide = as_tall(matrix)
     residual = gram_residual(tall)
-    eye = identity_like(residual)
-    # ‖XᵀX‖ ≤ 1 + ‖R²‖_F^½ =: b bounds σ². The steps converge for σ² < 2; beyond b = 2 divide by b. Taking the largest entry
-    # out keeps the square from overflowing, and the slack covers the bound's own rounding.
-    largest = torch.linalg.vector_norm(residual, float("inf"), dim=(-2, -1), keepdim=True)
-    largest = largest.clamp_min(torch.finfo(residual.dtype).tiny)
-    unit = residual / largest
-    unit_square = unit @ unit
-    bound = 1 + 1.01 * largest * frobenius(unit_square)[..., None, None].sqrt()
-    far = bound > 2
-    shrink = torch.where(far, 1 / bound, 1.0)
-    residual = torch.where(far, residual * shrink + (1 - shrink) * eye, residual)
+    # ‖XᵀX‖ ≤ 1 + ‖R²‖_F^½ =: b bounds σ² (1.01 covers its rounding). The steps converge for σ² < 2; beyond b = 2 divide by b.
+    # Where R² overflows, ‖R‖_F bounds it too (fmin passes over NaN).
+    size = torch.fmin(frobenius(residual), frobenius(residual @ residual).sqrt())[..., None, None]
+    bound = 1 + 1.01 * size
+    shrink = torch.where(bound > 2, 1 / bound, 1.0)
+    residual = torch.lerp(identity_like(residual), residual, shrink)  # I − sXᵀX
     tall = tall * shrink.sqrt()
     # The factor is I + correction, and it is R that is carried along, by the exact law of the order-3 step,
     # 1 − (1 − r)(1 + r/2 + 3r²/8 + 5r³/16)² = r⁴(140 + 56r + 35r² + 25r³)/256: both stay small, and so does their rounding.
     correction: Tensor | None = None
     for step in range(steps):
-        square = residual @ residual
-        series = add_product(residual / 2 + square * (3 / 8), residual, square, 5 / 16)
+        series = add_product(residual, residual, add_product(residual, residual, residual, 5 / 16, 3 / 8), 1, 1 / 2)
         correction = series if correction is None else add_product(correction + series, correction, series)
         if step + 1 < steps:
-            tail = add_product((140 / 256) * eye + (56 / 256) * residual + (35 / 256) * square, residual, square, 25 / 256)
-            residual = square @ (square @ tail)
+            square = residual @ residual
+            tail = add_product(residual, residual, add_product(residual, residual, residual, 25, 35), 1, 56)
+            residual = (square @ square) * (140 / 256) + square @ (square @ tail) / 256
     result = tall if correction is None else add_product(tall, tall, correction)
     return result.mT if wide else result
 

@@ -83,7 +83,8 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
         c_out, c_in, taps, _ = self.kernel_shape
         H = self._orthonormal(O)
         R = O.new_zeros(2 * (taps - 1), O.shape[1], 0) if MN is None else self._orthonormal(MN)
-        W = _bcop_taps(H, R[0::2], R[1::2])
+        bases = R.unbind()
+        W = _bcop_taps(H, bases[0::2], bases[1::2])
         return W.permute(2, 3, 0, 1).contiguous() if c_in >= c_out else W.permute(3, 2, 0, 1).contiguous()
 
     def extra_repr(self) -> str:

@@ -11,3 +11,6 @@ class StandardConv2d(Conv2dWithKernel):
     @property
     def weight(self) -> Tensor:
         return self.kernel
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        return ()  # nothing is built

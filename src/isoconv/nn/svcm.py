@@ -24,6 +24,9 @@ class SVCMConv2d(SizedConv2d):
     def weight(self) -> Tensor:
         return self.kernel
 
+    def _sources(self) -> tuple[Tensor, ...]:
+        return ()  # nothing is built
+
     @torch.no_grad()
     def project(self, iterations: int = 50) -> None:
         """`iterations` times: clip the singular values at 1 (an exact projection), then cut back to k×k taps (another)."""

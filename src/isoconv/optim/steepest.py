@@ -33,7 +33,7 @@ class SteepestDescent(Optimizer):
         vector_lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        steps: int = 4,
+        steps: int = 3,
     ) -> None:
         if not isinstance(lr, Tensor) and not lr >= 0:
             raise IsoconvError(f"Expected a learning rate of at least 0. Got {lr}.")

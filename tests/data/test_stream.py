@@ -1,0 +1,132 @@
+import pytest
+import torch
+
+from data.fakes import image_set
+from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator
+from isoconv.data.stream import fits
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+def collected(batches, epoch=0):
+    return [(images.cpu(), labels.cpu()) for images, labels in batches.epoch(epoch)]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", [{}, {"padding": 2}, {"flip": True}, {"padding": 3, "flip": True}])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 20, 50])
+def test_resident_and_streamed_batches_are_the_same(size, drop_last, options, device):
+    data = image_set(n=50)
+    resident = EpochBatches(data, size, device=device, drop_last=drop_last, resident=True, **options)
+    streamed = EpochBatches(data, size, device=device, drop_last=drop_last, resident=False, **options)
+    reference = EpochBatches(data, size, drop_last=drop_last, **options)
+    for epoch in (0, 3):
+        expected = collected(reference, epoch)
+        assert len(expected) == len(reference)
+        assert same(collected(resident, epoch), expected)
+        assert same(collected(streamed, epoch), expected)
+
+
+def test_every_image_once_an_epoch():
+    data = image_set(n=50)
+    batches = EpochBatches(data, 8, drop_last=False)
+    assert [len(labels) for _, labels in batches.epoch(0)] == [8] * 6 + [2]
+    order = torch.cat(batches.indices(0))
+    assert sorted(order.tolist()) == list(range(50))
+    for index, (images, labels) in zip(batches.indices(0), batches.epoch(0), strict=True):
+        assert images.dtype == torch.uint8
+        assert labels.dtype == torch.int64
+        assert torch.equal(images, data.images[index])
+        assert torch.equal(labels, data.labels[index])
+    assert len(EpochBatches(data, 8)) == 6
+
+
+def test_streamed_batches_are_not_written_over():
+    """All kept until the end, while the two host buffers were filled again and again."""
+    data = image_set(n=64)
+    batches = EpochBatches(data, 4, resident=False)
+    kept = list(batches.epoch(0))
+    for index, (images, _) in zip(batches.indices(0), kept, strict=True):
+        assert torch.equal(images, data.images[index])
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(("world_size", "drop_last"), [(2, True), (4, True), (2, False), (1, False)])
+def test_processes_share_each_batch(world_size, drop_last, resident):
+    data = image_set(n=50)
+    options = {"drop_last": drop_last, "resident": resident, "padding": 1, "flip": True, "seed": 7}
+    alone = collected(EpochBatches(data, 8, **options), 2)
+    shares = [
+        collected(EpochBatches(data, 8, rank=rank, world_size=world_size, **options), 2) for rank in range(world_size)
+    ]
+    together = [tuple(torch.cat(part) for part in zip(*batch, strict=True)) for batch in zip(*shares, strict=True)]
+    assert same(together, alone)
+    assert all(len({len(labels) for _, labels in batch}) == 1 for batch in zip(*shares, strict=True))
+
+
+def test_an_epoch_depends_on_seed_and_number_alone():
+    data = image_set(n=50)
+    options = {"padding": 1, "flip": True}
+    run = EpochBatches(data, 10, seed=1, **options)
+    epochs = [collected(run, epoch) for epoch in range(3)]
+    assert same(collected(EpochBatches(data, 10, seed=1, **options), 2), epochs[2])  # resumed
+    assert same(collected(run, 0), epochs[0])
+    assert not same(epochs[0], epochs[1])
+    assert not same(collected(EpochBatches(data, 10, seed=0, **options), 1), epochs[0])
+    next(iter(run.epoch(1)))  # broken off
+    assert same(collected(run, 1), epochs[1])
+
+
+def test_augmentation_is_that_of_the_epoch():
+    data = image_set(n=50)
+    batches = EpochBatches(data, 10, seed=4, padding=2, flip=True)
+    draws = draw(50, 2, True, epoch_generator(4, 6, "augmentation"))
+    images = torch.cat([images for images, _ in batches.epoch(6)])
+    assert torch.equal(images, crop_and_flip(data.images, *draws, 2)[torch.cat(batches.indices(6))])
+
+
+def test_generators_are_independent_and_do_not_change():
+    drawn = {
+        int(torch.randint(0, 2**60, (), generator=epoch_generator(seed, epoch, purpose)))
+        for seed in range(4)
+        for epoch in range(4)
+        for purpose in ("order", "augmentation")
+    }
+    assert len(drawn) == 32
+    assert epoch_generator(0, 1, "order").initial_seed() == epoch_generator(0, 1, "order").initial_seed()
+    assert epoch_generator(3, 5, "order").initial_seed() == 9428001226478652317  # for ever: or no run could be repeated
+
+
+def test_what_fits():
+    assert fits(1 << 60, "cpu")
+    assert EpochBatches(image_set(), 4).resident
+    if torch.cuda.is_available():
+        assert fits(1 << 20, "cuda")
+        assert not fits(1 << 50, "cuda")
+        assert EpochBatches(image_set(), 4, device="cuda").resident
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_busy_gpu_gets_the_right_batches(resident):
+    """The work on a batch is still queued while later ones arrive: nothing may be written over or given away."""
+    data = image_set(n=2048, shape=(3, 32, 32))
+    batches = EpochBatches(data, 64, device="cuda", resident=resident, padding=4, flip=True)
+    heavy = torch.randn(2048, 2048, device="cuda")
+    sums = []
+    for images, labels in batches.epoch(1):
+        for _ in range(5):
+            heavy = torch.tanh(heavy @ heavy)
+        sums.append((images.double().sum((1, 2, 3)) + labels, heavy[0, 0]))
+    expected = [
+        images.double().sum((1, 2, 3)) + labels
+        for images, labels in EpochBatches(data, 64, padding=4, flip=True).epoch(1)
+    ]
+    assert all(torch.equal(mine.cpu(), theirs) for (mine, _), theirs in zip(sums, expected, strict=True))
