@@ -142,7 +142,7 @@ def test_what_is_transparent_lies_on_black(tmp_path):
     grey.putalpha(Image.fromarray(np.array([[255, 0]], dtype=np.uint8)))
     grey.save(tmp_path / "la.png")
     assert read_pictures([tmp_path / "la.png"]).tolist() == [[[[100, 0]]]]
-    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode=None).convert("P")
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.save(tmp_path / "p.png", transparency=1)
     assert load_image(tmp_path / "p.png", (3, 1, 2))[:, 0].T.tolist() == [[10, 20, 30], [0, 0, 0]]

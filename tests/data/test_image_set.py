@@ -3,8 +3,10 @@ import pytest
 import torch
 
 from data.fakes import image_set
-from isoconv.data import ImageSet, Splits, as_float, hold_out, resize
+from isoconv.data import EpochBatches, ImageSet, Splits, as_float, hold_out, resize
 from isoconv.data.split import shuffled
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 def test_what_a_set_knows():
@@ -27,6 +29,18 @@ def test_subset_and_take():
     assert len(images.take(0)) == 0
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_set_on_a_device(device):
+    images = image_set(n=20).to(device)
+    assert images.images.device.type == images.labels.device.type == device
+    part = images.subset([3, 1])
+    assert part.images.device.type == device
+    train, held = hold_out(images, 0.2)
+    assert train.images.device.type == held.labels.device.type == device
+    # Several users of one copy, as replicas are, do not make more of it.
+    assert EpochBatches(images, 4, device=device)._images.data_ptr() == images.images.data_ptr()
+
+
 def test_splits_with_and_without_a_test_set():
     images = image_set()
     train, test = Splits(images, images.take(4))
@@ -38,10 +52,7 @@ def test_splits_with_and_without_a_test_set():
     assert not alone.map(lambda part: part.take(2)).has_test
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
-)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pixels_are_the_nearest_numbers_to_255ths(device, dtype):
     """IEEE division is correctly rounded; a product with the reciprocal of 255 would be off for some of the 256."""

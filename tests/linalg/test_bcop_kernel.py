@@ -5,11 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from linalg.linalg_reference import PRECISIONS, dense_convolution, normal, orthonormal
 from torch import Tensor
 
 from isoconv.linalg import bcop_kernel, bcop_kernel_1d, random_projector
 from isoconv.linalg.bcop import append_pair, append_pair_from_basis
+from linalg.linalg_reference import PRECISIONS, dense_convolution, normal, orthonormal
 
 
 def projectors(n: int, ranks: list[int], seed: int) -> list[Tensor]:
@@ -119,7 +119,9 @@ def test_gradcheck(K):
     assert torch.autograd.gradcheck(bcop_kernel_1d, (H, families[0]))
 
 
-@pytest.mark.parametrize(("taps", "dim"), [((1,), 0), ((3,), 0), ((1, 1), 0), ((2, 3), 0), ((2, 3), 1), ((1, 2), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("taps", "dim"), [((1,), 0), ((3,), 0), ((1, 1), 0), ((2, 3), 0), ((2, 3), 1), ((1, 2), 1)], ids=str
+)
 def test_appending_a_pair_from_its_basis(taps, dim):
     """The same value as from the projector and, with P = RRᵀ, the same gradient."""
     W = normal(*taps, 2, 5, seed=11).requires_grad_()

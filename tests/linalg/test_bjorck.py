@@ -5,6 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
+from isoconv.linalg import bjorck, norm_upper_bound
+from isoconv.linalg.bjorck import inverse_sqrt_correction
 from linalg.linalg_reference import (
     PRECISIONS,
     conditioned,
@@ -15,10 +19,6 @@ from linalg.linalg_reference import (
     polar_by_svd,
     spectral_norm,
 )
-from torch import Tensor
-
-from isoconv.linalg import bjorck, norm_upper_bound
-from isoconv.linalg.bjorck import inverse_sqrt_correction
 
 SHAPES = [(1, 1), (4, 4), (7, 3), (3, 7), (5, 1), (1, 5), (9, 2), (2, 3, 5), (2, 3, 6, 4)]
 
@@ -107,7 +107,9 @@ def test_on_a_diagonal_matrix_it_is_the_scalar_recursion(order):
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("order", [1, 3])
-@pytest.mark.parametrize(("shape", "condition"), [((20, 20), 20), ((33, 8), 50), ((8, 33), 50), ((64, 3), 100)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "condition"), [((20, 20), 20), ((33, 8), 50), ((8, 33), 50), ((64, 3), 100)], ids=str
+)
 def test_converges_to_the_polar_factor(shape, condition, order, dtype):
     a = (3 * conditioned(*shape, condition)).to(dtype)
     tolerance = 4 * max(shape) * condition * torch.finfo(dtype).eps

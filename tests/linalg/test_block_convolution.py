@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from linalg.linalg_reference import PRECISIONS, dense_convolution, normal, orthonormal
 from torch import Tensor
 
 from isoconv.linalg import (
@@ -17,6 +16,7 @@ from isoconv.linalg import (
     projector_row,
     random_projector,
 )
+from linalg.linalg_reference import PRECISIONS, dense_convolution, normal, orthonormal
 
 EYE = torch.eye(4, dtype=torch.float64)
 RANKS = [(n, r) for n in (1, 2, 3, 5) for r in range(n + 1)]

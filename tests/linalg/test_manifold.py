@@ -5,6 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+
+from isoconv.linalg import is_orthonormal, on_manifold, polar, project_to_tangent, retract
 from linalg.linalg_reference import (
     DEVICES,
     PRECISIONS,
@@ -16,8 +18,6 @@ from linalg.linalg_reference import (
     spectral_norm,
     with_singular_values,
 )
-
-from isoconv.linalg import is_orthonormal, on_manifold, polar, project_to_tangent, retract
 
 SHAPES = [(1, 1), (1, 6), (6, 1), (5, 5), (12, 7), (7, 12), (64, 64), (200, 30)]
 PROMISED = {torch.float32: 2e-6, torch.float64: 1e-13}
@@ -191,7 +191,7 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("steps", "low", "high"), [(2, 0.8, 1.2), (2, 0.95, 1.05), (3, 0.6, 1.4)])
+@pytest.mark.parametrize(("steps", "low", "high"), [(1, 0.99, 1.01), (2, 0.8, 1.2), (3, 0.6, 1.4)])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (6, 3), (3, 17), (32, 32), (64, 64), (1024, 256)], ids=str)
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_blind_steps_converge_to_float32s_rounding(spectrum, shape, steps, low, high, device):

@@ -6,11 +6,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from linalg.linalg_reference import DEVICES, exact, norm_at_most, normal, orthonormal, spectral_norm
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg import matrix_norm_bound
+from linalg.linalg_reference import DEVICES, exact, norm_at_most, normal, orthonormal, spectral_norm
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 1), (1, 5), (5, 1), (2, 2), (3, 4), (6, 6), (8, 3)]
@@ -94,8 +94,10 @@ def adversaries() -> dict[str, Tensor]:
         "parallel rows": torch.stack([normal(6, seed=3), normal(6, seed=3) * (1 + eps)]),
         "opposite rows": torch.stack([normal(6, seed=4), -normal(6, seed=4)]),
         "one entry": torch.nn.functional.pad(torch.full((1, 1), 1e-200, dtype=torch.float64), (2, 1, 1, 3)),
-        "rows 1 and 1e-160": normal(4, 5, seed=5) * torch.tensor([[1.0], [1e-160], [1.0], [1e-160]], dtype=torch.float64),
-        "columns 1 and 1e-160": normal(4, 5, seed=6) * torch.tensor([1.0, 1e-160, 1.0, 1e-160, 1e-300], dtype=torch.float64),
+        "rows 1 and 1e-160": normal(4, 5, seed=5)
+        * torch.tensor([[1.0], [1e-160], [1.0], [1e-160]], dtype=torch.float64),
+        "columns 1 and 1e-160": normal(4, 5, seed=6)
+        * torch.tensor([1.0, 1e-160, 1.0, 1e-160, 1e-300], dtype=torch.float64),
         "1e200 and 1e-200": normal(3, 3, seed=7) * torch.tensor([[1e200], [1e-200], [1.0]], dtype=torch.float64),
         "rotation": torch.tensor([[3.0, 4.0], [-4.0, 3.0]], dtype=torch.float64) / 5,
         "jordan": torch.diag(torch.ones(4, dtype=torch.float64)) + torch.diag(torch.ones(3, dtype=torch.float64), 1),
@@ -154,7 +156,7 @@ def test_half_precision_of_an_orthonormal_matrix_stays_within_the_promise_of_the
     """A spectrum that is flat but for bfloat16's rounding: neither near a multiple of I nor with a gap to feed on."""
     a = orthonormal(512, 512).bfloat16()
     true = spectral_norm(a)
-    assert true <= matrix_norm_bound(a) <= true * 512 ** 2.0**-14
+    assert true <= matrix_norm_bound(a) <= true * 512**2.0**-14
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4), (3, 0), (0, 0)], ids=str)

@@ -1,11 +1,21 @@
-"""The minimax quintics: they equioscillate, so they are the best; their errors are what they say; they beat Newton–Schulz."""
+"""The minimax quintics equioscillate, so they are the best; their errors are what they say; they beat Newton–Schulz."""
 
 import numpy as np
 import pytest
 
 from isoconv.linalg.minimax import best_quintic, minimax_schedule
 
-INTERVALS = [(1e-3, 1.0), (0.01, 1.0), (0.05, 1.0), (0.2, 1.0), (0.5, 1.0), (0.5, 1.5), (0.3, 1.7), (0.9, 1.1), (0.1, 3.0)]
+INTERVALS = [
+    (1e-3, 1.0),
+    (0.01, 1.0),
+    (0.05, 1.0),
+    (0.2, 1.0),
+    (0.5, 1.0),
+    (0.5, 1.5),
+    (0.3, 1.7),
+    (0.9, 1.1),
+    (0.1, 3.0),
+]
 
 
 def values(quintic, x):

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg import polar, retract
 from linalg.linalg_reference import (
     DEVICES,
     PRECISIONS,
@@ -17,8 +20,6 @@ from linalg.linalg_reference import (
     polar_by_svd,
     with_singular_values,
 )
-
-from isoconv.linalg import polar, retract
 
 PROMISED = {torch.float32: 2e-6, torch.float64: 1e-13}
 SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 2), (7, 13), (31, 31), (64, 64), (128, 37), (16, 512), (257, 101)]
@@ -76,7 +77,8 @@ def test_gaussian_matrices(shape, dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "scale"),
-    [(torch.float32, s) for s in (1e-37, 1e-30, 1e30, 1e36)] + [(torch.float64, s) for s in (1e-300, 1e-160, 1e160, 1e300)],
+    [(torch.float32, s) for s in (1e-37, 1e-30, 1e30, 1e36)]
+    + [(torch.float64, s) for s in (1e-300, 1e-160, 1e160, 1e300)],
 )
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (6, 6), (40, 7), (7, 40)], ids=str)
 def test_extreme_scales(shape, dtype, scale):
@@ -98,7 +100,9 @@ def test_the_largest_finite_entries(matrix, dtype):
 def test_subnormal_entries(entries, dtype):
     smallest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     a = torch.tensor(entries, dtype=dtype) * smallest
-    torch.testing.assert_close(polar(a), polar(torch.tensor(entries, dtype=dtype)), rtol=0, atol=10 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        polar(a), polar(torch.tensor(entries, dtype=dtype)), rtol=0, atol=10 * torch.finfo(dtype).eps
+    )
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -114,14 +118,18 @@ def test_a_batch_of_easy_and_hard_matrices(dtype):
     hard = 1e5 if dtype == torch.float32 else 1e13
     conditions = [1.0, 3.0, hard, 30.0, 1e3, hard]
     scales = [1.0, 1e-20, 1e20, 1.4, 1.0, 1e-3]
-    batch = torch.stack([conditioned(20, 12, c, seed=i) * s for i, (c, s) in enumerate(zip(conditions, scales, strict=True))])
+    batch = torch.stack(
+        [conditioned(20, 12, c, seed=i) * s for i, (c, s) in enumerate(zip(conditions, scales, strict=True))]
+    )
     batch = batch.reshape(2, 3, 20, 12).to(dtype)
     factors = polar(batch).reshape(6, 20, 12)
     for a, factor, condition in zip(batch.reshape(6, 20, 12), factors, conditions, strict=True):
         check(a, factor, condition)
         alone = polar(a)
         torch.testing.assert_close(factor, alone, rtol=0, atol=16 * 12**0.5 * torch.finfo(dtype).eps * condition)
-    torch.testing.assert_close(polar(batch.mT).mT.reshape(6, 20, 12), factors, rtol=0, atol=64 * hard * torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        polar(batch.mT).mT.reshape(6, 20, 12), factors, rtol=0, atol=64 * hard * torch.finfo(dtype).eps
+    )
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -230,13 +238,13 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (16, 64), (2, 8, 8)], ids=str)
-@pytest.mark.parametrize("start", ["polar", "retract near", "retract far"])
+@pytest.mark.parametrize("start", ["polar", "near", "far"])
 def test_autocast_neither_hangs_it_nor_spoils_it(start, shape):
     """Under autocast a product is in bfloat16, where no step makes the residual small."""
     a = normal(*shape, seed=20, dtype=torch.float32)
     near = polar(a) + 0.02 * a
     with torch.autocast("cpu", dtype=torch.bfloat16), at_most(3):
-        result = {"polar": lambda: polar(a), "retract near": lambda: retract(near), "retract far": lambda: retract(a)}[start]()
+        result = polar(a) if start == "polar" else retract(near if start == "near" else a)
     assert result.dtype == torch.float32
     assert orthonormality_error(result) <= PROMISED[torch.float32]
 
@@ -271,10 +279,13 @@ def test_never_a_wrong_factor_near_the_edge(shape, dtype, seed):
     eps = torch.finfo(dtype).eps
     for condition in np.logspace(-2, 3, 11) / eps:
         a = conditioned(*shape, float(condition), seed=seed).to(dtype)
+        refused = ""
         try:
             u = polar(a)
-        except ValueError as error:
-            assert "rank-deficient" in str(error)
+        except IsoconvError as error:
+            refused = str(error)
+        if refused:
+            assert "rank-deficient" in refused
             continue
         assert orthonormality_error(u) <= PROMISED[dtype]
         a = a.double()

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from linalg.linalg_reference import DEVICES, PRECISIONS, dense_convolution, normal
 
 from isoconv.linalg import circular_singular_values, circular_symbol
 from isoconv.linalg.spectrum import fold_kernel
+from linalg.linalg_reference import DEVICES, PRECISIONS, dense_convolution, normal
 
 CASES = [
     # kernel, image
@@ -72,7 +72,9 @@ def test_an_average_has_the_spectrum_of_an_average():
     np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(("taps", "size"), [((5,), (2,)), ((3,), (3,)), ((2,), (5,)), ((7, 4), (3, 2)), ((1, 9), (4, 4))], ids=str)
+@pytest.mark.parametrize(
+    ("taps", "size"), [((5,), (2,)), ((3,), (3,)), ((2,), (5,)), ((7, 4), (3, 2)), ((1, 9), (4, 4))], ids=str
+)
 def test_fold_kernel_adds_up_taps_modulo_the_size(taps, size):
     kernel = normal(2, 3, *taps, seed=5)
     expected = np.zeros((2, 3, *np.minimum(taps, size)))

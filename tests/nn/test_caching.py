@@ -135,6 +135,9 @@ def test_not_stale_after_a_fused_optimiser_step(name, optimiser, training):
         descent.zero_grad()
         (layer(x) * target).sum().backward()
         descent.step()
+        expected = copy.deepcopy(layer)
+        expected.refresh()
+        assert torch.equal(layer(x), expected(x))
     layer.eval()
     assert_current(layer, before)
 

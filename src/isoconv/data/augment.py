@@ -22,7 +22,7 @@ class Draws(NamedTuple):
 
 def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> Draws:
     """Offsets (row, column) from 0 to 2·padding, and fair coins if `flip`, on the generator's device."""
-    _require_padding(padding)
+    require_padding(padding)
     device = generator.device
     offsets = torch.randint(0, 2 * padding + 1, (count, 2), generator=generator, device=device)
     if not flip:
@@ -49,7 +49,7 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
     It has the image's size, and is mirrored left to right if flips[n]. Works through the images in pieces, so that it
     needs little memory beyond its result. Offsets are trusted to lie in 0..2·padding: to look would make a GPU wait.
     """
-    _require_padding(padding)
+    require_padding(padding)
     if images.ndim != 4 or offsets.shape != (len(images), 2) or flips.shape != (len(images),):
         raise IsoconvError(
             f"Expected images (N, C, H, W), offsets (N, 2) and flips (N,). "
@@ -72,6 +72,6 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
     return result
 
 
-def _require_padding(padding: int) -> None:
+def require_padding(padding: int) -> None:
     if padding < 0:
         raise IsoconvError(f"Expected a padding of 0 or more pixels. Got {padding}.")

@@ -48,14 +48,16 @@ class ImageSet:
         _, C, H, W = self.images.shape
         return C, H, W
 
+    def to(self, device: torch.device | str) -> "ImageSet":
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images with these indices, in this order; repeated where an index is."""
         index = torch.as_tensor(indices, device=self.images.device)
+        if index.numel() == 0:
+            index = index.reshape(0).to(torch.int64)  # torch takes an empty list for floats
         if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            if index.numel():  # torch gives an empty list a floating type, and there is nothing wrong with it
-                raise IsoconvError(f"Expected a list of indices. Got {index.dtype} of shape {tuple(index.shape)}.")
-            index = index.reshape(0)
-        index = index.to(torch.int64)
+            raise IsoconvError(f"Expected a list of indices. Got {index.dtype} of shape {tuple(index.shape)}.")
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(self)):
             raise IsoconvError(
                 f"Expected indices from 0 to {len(self) - 1}. Got {int(index.min())} to {int(index.max())}."

@@ -40,8 +40,8 @@ def load_splits(
         splits = _named(str(name_or_path), DEFAULT_FOLDER if folder is None else Path(folder), download, progress)
         if channels not in (None, splits.train.shape[0]):
             raise IsoconvError(
-                f"Expected {splits.train.shape[0]} channels, which {name_or_path} has. Got {channels}: "
-                f"only pictures from a folder or a CSV file can be converted."
+                f"Expected channels={splits.train.shape[0]}, as {name_or_path} has. Got {channels}: "
+                f"only pictures from a folder or a CSV file are converted."
             )
         return splits if size is None else splits.map(lambda part: resize(part, size))
     path = Path(name_or_path)

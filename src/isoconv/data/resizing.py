@@ -39,5 +39,5 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
     planes = images.images.cpu().flatten(0, 1).contiguous().numpy()
     resized = np.empty((len(planes), height, width), dtype=np.uint8)
     for source, target in zip(planes, resized, strict=True):
-        target[:] = Image.fromarray(source).resize((width, height), Image.Resampling.BILINEAR)
-    return replace(images, images=torch.from_numpy(resized).unflatten(0, (len(images), images.shape[0])))
+        target[:] = np.asarray(Image.fromarray(source).resize((width, height), Image.Resampling.BILINEAR))
+    return replace(images, images=torch.from_numpy(resized).reshape(len(images), images.shape[0], height, width))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isoconv.data.augment import Draws, crop_and_flip, draw
+from isoconv.data.augment import Draws, crop_and_flip, draw, require_padding
 from isoconv.data.image_set import ImageSet
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
@@ -58,12 +58,14 @@ class EpochBatches:
                 f"Expected a last batch that {world_size} processes can share equally. "
                 f"Got {left} images in it: use drop_last=True, or another batch size."
             )
+        require_padding(padding)
         self.data, self.batch_size, self.seed, self.drop_last = data, batch_size, seed, drop_last
         self.padding, self.flip, self.rank, self.world_size = padding, flip, rank, world_size
         self.device = torch.device(device)
         augmented = padding > 0 or flip
         if resident is None:
-            resident = fits(data.images.nbytes * (2 if augmented else 1), self.device)
+            copies = (data.images.device != self.device) + augmented
+            resident = fits(data.images.nbytes * copies, self.device)
         self.resident = resident
         self._augmented = augmented
         self._images = data.images.to(self.device) if resident else data.images.cpu()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from isoconv.linalg.gram import add_product, as_tall, frobenius, identity_like
 from isoconv.linalg.minimax import minimax_schedule
+from isoconv.linalg.precision import matmul_precision
 
 _LOWEST = 0.03  # singular values from here on, relative to the largest, come out near 1: within 4 % after 3 steps
 
@@ -23,22 +24,26 @@ def approximate_polar(matrix: Tensor, steps: int = 3) -> Tensor:
         return matrix
     tiny = torch.finfo(tall.dtype).tiny
     tall = tall / torch.linalg.vector_norm(tall, float("inf"), dim=(-2, -1), keepdim=True).clamp_min(tiny)
-    gram = tall.mT @ tall
+    with matmul_precision(tall, "highest"):
+        gram = tall.mT @ tall
+    with matmul_precision(tall, "high"):  # a direction may be off by ten bits; the Gram matrix of a small one may not
+        result = tall @ _inverse_root(gram, steps)
+    return result.mT if wide else result
+
+
+def _inverse_root(gram: Tensor, steps: int) -> Tensor:
+    """About G^(−½), by minimax quintics for singular values from `_LOWEST` times the largest on."""
     # ‖G²‖_F^½ bounds the largest eigenvalue of G. A little more than rounding is added to the diagonal: an eigenvalue
     # that rounding made negative would grow under the steps, where every honest one goes to 1.
-    bound = (1.02 * frobenius(gram @ gram)[..., None, None].sqrt()).clamp_min(tiny)
-    shift = tall.shape[-1] * torch.finfo(tall.dtype).eps
-    gram = torch.add(gram / bound, identity_like(gram), alpha=shift)
+    eye = identity_like(gram)
+    bound = (1.02 * frobenius(gram @ gram)[..., None, None].sqrt()).clamp_min(torch.finfo(gram.dtype).tiny)
+    gram = torch.add(gram / bound, eye, alpha=gram.shape[-1] * torch.finfo(gram.dtype).eps)
     total: Tensor | None = None
     for k, (a, b, c) in enumerate(minimax_schedule(_LOWEST, steps=steps), start=1):
         curved = add_product(gram, gram, gram, c, b)  # the step multiplies by aI + this
-        if total is None:
-            total = torch.add(curved, identity_like(gram), alpha=a)
-        else:
-            total = add_product(total, total, curved, 1, a)
+        total = torch.add(curved, eye, alpha=a) if total is None else add_product(total, total, curved, 1, a)
         if k < steps:
             half = add_product(gram, curved, gram, 1, a)
             gram = add_product(half, half, curved, 1, a)
     assert total is not None
-    result = tall @ (total * bound.rsqrt())
-    return result.mT if wide else result
+    return total * bound.rsqrt()

@@ -17,15 +17,20 @@ from torch.autograd.function import once_differentiable
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
 from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like
+from isoconv.linalg.precision import matmul_precision
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
 
 
-def project_to_tangent(point: Tensor, vector: Tensor) -> Tensor:
-    """The orthogonal projection of `vector` onto the tangent space at the orthonormal matrix `point`, batched."""
+def project_to_tangent(point: Tensor, vector: Tensor, precision: str = "highest") -> Tensor:
+    """The orthogonal projection of `vector` onto the tangent space at the orthonormal matrix `point`, batched.
+
+    `precision` is for float32 on a GPU: "highest", or "high" for TF32 (see `isoconv.linalg.precision`).
+    """
     tall, wide = as_tall(point)
     v = vector.mT if wide else vector
-    inner = tall.mT @ v
-    tangent = add_product(v, tall, inner + inner.mT, -0.5)
+    with matmul_precision(tall, precision):
+        inner = tall.mT @ v
+        tangent = add_product(v, tall, inner + inner.mT, -0.5)
     return tangent.mT if wide else tangent
 
 
@@ -121,7 +126,8 @@ def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
             square = residual @ residual
             tail = add_product(residual, residual, add_product(residual, residual, residual, 25, 35), 1, 56)
             residual = (square @ square) * (140 / 256) + square @ (square @ tail) / 256
-    result = tall if correction is None else add_product(tall, tall, correction)
+    with matmul_precision(tall, "high"):  # the correction is small, and so is ten bits' error of it
+        result = tall if correction is None else add_product(tall, tall, correction)
     return result.mT if wide else result
 
 
@@ -138,4 +144,4 @@ class _OnManifold(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def,override]
         (point,) = ctx.saved_tensors
-        return project_to_tangent(point, gradient), None
+        return project_to_tangent(point, gradient, "high"), None  # a direction: the retraction forgives it

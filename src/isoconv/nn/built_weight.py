@@ -24,6 +24,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
+from isoconv.linalg.precision import matmul_precision
 
 
 class BuiltWeight(nn.Module):
@@ -92,7 +93,7 @@ class BuiltWeight(nn.Module):
             self._before_training_forward()
         build = self._kept
         if build is None or not build.is_of(self):
-            with torch.no_grad():
+            with torch.no_grad(), matmul_precision(self._sources()[0], "highest"):
                 self._written_back = updating and self._write_back()
             try:
                 build = _Build(self, with_graph=updating)
@@ -189,25 +190,7 @@ def _identity(layer: BuiltWeight) -> tuple[object, ...]:
 
 def _in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tensor:
     """Run the build in float32 or better, whatever the parameters' dtype, autocast and TF32 say; give back their dtype."""
-    device = sources[0].device.type
     precise = [source.to(torch.promote_types(source.dtype, torch.float32)) for source in sources]
-    with torch.autocast(device, enabled=False), _FullPrecisionProducts(device):
+    with torch.autocast(sources[0].device.type, enabled=False), matmul_precision(sources[0], "highest"):
         weight = build(*precise)
     return weight.to(sources[0].dtype)
-
-
-class _FullPrecisionProducts:
-    """float32 matrix products in float32: no TF32, which would leave ‖UᵀU − I‖ at 1e-3."""
-
-    def __init__(self, device: str) -> None:
-        self.applies = device == "cuda" and not torch.compiler.is_compiling()
-
-    def __enter__(self) -> None:
-        if self.applies:
-            self.before = torch.get_float32_matmul_precision()
-            if self.before != "highest":
-                torch.set_float32_matmul_precision("highest")
-
-    def __exit__(self, *exception: object) -> None:
-        if self.applies and self.before != "highest":
-            torch.set_float32_matmul_precision(self.before)

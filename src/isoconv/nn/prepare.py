@@ -6,37 +6,39 @@ import torch
 from torch import nn
 
 from isoconv.nn.built_weight import BuiltWeight
+from isoconv.nn.side_streams import SideStreams
 
 
 class PreparedWeights:
     """A context in which every layer of a model uses one weight, built on entry. The parameters must not change in it.
 
-    On a GPU each layer is built on a stream of its own: the builds are small and independent, so one after the other
-    they would leave the device idle; each layer waits for its own weight only, and its gradient runs on that stream too.
-    Inside a CUDA graph's capture, where nothing else is reused, this is also what lets several forward passes share
-    one build. The streams belong to this object: graphs that are to be replayed side by side need one each, because
-    a stream's cuBLAS workspace is shared by all that was captured on it.
+    With `streams` (on a GPU) the layers are built on those: the builds are small and independent, so one after the
+    other they would leave the device idle; each layer waits for its own weight only, and its gradient runs on the
+    same stream too. Inside a CUDA graph's capture, where nothing else is reused, this is also what lets several forward
+    passes share one build.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, streams: SideStreams | None = None) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, BuiltWeight) and module._sources()]
-        devices = [layer._sources()[0].device for layer in self.layers]
-        self.streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for device in devices]
+        self.streams = streams
 
     def __enter__(self) -> None:
-        for layer, stream in zip(self.layers, self.streams, strict=True):
-            if stream is None:
+        if self.streams is None:
+            for layer in self.layers:
                 layer._prepared = layer._attached(layer._current_build()), None
-                continue
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
-            with torch.cuda.stream(stream):
+            return
+        self.streams.fork()
+        for turn, layer in enumerate(self.layers):
+            with self.streams.use(turn) as stream:
                 weight = layer._attached(layer._current_build())
-                layer._prepared = weight, stream.record_event()
+                ready = torch.cuda.Event()
+                ready.record(stream)
+            layer._prepared = weight, ready
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for layer, stream in zip(self.layers, self.streams, strict=True):
+        for layer in self.layers:
             layer._prepared = None
-            if stream is not None:
-                torch.cuda.current_stream(stream.device).wait_stream(stream)
+        if self.streams is not None:
+            self.streams.join()

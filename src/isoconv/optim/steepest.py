@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.approximate_polar import approximate_polar
+from isoconv.nn.side_streams import SideStreams
 
 
 class SteepestDescent(Optimizer):
@@ -49,11 +50,9 @@ class SteepestDescent(Optimizer):
             "eps": eps,
             "steps": steps,
         }
-        self._streams: dict[Tensor, torch.cuda.Stream] = {}
         super().__init__(params, defaults)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_streams": {}}  # type: ignore[no-untyped-call,no-any-return]
+        #: Where a training engine runs the matrices side by side inside a CUDA graph; None: one after the other.
+        self.side_streams: SideStreams | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -78,10 +77,15 @@ class SteepestDescent(Optimizer):
             buffers.append(state["momentum"])
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, [p.grad for p in parameters])
-        with _SideStreams(self._streams, parameters) as streams:
-            for p, buffer, stream in zip(parameters, buffers, streams, strict=True):
-                with torch.cuda.stream(stream):  # does nothing for None
-                    self._move_matrix(p, buffer, group)
+        if self.side_streams is None:
+            for p, buffer in zip(parameters, buffers, strict=True):
+                self._move_matrix(p, buffer, group)
+            return
+        self.side_streams.fork()
+        for turn, (p, buffer) in enumerate(zip(parameters, buffers, strict=True)):
+            with self.side_streams.use(turn):
+                self._move_matrix(p, buffer, group)
+        self.side_streams.join()
 
     def _move_matrix(self, p: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
         precise = momentum.to(torch.promote_types(momentum.dtype, torch.float32))
@@ -113,26 +117,3 @@ class SteepestDescent(Optimizer):
             size = rate * (1 - beta2**count).sqrt() / (1 - beta1**count)
             p.sub_(size * m / (v.sqrt() + group["eps"]))
 
-
-class _SideStreams:
-    """A stream for each parameter on a GPU, forked from the current one and joined again at the end.
-
-    The matrices of a network are small and independent: one after the other they would leave the device idle.
-    """
-
-    def __init__(self, kept: dict[Tensor, torch.cuda.Stream], parameters: list[Tensor]) -> None:
-        for p in parameters:
-            if p.is_cuda and p not in kept:
-                kept[p] = torch.cuda.Stream(p.device)
-        self.streams = [kept.get(p) for p in parameters]
-
-    def __enter__(self) -> list[torch.cuda.Stream | None]:
-        for stream in self.streams:
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(stream.device))
-        return self.streams
-
-    def __exit__(self, *exception: object) -> None:
-        for stream in self.streams:
-            if stream is not None:
-                torch.cuda.current_stream(stream.device).wait_stream(stream)

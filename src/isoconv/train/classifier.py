@@ -8,6 +8,7 @@ import torch
 
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.errors import IsoconvError
+from isoconv.nn.side_streams import STREAMS_IN_POOL
 from isoconv.train.config import TrainConfig
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, run
@@ -45,6 +46,8 @@ def train_classifiers(
     if processes.count > 1 and len(configs) > 1:
         raise IsoconvError(f"Expected one seed at a time under torchrun. Got {len(configs)}.")
     place = processes.device(device)
+    if place.type == "cuda" and len(configs) > STREAMS_IN_POOL:
+        raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} seeds side by side on a GPU. Got {len(configs)}.")
     batches = [
         EpochBatches(
             train,
@@ -60,7 +63,7 @@ def train_classifiers(
     ]
     wrap = processes.wrap if processes.count > 1 else None
     replicas = [
-        Replica(config, make_model(config), Classification(config), len(batch), place, wrap)
+        Replica(config, make_model(config), Classification(config), len(batch), place, wrap, len(configs))
         for config, batch in zip(configs, batches, strict=True)
     ]
     if resume:

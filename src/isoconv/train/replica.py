@@ -7,12 +7,19 @@ from torch import Tensor, nn
 
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.nn.prepare import PreparedWeights
+from isoconv.nn.side_streams import STREAMS_IN_POOL, SideStreams
 from isoconv.optim import SteepestDescent
 from isoconv.train.config import TrainConfig
 from isoconv.train.schedules import schedule_factor
 from isoconv.train.task import Task
 
-_WARM_UP_STEPS = 3  # PyTorch asks for a few before a capture
+# Eager steps before the capture. PyTorch asks for a few; the first steps of Adam are so long (every entry of a matrix moves by
+# the full rate, all in step) that the captured retraction, which cannot look at the matrix, would not quite make up for
+# them. A steepest-descent step is never longer than its rate.
+_WARM_UP_STEPS = {"steepest": 3, "adam": 20, "rmsprop": 20}
+
+
+_SIDE_STREAMS = 6
 
 
 class Replica:
@@ -20,7 +27,7 @@ class Replica:
 
     On a GPU the whole step (build, forward, backward, update) is captured once as a CUDA graph and replayed. Every
     replica captures on a stream of its own: graphs captured on one stream share a cuBLAS workspace, and replayed side
-    by side they would hang. On a CPU, and where `wrap` hangs a communication layer around the model, the same
+    by side they would corrupt each other; `side_by_side` says how many replicas share the device's streams. On a CPU, and where `wrap` hangs a communication layer around the model, the same
     function runs eagerly.
     """
 
@@ -32,6 +39,7 @@ class Replica:
         steps_per_epoch: int,
         device: torch.device,
         wrap: Callable[[nn.Module], nn.Module] | None = None,
+        side_by_side: int = 1,
     ) -> None:
         self.config, self.task, self.device = config, task, device
         self.model = model.to(device).train()
@@ -41,10 +49,18 @@ class Replica:
         self.graphed = device.type == "cuda" and wrap is None
         self.rate = torch.full((), config.lr, device=device)
         self.optimiser = self._make_optimiser()
-        self.stream = torch.cuda.Stream(device) if self.graphed else None
-        self.prepared = PreparedWeights(self.model) if self.graphed else None
+        self.stream: torch.cuda.Stream | None = None
+        self.prepared: PreparedWeights | None = None
+        if self.graphed:
+            # The step itself has priority (and streams of another pool) over what is built beside it.
+            self.stream = torch.cuda.Stream(device, priority=-1)
+            side = SideStreams(device, max(1, min(_SIDE_STREAMS, STREAMS_IN_POOL // side_by_side)))
+            self.prepared = PreparedWeights(self.model, side)
+            if isinstance(self.optimiser, SteepestDescent):
+                self.optimiser.side_streams = side
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None
+        self.eager_steps = 0
         self.loss_sum = torch.zeros((), device=device)
         self.right = torch.zeros((), device=device, dtype=torch.int64)
         self.projected_in_step = [m for m in self.model.modules() if isinstance(m, OSSNConv2d) and m.projection != "forward"]
@@ -97,13 +113,14 @@ class Replica:
             self.inputs = images.clone(), labels.clone()
         for static, given in zip(self.inputs, (images, labels), strict=True):
             static.copy_(given)
-        if self.graph is None and self.done >= _WARM_UP_STEPS:
+        if self.graph is None and self.eager_steps >= _WARM_UP_STEPS[self.config.optimiser]:
             self.graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self.device)
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self._update(*self.inputs)
         if self.graph is None:
             self._update(*self.inputs)
+            self.eager_steps += 1
         else:
             self.graph.replay()
             # A replay changes parameters behind PyTorch's back; this is what tells the layers' caches.

@@ -1,0 +1,216 @@
+"""The paper's networks: their sizes, their Lipschitz constants, their plain forms, what trains and what does not."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isoconv
+from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, DCGANCritic, Large, Small
+from isoconv.nn import BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear
+
+LIPSCHITZ = [conv for conv in CONVOLUTIONS if conv not in ("standard", "svcm")]  # svcm only after a projection
+MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
+    model.eval()
+    plain = isoconv.plain(model)
+    with torch.no_grad():
+        assert (plain(x) - model(x)).abs().max() <= 1e-5
+    for module in plain.modules():
+        assert type(module).__module__.startswith("torch.nn.") or type(module) in (MaxMin, GroupSort)
+    return plain
+
+
+def test_the_names():
+    assert set(CONVOLUTIONS) == {"bcop", "bcop-fixed", "rko", "ossn", "svcm", "rkl2ne", "standard"}
+    assert set(ACTIVATIONS) == {"maxmin", "relu"}
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+@pytest.mark.parametrize(("shape", "expected"), [(MNIST, 166_406), (CIFAR, 214_918)], ids=["mnist", "cifar"])
+def test_small_in_plain_form(shape, expected, conv):
+    plain = assert_plain(Small(shape, conv=conv), torch.rand(2, *shape))
+    assert parameters(plain) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "convs", "expected"),
+    [
+        (Large, MNIST, ["bcop", "rko"], 1_974_762),
+        (Large, CIFAR, ["bcop", "ossn", "standard"], 2_466_858),
+        (FC3, MNIST, ["bcop", "standard"], 2_913_290),
+        (FC3, CIFAR, ["standard"], 5_256_202),
+        (DCGANCritic, (3, 64, 64), ["bcop", "svcm", "rkl2ne", "rko", "ossn", "standard"], 2_764_737),
+    ],
+    ids=["large mnist", "large cifar", "fc3 mnist", "fc3 cifar", "dcgan"],
+)
+def test_the_larger_ones_in_plain_form(model, shape, convs, expected):
+    for conv in convs:
+        plain = assert_plain(model(shape, conv=conv), torch.rand(1, *shape))
+        assert parameters(plain) == expected, conv
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+@pytest.mark.parametrize("model", [Small, Large])
+def test_any_convolution_and_activation(model, conv, activation):
+    network = model(TINY, classes=4, conv=conv, activation=activation)
+    assert network(torch.rand(3, *TINY)).shape == (3, 4)
+    found = {type(module) for module in network.modules()}
+    assert (MaxMin in found, nn.ReLU in found) == (activation == "maxmin", activation == "relu")
+    assert (OrthogonalLinear in found, nn.Linear in found) == (conv != "standard", conv == "standard")
+
+
+@pytest.mark.parametrize(("conv", "activation"), [("bcop", "maxmin"), ("standard", "relu")])
+def test_fc3_and_the_critic(conv, activation):
+    assert FC3((2, 4, 5), classes=3, conv=conv, activation=activation)(torch.rand(2, 2, 4, 5)).shape == (2, 3)
+    critic = DCGANCritic((1, 16, 32), conv=conv, activation=activation)
+    assert critic(torch.rand(2, 1, 16, 32)).shape == (2, 1)
+
+
+def test_the_shapes_of_the_paper():
+    """Kernel sizes, strides and channels as printed; linear layers of 100 and 10, or 512, 512 and 10."""
+
+    def summary(model: nn.Module) -> list[tuple[Any, ...]]:
+        plain = isoconv.plain(model)
+        convolutions = [
+            (m.in_channels, m.out_channels, m.kernel_size[0], m.stride[0])
+            for m in plain.modules()
+            if isinstance(m, nn.Conv2d)
+        ]
+        return convolutions + [(m.in_features, m.out_features) for m in plain.modules() if isinstance(m, nn.Linear)]
+
+    assert summary(Small(MNIST)) == [(1, 16, 4, 2), (16, 32, 4, 2), (1568, 100), (100, 10)]
+    assert summary(Large(CIFAR, conv="standard")) == [
+        (3, 32, 3, 1),
+        (32, 32, 4, 2),
+        (32, 64, 3, 1),
+        (64, 64, 4, 2),
+        (4096, 512),
+        (512, 512),
+        (512, 10),
+    ]
+    assert summary(FC3(MNIST, conv="standard")) == [(784, 1024), (1024, 1024), (1024, 1024), (1024, 10)]
+    assert summary(DCGANCritic((3, 64, 64), conv="standard")) == [
+        (3, 64, 4, 2),
+        (64, 128, 4, 2),
+        (128, 256, 4, 2),
+        (256, 512, 4, 2),
+        (8192, 1),
+    ]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("conv", LIPSCHITZ)
+def test_one_lipschitz(conv, activation):
+    """Along random segments and, by the Jacobian, in every direction at one point; after some training."""
+    model = Small((1, 8, 8), classes=4, conv=conv, activation=activation).double()
+    descent = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    x = torch.rand(6, 1, 8, 8, dtype=torch.float64)
+    for _ in range(3):
+        descent.zero_grad()
+        nn.functional.cross_entropy(model(x), torch.arange(6) % 4).backward()
+        descent.step()
+    model.eval()
+    for module in model.modules():
+        if hasattr(module, "power_iterate"):
+            module.power_iterate(500)
+    y = x + torch.randn_like(x)
+    assert ((model(x) - model(y)).flatten(1).norm(dim=1) <= (x - y).flatten(1).norm(dim=1) * (1 + 1e-6)).all()
+    J = torch.autograd.functional.jacobian(lambda z: model(z[None])[0], x[0]).reshape(4, -1)
+    assert torch.linalg.svdvals(J)[0] <= 1 + (1e-4 if conv == "ossn" else 1e-10)
+
+
+def test_the_gradient_keeps_its_norm_through_a_network_that_never_enlarges():
+    """Every layer has orthonormal rows here, 32 → 16 and 64 → 32 channels, 128 → 100 and 100 → 6 features."""
+    model = Small((8, 8, 8), classes=6).double().eval()
+    x = torch.rand(2, 8, 8, 8, dtype=torch.float64, requires_grad=True)
+    y = model(x)
+    v = torch.randn_like(y)
+    y.backward(v)
+    assert torch.allclose(x.grad.flatten(1).norm(dim=1), v.norm(dim=1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("model", [Small, Large])
+def test_bcop_fixed_trains_its_linear_layers_only(model):
+    network = model(TINY, classes=4, conv="bcop-fixed")
+    fixed = [m for m in network.modules() if isinstance(m, BCOPConv2d)]
+    trained = [m for m in network.modules() if isinstance(m, OrthogonalLinear)]
+    assert fixed
+    assert trained
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    descent = torch.optim.Adam(network.parameters(), lr=0.1)
+    x = torch.rand(8, *TINY)
+    for _ in range(3):
+        descent.zero_grad()
+        nn.functional.cross_entropy(network(x), torch.arange(8) % 4).backward()
+        assert all(p.grad is None and not p.requires_grad for m in fixed for p in m.parameters())
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for m in trained for p in m.parameters())
+        descent.step()
+    names = {id(p): k for k, p in network.named_parameters()}
+    for m in fixed:
+        for p in m.parameters():
+            assert torch.equal(p, before[names[id(p)]])
+    for m in trained:
+        for p in m.parameters():
+            assert not torch.allclose(p, before[names[id(p)]], atol=1e-3)
+
+
+@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"])
+def test_every_parameter_trains(conv):
+    network = Small(TINY, classes=4, conv=conv)
+    nn.functional.cross_entropy(network(torch.rand(8, *TINY)), torch.arange(8) % 4).backward()
+    for k, p in network.named_parameters():
+        assert p.grad is not None, k
+        assert p.grad.isfinite().all(), k
+        assert p.grad.abs().max() > 0, k
+
+
+@pytest.mark.parametrize("conv", ["bcop", "bcop-fixed", "rko"])
+@pytest.mark.parametrize("model", [Small, Large])
+def test_both_orthogonalisations(model, conv):
+    networks = [model(TINY, classes=4, conv=conv, orthogonalisation=o).eval() for o in ("manifold", "bjorck")]
+    networks[1].load_state_dict(networks[0].state_dict())
+    x = torch.rand(2, *TINY)
+    assert torch.allclose(networks[0](x), networks[1](x), atol=1e-5)
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_saving_and_loading(conv):
+    first, second = Small(TINY, conv=conv).eval(), Small(TINY, conv=conv).eval()
+    x = torch.rand(2, *TINY)
+    assert not torch.allclose(first(x), second(x), atol=1e-3)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(x), second(x))
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_evaluation_is_deterministic_and_changes_nothing(conv):
+    network = Small(TINY, conv=conv)
+    x = torch.rand(2, *TINY)
+    network(x)
+    network.eval()
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    first = network(x)
+    assert torch.equal(network(x), first)
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 12), (2, 12, 4), (3, 4, 4)])
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_images_of_other_sizes(conv, shape):
+    for model in (Small, Large):
+        network = model(shape, classes=2, conv=conv)
+        plain = assert_plain(network, torch.rand(2, *shape))
+        assert plain(torch.rand(2, *shape)).shape == (2, 2)
+
+
+def test_one_class():
+    assert Small(TINY, classes=1)(torch.rand(2, *TINY)).shape == (2, 1)
