@@ -5,6 +5,4 @@ from isoconv.errors import IsoconvError
 from isoconv.nn.plain import plain
 from isoconv.version import __version__
 
-
-
 __all__ = ["IsoconvError", "__version__", "linalg", "models", "nn", "plain"]

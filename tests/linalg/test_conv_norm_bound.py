@@ -42,6 +42,12 @@ def one_frequency(taps: int, turns: float) -> Tensor:
     return torch.cos(2 * math.pi * turns * torch.arange(taps, dtype=torch.float64))[None, None]
 
 
+def diagonal_frequency(taps: int) -> Tensor:
+    """A wave from corner to corner: its frequencies are (1, −1) and (−1, 1), neither in the first quadrant."""
+    along = torch.arange(taps, dtype=torch.float64)
+    return torch.cos(2 * math.pi / taps * (along[:, None] - along))[None, None]
+
+
 KERNELS = {
     "1x1": normal(2, 3, 1, seed=1),
     "1-D": normal(2, 2, 3, seed=2),
@@ -61,6 +67,7 @@ KERNELS = {
     "2-D orthogonal": orthogonal_kernel(2, 2, 2),
     "2-D one row": normal(1, 1, 1, 4, seed=8),
     "2-D quarter turns": quarter_turns(4)[:, :, None],
+    "2-D diagonal frequency": diagonal_frequency(3),
     "2-D nearly one": torch.full((1, 1, 2, 2), math.nextafter(0.25, 0), dtype=torch.float64),
 }
 

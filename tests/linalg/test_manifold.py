@@ -133,6 +133,19 @@ def test_retract_returns_what_is_orthonormal_as_it_is(dtype):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
+def test_retract_and_is_orthonormal_agree(dtype):
+    """What counts as orthonormal is not touched, and what does not is moved: there is no third thing."""
+    u = retract(normal(40, 20, seed=9, dtype=dtype))
+    found = set()
+    for i in range(60):
+        start = u * (1 + i * torch.finfo(dtype).eps)
+        touched = retract(start).data_ptr() != start.data_ptr()
+        assert touched != is_orthonormal(start)
+        found.add(touched)
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("kind", ["near", "mixed"])
 def test_retract_batches(kind, dtype):
     u = torch.stack([orthonormal(9, 5, seed=s) for s in range(4)])

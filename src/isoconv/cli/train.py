@@ -125,7 +125,9 @@ def train(
         if as_json:
             print(json.dumps(results))
         else:
-            print_results(results, f"{configs[0].model}, {configs[0].conv}, {configs[0].data}, {configs[0].epochs} epochs")
+            print_results(
+                results, f"{configs[0].model}, {configs[0].conv}, {configs[0].data}, {configs[0].epochs} epochs"
+            )
             print(f"The run is in {out}", file=sys.stderr)
 
 
@@ -138,7 +140,9 @@ def _new(
     explicit: dict[str, Any],
 ) -> tuple[list[TrainConfig], Splits]:
     if data is None:
-        raise IsoconvError("Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file.")
+        raise IsoconvError(
+            "Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file."
+        )
     splits = load_splits(data, folder, size=size, download=download)
     settings = recipe_settings(explicit.get("recipe", "default"), data, explicit.get("conv", "bcop")) | explicit
     first = TrainConfig(data=data, input_shape=splits.train.shape, classes=splits.train.classes, **settings)

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
 from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like
-from isoconv.linalg.precision import matmul_precision
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
+from isoconv.linalg.precision import matmul_precision
 
 
 def project_to_tangent(point: Tensor, vector: Tensor, precision: str = "highest") -> Tensor:
@@ -56,9 +56,9 @@ def retract(matrix: Tensor, steps: int | None = None) -> Tensor:
     With `steps=None` it looks at the matrix: one that is orthonormal to rounding is returned as it is (so retracting
     twice changes nothing), a near one takes as few products as its distance needs, a far one goes through `polar`,
     and a rank-deficient one through an SVD. With a number of steps it never looks, so that it can be captured in a CUDA
-    graph or compiled: that many Newton–Schulz steps of order 3. To float32's rounding one converges from singular values in
-    [0.99, 1.01], two from [0.8, 1.2], three from [0.6, 1.4]. A step that was far too long cannot make them diverge: a matrix whose norm may exceed √2 is
-    first divided by an upper bound of it.
+    graph or compiled: that many Newton–Schulz steps of order 3. To float32's rounding, one converges from singular
+    values in [0.99, 1.01], two from [0.8, 1.2], three from [0.6, 1.4]. A step that was far too long cannot make them
+    diverge: a matrix whose norm may exceed √2 is first divided by an upper bound of it.
     """
     matrix = matrix.detach()
     if matrix.numel() == 0:
@@ -117,7 +117,7 @@ def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
     residual = torch.lerp(identity_like(residual), residual, shrink)  # I − sXᵀX
     tall = tall * shrink.sqrt()
     # The factor is I + correction, and it is R that is carried along, by the exact law of the order-3 step,
-    # 1 − (1 − r)(1 + r/2 + 3r²/8 + 5r³/16)² = r⁴(140 + 56r + 35r² + 25r³)/256: both stay small, and so does their rounding.
+    # 1 − (1 − r)(1 + r/2 + 3r²/8 + 5r³/16)² = r⁴(140 + 56r + 35r² + 25r³)/256: both are small, so their rounding is.
     correction: Tensor | None = None
     for step in range(steps):
         series = add_product(residual, residual, add_product(residual, residual, residual, 5 / 16, 3 / 8), 1, 1 / 2)

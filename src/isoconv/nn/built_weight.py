@@ -2,11 +2,11 @@
 
 Note [When a weight is rebuilt]
 A built weight is kept together with the identity of what it was built from: version, storage, dtype and device of
-every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three
-things do not, and are treated apart: edits through `.data` or numpy (call `refresh()`), inference tensors (they have no
-version: never kept), and the replay of a CUDA graph (inside a capture nothing is kept or reused; whoever replays it raises the versions with
-`torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so that its address
-cannot come back as that of other data. A compiled function builds in its graph.
+every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three things
+do not, and are treated apart: edits through `.data` or numpy (call `refresh()`), inference tensors (they have no
+version: never kept), and the replay of a CUDA graph (inside a capture nothing is kept or reused; whoever replays it
+raises the versions with `torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so
+that its address cannot come back as that of other data. A compiled function builds in its graph.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated

@@ -76,7 +76,7 @@ class SteepestDescent(Optimizer):
                 state["momentum"] = torch.zeros_like(p)
             buffers.append(state["momentum"])
         torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, [p.grad for p in parameters])
+        torch._foreach_add_(buffers, _gradients(parameters))
         if self.side_streams is None:
             for p, buffer in zip(parameters, buffers, strict=True):
                 self._move_matrix(p, buffer, group)
@@ -105,7 +105,7 @@ class SteepestDescent(Optimizer):
                 self.state[p]["step"] = torch.zeros((), device=p.device)
                 self.state[p]["first"] = torch.zeros_like(p)
                 self.state[p]["second"] = torch.zeros_like(p)
-        gradients = [p.grad for p in parameters]
+        gradients = _gradients(parameters)
         counts, first, second = ([self.state[p][key] for p in parameters] for key in ("step", "first", "second"))
         beta1, beta2 = group["betas"]
         rate = group["lr"] * 0.1 if group["vector_lr"] is None else group["vector_lr"]
@@ -117,3 +117,6 @@ class SteepestDescent(Optimizer):
             size = rate * (1 - beta2**count).sqrt() / (1 - beta1**count)
             p.sub_(size * m / (v.sqrt() + group["eps"]))
 
+
+def _gradients(parameters: list[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]

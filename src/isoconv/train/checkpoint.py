@@ -72,7 +72,9 @@ def unpack_state(tensors: dict[str, Tensor], model: nn.Module, optimiser: torch.
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise IsoconvError(f"Expected a saved state of this network. Got another: {str(error).splitlines()[-1]}") from None
+        raise IsoconvError(
+            f"Expected a saved state of this network. Got another: {str(error).splitlines()[-1]}"
+        ) from None
     whole = optimiser.state_dict()
     optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
 

@@ -77,7 +77,7 @@ def run(
         now = time.perf_counter()
         share = (first.done - done_before) / per_epoch
         lines = []
-        for (loss_sum, right), folder in zip(sums, folders, strict=True):
+        for loss_sum, right in sums:
             loss = loss_sum / per_epoch / processes.count
             accuracy = 100 * right / (per_epoch * first.config.batch_size)
             lines.append({"epoch": epoch + 1, "loss": loss, "accuracy": accuracy, "seconds": now - started})

@@ -13,22 +13,22 @@ from isoconv.train.config import TrainConfig
 from isoconv.train.schedules import schedule_factor
 from isoconv.train.task import Task
 
-# Eager steps before the capture. PyTorch asks for a few; the first steps of Adam are so long (every entry of a matrix moves by
-# the full rate, all in step) that the captured retraction, which cannot look at the matrix, would not quite make up for
-# them. A steepest-descent step is never longer than its rate.
+# Eager steps before the capture. PyTorch asks for a few; the first steps of Adam are so long (every entry of a matrix
+# moves by the full rate, all in step) that the captured retraction, which cannot look at the matrix, would not quite
+# make up for them. A steepest-descent step is never longer than its rate.
 _WARM_UP_STEPS = {"steepest": 3, "adam": 20, "rmsprop": 20}
 
 
-_SIDE_STREAMS = 6
+_SIDE_STREAMS = 6  # per replica, while there are enough of them
 
 
 class Replica:
     """A model with its own optimiser, buffers and stream; `step(images, labels)` is one update.
 
     On a GPU the whole step (build, forward, backward, update) is captured once as a CUDA graph and replayed. Every
-    replica captures on a stream of its own: graphs captured on one stream share a cuBLAS workspace, and replayed side
-    by side they would corrupt each other; `side_by_side` says how many replicas share the device's streams. On a CPU, and where `wrap` hangs a communication layer around the model, the same
-    function runs eagerly.
+    replica captures on streams of its own: graphs captured on one stream share a cuBLAS workspace, and replayed side
+    by side they would corrupt each other; `side_by_side` says how many replicas share the device's streams. On a CPU,
+    and where `wrap` hangs a communication layer around the model, the same function runs eagerly.
     """
 
     def __init__(
@@ -63,7 +63,9 @@ class Replica:
         self.eager_steps = 0
         self.loss_sum = torch.zeros((), device=device)
         self.right = torch.zeros((), device=device, dtype=torch.int64)
-        self.projected_in_step = [m for m in self.model.modules() if isinstance(m, OSSNConv2d) and m.projection != "forward"]
+        self.projected_in_step = [
+            m for m in self.model.modules() if isinstance(m, OSSNConv2d) and m.projection != "forward"
+        ]
         self.projected_rarely = [m for m in self.model.modules() if isinstance(m, SVCMConv2d)]
 
     def _make_optimiser(self) -> torch.optim.Optimizer:

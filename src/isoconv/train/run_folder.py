@@ -29,7 +29,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
-        self.model, self.state, self.result = path / "model.safetensors", path / "state.safetensors", path / "result.json"
+        self.model, self.state, self.result = (
+            path / "model.safetensors",
+            path / "state.safetensors",
+            path / "result.json",
+        )
 
     @property
     def exists(self) -> bool:
@@ -105,7 +109,9 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     if not folder.exists:
         raise IsoconvError(f"Expected a run in {path}. There is no {folder.config.name} in it.")
     if not folder.model.exists():
-        raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. Go on with it: --resume.")
+        raise IsoconvError(
+            f"The run in {path} is not finished: it has no {folder.model.name}. Go on with it: --resume."
+        )
     config = TrainConfig.read(folder.config)
     model = plain(make_model(config)).eval()
     try:

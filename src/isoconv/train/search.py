@@ -51,5 +51,7 @@ def search_learning_rate(
                 continue
             scores[rate] = result["clean"], result["robust"][str(radius)]
     if not scores:
-        raise IsoconvError(f"Expected a learning rate that trains. All of {', '.join(f'{r:g}' for r in rates)} diverged.")
+        raise IsoconvError(
+            f"Expected a learning rate that trains. All of {', '.join(f'{r:g}' for r in rates)} diverged."
+        )
     return max(scores, key=lambda rate: (scores[rate][1], scores[rate][0])), scores
