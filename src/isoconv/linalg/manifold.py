@@ -109,7 +109,7 @@ def _retract_blindly(matrix: Tensor, steps: int) -> Tensor:
     """
     tall, wide = as_tall(matrix)
     residual = gram_residual(tall)
-    # ‖XᵀX‖ ≤ 1 + ‖R²‖_F^½ =: b bounds σ² (1.01 covers its rounding). The steps converge for σ² < 2; beyond b = 2 divide by b.
+    # b = 1 + ‖R²‖_F^½ bounds σ² (1.01 covers its rounding). The steps converge for σ² < 2; beyond b = 2 divide by b.
     # Where R² overflows, ‖R‖_F bounds it too (fmin passes over NaN).
     size = torch.fmin(frobenius(residual), frobenius(residual @ residual).sqrt())[..., None, None]
     bound = 1 + 1.01 * size

@@ -17,7 +17,7 @@ from isoconv.train.losses import margins
 
 
 def network_norm_bound(model: nn.Module, input_shape: Sequence[int]) -> float:
-    """The product of proved bounds of all linear layers of one of `isoconv.models`: an upper bound of its Lipschitz constant."""
+    """The product of proved bounds of a network's linear layers: its Lipschitz constant is at most that."""
     bounds = [1.0]
     size: tuple[int, ...] = tuple(input_shape[1:])
     for layer in model.modules():
