@@ -45,7 +45,10 @@ def convolution(kind: str, c_in: int, c_out: int, k: int, stride: int, *size: in
 # A small one of everything, and the shape of its input without the batch.
 LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     **{kind: (partial(convolution, kind, 2, 4, 3, 1, 5, 4), (2, 5, 4)) for kind in CONVOLUTIONS},
-    **{f"{kind} s2": (partial(convolution, kind, 2, 6, 4, 2, 6, 4), (2, 6, 4)) for kind in CONVOLUTIONS},
+    **{
+        f"{kind} s2": (partial(convolution, kind, 2, 6, 4, 2, 6, 4), (2, 6, 4))
+        for kind in ("bcop", "rko", "ossn", "svcm", "rkl2ne", "standard")
+    },
     "bcop 1x1": (partial(BCOPConv2d, 3, 4, 1), (3, 2, 3)),
     "bcop square": (partial(BCOPConv2d, 4, 4, 2), (4, 3, 3)),
     "1d": (partial(BCOPConv1d, 3, 4, 3), (3, 7)),

@@ -1,6 +1,7 @@
 """Björck's orthogonalisation against the paper's formula, read literally, and against the SVD."""
 
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -114,6 +115,30 @@ def test_converges_to_the_polar_factor(shape, condition, order, dtype):
     a = (3 * conditioned(*shape, condition)).to(dtype)
     tolerance = 4 * max(shape) * condition * torch.finfo(dtype).eps
     torch.testing.assert_close(bjorck(a, 25, order).double(), polar_by_svd(a), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("gram_space", [None, False, True])
+@pytest.mark.parametrize("condition", [10.0, 1e3, 1e4, 1e8, 1e12])
+@pytest.mark.parametrize("shape", [(64, 8), (8, 64), (30, 30), (12, 2)], ids=str)
+def test_ill_conditioned_matrices(shape, condition, gram_space, dtype):
+    """Singular values that a Gram matrix cannot hold, below √eps, must not be blown up by the steps.
+
+    The steps are a polynomial of the singular values alone, and never end above 1. Its slope, growth^iterations or κ, is
+    what the rounding of A itself is multiplied by.
+    """
+    n, eps = min(shape), torch.finfo(dtype).eps
+    for kind, iterations, order in product(["geometric", "one small", "one large"], [5, 20, 60], [1, 3]):
+        a = conditioned(*shape, condition, kind).to(dtype)
+        ours = bjorck(a, iterations, order, gram_space=gram_space).double()
+        assert bool(torch.isfinite(ours).all())
+        assert spectral_norm(ours) <= 1 + 4 * n * eps
+        left, values, right = torch.linalg.svd(a.double() / float(norm_upper_bound(a)), full_matrices=False)
+        coefficients = [(-1) ** p * binomial(p) for p in range(order + 1)]
+        for _ in range(iterations):
+            values = values * sum(c * (1 - values**2) ** p for p, c in enumerate(coefficients))
+        slope = min(sum(coefficients) ** iterations, condition)
+        assert spectral_norm(ours - (left * values) @ right) <= 40 * n**0.5 * eps * slope
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)

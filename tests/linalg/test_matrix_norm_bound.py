@@ -1,6 +1,7 @@
 """The bound of a matrix's norm. That it is above is proved for each matrix here, by exact rational arithmetic."""
 
 import math
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg import matrix_norm_bound
+from isoconv.linalg.bounds import _frobenius
 from linalg.linalg_reference import DEVICES, exact, norm_at_most, normal, orthonormal, spectral_norm
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -192,3 +194,13 @@ def test_subnormal_weights_where_the_processor_flushes_them(dtype):
     finally:
         torch.set_flush_denormal(False)
     assert proved(a, bound)
+
+
+@pytest.mark.parametrize(
+    "entry", [1.0, 1e-150, 1e-155, 2.0**-530, 1e-160, 1e-162, 1e-170, 1e-250, 1e-300, math.ulp(0.0)]
+)
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (30, 7)], ids=str)
+def test_the_frobenius_norm_is_rounded_up_where_squares_underflow(shape, entry):
+    """All bounds are sums of these."""
+    matrix = torch.full(shape, entry, dtype=torch.float64)
+    assert Fraction(_frobenius(matrix)) ** 2 >= math.prod(shape) * Fraction(entry) ** 2

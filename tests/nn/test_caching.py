@@ -71,21 +71,14 @@ def assert_current(layer: nn.Module, before: Tensor | None) -> None:
 # Never stale ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 @layers
-def test_not_stale_after_load_state_dict(name, mode):
+def test_not_stale_after_load_state_dict(name):
     layer, x = made(name)
-    before = warm(layer, x, mode)
-    layer.load_state_dict(made(name)[0].state_dict())
-    assert_current(layer, before)
-
-
-@layers
-def test_not_stale_after_load_state_dict_by_assignment(name):
-    layer, x = made(name)
-    before = warm(layer, x)
-    layer.load_state_dict(made(name)[0].state_dict(), assign=True)
-    assert_current(layer, before)
+    for mode in MODES:
+        for assign in (False, True):
+            before = warm(layer, x, mode)
+            layer.load_state_dict(made(name)[0].state_dict(), assign=assign)
+            assert_current(layer, before)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -93,11 +86,9 @@ def test_not_stale_after_load_state_dict_by_assignment(name):
     "optimiser",
     [
         lambda p: torch.optim.SGD(p, lr=0.5),
-        lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9, foreach=True),
-        lambda p: torch.optim.Adam(p, lr=0.1),
         lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
     ],
-    ids=["SGD", "SGD foreach", "Adam", "Adam foreach"],
+    ids=["SGD", "Adam foreach"],
 )
 @pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
 def test_not_stale_after_an_optimiser_step(name, optimiser, training):
@@ -122,7 +113,7 @@ def test_not_stale_after_an_optimiser_step(name, optimiser, training):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("name", ["bcop", "1d", "transposed", "rko", "rkl2ne", "linear", "linear-bjorck"])
 def test_not_stale_after_a_fused_optimiser_step(name, optimiser, training):
     """Fused optimisers write to the parameters without raising their version counters."""
@@ -187,21 +178,17 @@ def test_a_deep_copy_in_the_middle_of_training(name):
         assert torch.allclose(p.grad, clone.get_parameter(k).grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("way", ["pickle", "torch.save"])
 @layers
-def test_a_pickled_copy(name, way):
+def test_a_pickled_copy(name):
     layer, x = made(name)
     layer(x).sum()
     expected = warm(layer, x)
-    if way == "pickle":
-        clone = pickle.loads(pickle.dumps(layer))
-    else:
-        file = io.BytesIO()
-        torch.save(layer, file)
-        file.seek(0)
-        clone = torch.load(file, weights_only=False)
-    assert torch.equal(clone.weight, expected)
-    assert torch.equal(clone(x), layer(x))
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for clone in (pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
+        assert torch.equal(clone.weight, expected)
+        assert torch.equal(clone(x), layer(x))
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "1x1" not in name])
@@ -290,19 +277,19 @@ def test_not_stale_after_the_methods_own_changes(name, call):
 # Never built twice ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", list(permutations(MODES)), ids="-".join)
 @built
-def test_one_build_for_any_mix_of_modes_in_evaluation(name, order):
-    layer, x = made(name)
-    layer.eval()
-    calls = counting(layer)
-    outputs = []
-    for mode in order * 2:
-        with MODES[mode]():
-            outputs.append(layer(x).detach().clone())
-            _ = layer.weight
-    assert len(calls) == 1
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
+def test_one_build_for_any_mix_of_modes_in_evaluation(name):
+    for order in permutations(MODES):
+        layer, x = made(name)
+        layer.eval()
+        calls = counting(layer)
+        outputs = []
+        for mode in order * 2:
+            with MODES[mode]():
+                outputs.append(layer(x).detach().clone())
+                _ = layer.weight
+        assert len(calls) == 1, order
+        assert all(torch.equal(output, outputs[0]) for output in outputs), order
 
 
 @built
@@ -451,19 +438,19 @@ def test_training_with_the_cache_of_an_evaluation_still_retracts(name):
 # Evaluation is a function -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
 @layers
-def test_evaluation_changes_no_state_and_repeats_itself(name, mode):
+def test_evaluation_changes_no_state_and_repeats_itself(name):
     layer, x = made(name)
     with torch.no_grad():
         for p in layer.parameters():
             p.add_(0.3 * torch.randn_like(p))  # as an optimiser leaves them: off the manifold
     layer.eval()
     before = {k: v.clone() for k, v in layer.state_dict().items()}
-    with MODES[mode]():
-        outputs = [layer(x).detach().clone() for _ in range(3)]
+    outputs = []
+    for mode in MODES.values():
+        with mode():
+            outputs += [layer(x).detach().clone() for _ in range(2)]
         layer.refresh()
-        outputs.append(layer(x).detach().clone())
     assert all(torch.equal(output, outputs[0]) for output in outputs)
     after = layer.state_dict()
     assert list(after) == list(before)
@@ -472,21 +459,20 @@ def test_evaluation_changes_no_state_and_repeats_itself(name, mode):
 
 
 @layers
-def test_evaluation_does_not_depend_on_the_random_seed(name):
+def test_evaluation_neither_uses_nor_disturbs_the_random_numbers(name):
     layer, x = made(name)
     with torch.no_grad():
         for p in layer.parameters():
             p.zero_()  # the hardest case: nothing to orthogonalise
     layer.eval()
-    torch.manual_seed(1)
-    first = layer(x).detach()
-    state = torch.get_rng_state()
-    layer.refresh()
-    torch.manual_seed(2)
-    assert torch.equal(layer(x), first)
-    torch.manual_seed(1)
-    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(1).get_state())
-    torch.set_rng_state(state)
+    outputs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        layer.refresh()
+        outputs.append(layer(x).detach())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT if is_manifold(name) and not name.startswith("rko")])

@@ -50,11 +50,11 @@ def assert_same_function(model: nn.Module, x: Tensor, tolerance: float = 1e-5) -
 
 
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
-@pytest.mark.parametrize("kind", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"])
-@pytest.mark.parametrize("row", WRAPPED_2D[::2], ids=named(WRAPPED_2D[::2]))
-def test_convolutions(row, kind, padding_mode):
-    layer = convolution(kind, *row, padding_mode=padding_mode)
-    assert_ordinary(assert_same_function(layer, torch.randn(2, row[0], *row[4:])))
+@pytest.mark.parametrize("row", WRAPPED_2D, ids=named(WRAPPED_2D))
+def test_convolutions(row, padding_mode):
+    for kind in ("bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"):
+        layer = convolution(kind, *row, padding_mode=padding_mode)
+        assert_ordinary(assert_same_function(layer, torch.randn(2, row[0], *row[4:])))
 
 
 @pytest.mark.parametrize("name", LAYERS)

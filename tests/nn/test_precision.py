@@ -111,7 +111,7 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("name", [name for name in CONSTRAINED if "frozen" not in name])
+@pytest.mark.parametrize("name", ["bcop s2", "1d s2", "transposed", "linear"])
 def test_orthogonal_after_training_under_autocast(name):
     layer, x = made(name)
     descent = torch.optim.SGD(layer.parameters(), lr=3.0)

@@ -1,6 +1,7 @@
 """The claim of the library: all singular values of the dense Jacobian, over a table of shapes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from helpers import (
     SHAPES_2D,
     SHAPES_LINEAR,
     convolution,
-    jacobian,
     named,
     randomised,
     singular_values,
@@ -21,15 +21,22 @@ from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLi
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement
 
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 orthogonalisations = pytest.mark.parametrize("orthogonalisation", ["manifold", "bjorck"])
 shapes_2d = pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
 shapes_1d = pytest.mark.parametrize("row", SHAPES_1D, ids=named(SHAPES_1D))
 
 
-def assert_isometric(layer: nn.Module, dtype: torch.dtype, *shape: int) -> None:
-    values = singular_values(layer.eval(), *shape)
-    assert (values - 1).abs().max() <= TOLERANCE[dtype], f"singular values from {values.min()} to {values.max()}"
+def assert_isometric(make: Callable[..., nn.Module], *shape: int) -> None:
+    """`make` takes a dtype."""
+    for dtype, tolerance in TOLERANCE.items():
+        values = singular_values(make(dtype=dtype).eval(), *shape)
+        assert (values - 1).abs().max() <= tolerance, f"from {values.min()} to {values.max()} in {dtype}"
+
+
+def assert_not_expanding(make: Callable[..., nn.Module], *shape: int) -> None:
+    for dtype, tolerance in TOLERANCE.items():
+        norm = float(singular_values(make(dtype=dtype).eval(), *shape)[0])
+        assert norm <= 1 + tolerance, dtype
 
 
 @pytest.mark.parametrize("table", [SHAPES_2D, SHAPES_1D, SHAPES_LINEAR], ids=["2d", "1d", "linear"])
@@ -37,32 +44,26 @@ def test_the_tables_hold_at_least_60_different_shapes(table):
     assert len(set(table)) == len(table) >= 60
 
 
-@dtypes
 @orthogonalisations
 @shapes_2d
-def test_bcop_2d(row, orthogonalisation, dtype):
-    layer = BCOPConv2d(*row[:4], orthogonalisation=orthogonalisation, dtype=dtype)
-    assert_isometric(layer, dtype, row[0], *row[4:])
+def test_bcop_2d(row, orthogonalisation):
+    assert_isometric(partial(BCOPConv2d, *row[:4], orthogonalisation=orthogonalisation), row[0], *row[4:])
 
 
-@dtypes
 @orthogonalisations
 @shapes_2d
-def test_bcop_transposed(row, orthogonalisation, dtype):
+def test_bcop_transposed(row, orthogonalisation):
     c_in, c_out, k, s, H, W = row
-    layer = BCOPConvTranspose2d(c_out, c_in, k, s, orthogonalisation=orthogonalisation, dtype=dtype)
-    assert_isometric(layer, dtype, c_out, H // s, W // s)
+    make = partial(BCOPConvTranspose2d, c_out, c_in, k, s, orthogonalisation=orthogonalisation)
+    assert_isometric(make, c_out, H // s, W // s)
 
 
-@dtypes
-@orthogonalisations
 @shapes_1d
-def test_bcop_1d(row, orthogonalisation, dtype):
-    layer = BCOPConv1d(*row[:4], orthogonalisation=orthogonalisation, dtype=dtype)
-    assert_isometric(layer, dtype, row[0], row[4])
+def test_bcop_1d(row):
+    for orthogonalisation in ("manifold", "bjorck"):
+        assert_isometric(partial(BCOPConv1d, *row[:4], orthogonalisation=orthogonalisation), row[0], row[4])
 
 
-@dtypes
 @pytest.mark.parametrize(
     ("c_in", "c_out", "k", "stride", "ranks"),
     [
@@ -79,43 +80,38 @@ def test_bcop_1d(row, orthogonalisation, dtype):
         (4, 4, 1, 1, None),
     ],
 )
-def test_bcop_1d_of_any_ranks(c_in, c_out, k, stride, ranks, dtype):
-    assert_isometric(BCOPConv1d(c_in, c_out, k, stride, ranks=ranks, dtype=dtype), dtype, c_in, 6)
+def test_bcop_1d_of_any_ranks(c_in, c_out, k, stride, ranks):
+    assert_isometric(partial(BCOPConv1d, c_in, c_out, k, stride, ranks=ranks), c_in, 6)
 
 
-@dtypes
-@orthogonalisations
 @pytest.mark.parametrize(("m", "n"), SHAPES_LINEAR)
-def test_orthogonal_linear(m, n, orthogonalisation, dtype):
-    layer = OrthogonalLinear(m, n, orthogonalisation=orthogonalisation, dtype=dtype)
-    assert_isometric(layer, dtype, m)
-    assert torch.equal(jacobian(layer, m), layer.weight)
+def test_orthogonal_linear(m, n):
+    for orthogonalisation in ("manifold", "bjorck"):
+        assert_isometric(partial(OrthogonalLinear, m, n, orthogonalisation=orthogonalisation), m)
 
 
-@dtypes
 @pytest.mark.parametrize("gain", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
-        (lambda **o: BCOPConv2d(3, 4, 3, **o), (3, 5, 4)),
-        (lambda **o: BCOPConv2d(2, 7, 4, 2, **o), (2, 4, 6)),
-        (lambda **o: BCOPConv1d(4, 3, 3, **o), (4, 5)),
-        (lambda **o: BCOPConvTranspose2d(4, 3, 3, **o), (4, 5, 4)),
-        (lambda **o: OrthogonalLinear(9, 4, **o), (9,)),
+        (partial(BCOPConv2d, 3, 4, 3), (3, 5, 4)),
+        (partial(BCOPConv2d, 2, 7, 4, 2), (2, 4, 6)),
+        (partial(BCOPConv1d, 4, 3, 3), (4, 5)),
+        (partial(BCOPConvTranspose2d, 4, 3, 3), (4, 5, 4)),
+        (partial(OrthogonalLinear, 9, 4), (9,)),
     ],
     ids=["2d", "2d s2", "1d", "transposed", "linear"],
 )
-def test_any_parameters_stand_for_an_isometry(make: Callable[..., nn.Module], shape, gain, dtype):
-    assert_isometric(randomised(make(dtype=dtype), gain), dtype, *shape)
+def test_any_parameters_stand_for_an_isometry(make, shape, gain):
+    assert_isometric(lambda dtype: randomised(make(dtype=dtype), gain), *shape)
 
 
-@dtypes
 @pytest.mark.parametrize("kind", ["rko", "rko-bjorck", "rkl2ne"])
-@pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
 @shapes_2d
-def test_reshaped_kernels_do_not_expand(row, padding_mode, kind, dtype):
-    layer = randomised(convolution(kind, *row, padding_mode=padding_mode, dtype=dtype)).eval()
-    assert singular_values(layer, row[0], *row[4:])[0] <= 1 + TOLERANCE[dtype]
+def test_reshaped_kernels_do_not_expand(row, kind):
+    for padding_mode in ("circular", "zeros"):
+        make = partial(convolution, kind, *row, padding_mode=padding_mode)
+        assert_not_expanding(lambda dtype, make=make: randomised(make(dtype=dtype)), row[0], *row[4:])
 
 
 def test_rko_attains_its_bound_where_each_pixel_is_in_one_patch():
@@ -132,7 +128,7 @@ def test_ossn_after_1000_power_iterations(row):
     assert singular_values(layer, row[0], *row[4:])[0] == pytest.approx(1, abs=1e-4)  # norms above 1 become 1
 
 
-@pytest.mark.parametrize("row", SHAPES_2D[::6], ids=named(SHAPES_2D[::6]))
+@pytest.mark.parametrize("row", SHAPES_2D[::9], ids=named(SHAPES_2D[::9]))
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
 def test_ossn_projected_after_the_update(row, padding_mode):
     layer = randomised(convolution("ossn-after-update", *row, padding_mode=padding_mode)).eval()
@@ -149,8 +145,9 @@ def test_ossn_leaves_small_kernels_alone():
     assert torch.equal(layer.weight, layer.kernel)
 
 
-@shapes_2d
+@pytest.mark.parametrize("row", (SVCM := [*SHAPES_2D, (1, 1, 3, 1, 20, 20), (3, 4, 3, 1, 10, 12)]), ids=named(SVCM))
 def test_svcm_after_project(row, record_property):
+    """How far above 1 the norm stays: most on large images, of which the kernel covers little."""
     layer = randomised(convolution("svcm", *row)).eval()
     before = singular_values(layer, row[0], *row[4:])[0]
     layer.project()
@@ -160,27 +157,17 @@ def test_svcm_after_project(row, record_property):
     assert norm <= min(float(before) + 1e-5, 1.05)
 
 
-@dtypes
-@pytest.mark.parametrize("kind", ["2d", "transposed"])
 @shapes_2d
-def test_bcop_with_zero_padding_does_not_expand(row, kind, dtype):
+def test_bcop_with_zero_padding_does_not_expand(row):
     c_in, c_out, k, s, H, W = row
-    if kind == "2d":
-        layer, shape = BCOPConv2d(*row[:4], padding_mode="zeros", dtype=dtype), (c_in, H, W)
-    else:
-        layer, shape = (
-            BCOPConvTranspose2d(c_out, c_in, k, s, padding_mode="zeros", dtype=dtype),
-            (c_out, H // s, W // s),
-        )
-    values = singular_values(layer.eval(), *shape)
-    assert values[0] <= 1 + 1e-5
+    assert_not_expanding(partial(BCOPConv2d, *row[:4], padding_mode="zeros"), c_in, H, W)
+    transposed = partial(BCOPConvTranspose2d, c_out, c_in, k, s, padding_mode="zeros")
+    assert_not_expanding(transposed, c_out, H // s, W // s)
 
 
-@dtypes
 @shapes_1d
-def test_bcop_1d_with_zero_padding_does_not_expand(row, dtype):
-    layer = BCOPConv1d(*row[:4], padding_mode="zeros", dtype=dtype).eval()
-    assert singular_values(layer, row[0], row[4])[0] <= 1 + 1e-5
+def test_bcop_1d_with_zero_padding_does_not_expand(row):
+    assert_not_expanding(partial(BCOPConv1d, *row[:4], padding_mode="zeros"), row[0], row[4])
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

@@ -115,6 +115,8 @@ class Replica:
             self.inputs = images.clone(), labels.clone()
         for static, given in zip(self.inputs, (images, labels), strict=True):
             static.copy_(given)
+            # The host runs ahead: without this, the batch's memory would hold a later batch by the time it is copied.
+            given.record_stream(torch.cuda.current_stream(self.device))
         if self.graph is None and self.eager_steps >= _WARM_UP_STEPS[self.config.optimiser]:
             self.graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self.device)
