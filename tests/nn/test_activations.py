@@ -112,3 +112,11 @@ def test_a_nan_is_not_lost(activation, channels):
     x = torch.zeros(1, channels)
     x[0, -1] = torch.nan
     assert activation(x).isnan().any()
+
+
+@activations
+def test_second_derivatives(activation, channels):
+    """For gradient penalties: the derivative of a permutation is zero, that of its square is not."""
+    x = torch.randn(2, channels, 2, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(activation, x)
+    torch.autograd.gradgradcheck(lambda z: activation(z).pow(3), x)

@@ -217,6 +217,16 @@ def test_a_gradient_penalty(name):
     assert float((gradient * direction).sum()) == pytest.approx(expected, rel=1e-5), k
 
 
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ["bcop", "bcop s2", "1d", "transposed s2", "linear tall"])
+def test_first_and_second_derivatives_with_respect_to_the_input(name, mode):
+    layer, x = made(name, dtype=torch.float64)
+    layer.train(mode)
+    x.requires_grad_()
+    torch.autograd.gradcheck(layer, x)
+    torch.autograd.gradgradcheck(lambda z: layer(z).square(), x)
+
+
 ORTHOGONALISATIONS = [{"orthogonalisation": "manifold"}, {"orthogonalisation": "bjorck"}]
 PADDINGS = [{"padding_mode": "circular"}, {"padding_mode": "zeros"}]
 GEOMETRIES = [(4, 4, 3), (4, 6, 2, 2), (4, 3, 4, 2), (4, 4, 1)]

@@ -1,12 +1,11 @@
 """Björck's orthogonalisation, the paper's own (its appendix "Orthogonalization Procedure")."""
 
-from math import comb
+from math import comb, log
 
-import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.gram import add_product, as_tall, gram_residual, identity_like, norm_upper_bound
+from isoconv.linalg.gram import add_product, as_tall, gram_residual, identity_like, scaled_to_one
 
 
 def inverse_sqrt_correction(residual: Tensor, order: int) -> Tensor:
@@ -30,17 +29,15 @@ def bjorck(
     convergence because the limit does not depend on the scale. How far 20 steps get depends on the smallest singular
     value: each first-order step multiplies a small one by 1.5 at most.
 
-    `gram_space` runs the same steps on the n×n Gram matrix and multiplies A once at the end: the same polynomial of A
-    and the same gradient, at a fraction of the cost for very rectangular matrices. By default it does so from an
+    `gram_space` runs the same steps on the n×n Gram matrix and multiplies A itself only now and then: the same polynomial
+    of A and the same gradient, at a fraction of the cost for very rectangular matrices. By default it does so from an
     aspect ratio of 2 on. Works in the precision of the input; batches over leading dimensions.
     """
     if iterations < 0 or order < 1:
         raise IsoconvError(f"Expected iterations ≥ 0 and order ≥ 1. Got {iterations} and {order}.")
     tall, wide = as_tall(matrix)
-    if scale:
-        # The gradient through the scale vanishes at convergence, so it is left out.
-        bound = norm_upper_bound(tall.detach())[..., None, None]
-        tall = tall / torch.where(bound > 0, bound, torch.ones_like(bound))
+    if scale and tall.numel():
+        tall = scaled_to_one(tall)
     if gram_space is None:
         gram_space = tall.shape[-2] >= 2 * tall.shape[-1]
     result = _in_gram_space(tall, iterations, order) if gram_space else _in_full_space(tall, iterations, order)
@@ -54,14 +51,23 @@ def _in_full_space(tall: Tensor, iterations: int, order: int) -> Tensor:
 
 
 def _in_gram_space(tall: Tensor, iterations: int, order: int) -> Tensor:
-    """A_k = A Z_k with Z_k a polynomial of AᵀA; both Z_k and A_kᵀA_k = Z_k AᵀA Z_k live in the small space."""
-    gram = tall.mT @ tall
-    eye = total = identity_like(gram)
-    for _ in range(iterations):
-        step = eye + inverse_sqrt_correction(eye - gram, order)
-        total = total @ step
-        gram = step @ gram @ step
-    return tall @ total
+    """A_k = A Z_k with Z_k a polynomial of AᵀA; both Z_k and A_kᵀA_k = Z_k AᵀA Z_k live in the small space.
+
+    A step multiplies small singular values by Σ coefficients, and the Gram matrix's rounding by its square. So after as
+    many steps as make that 20, A itself is multiplied, and its Gram matrix made anew. See Note [Gram passes] in `polar`.
+    """
+    growth = sum(_coefficient(p) for p in range(order + 1))
+    at_once = max(1, int(log(20) / log(growth)))
+    for done in range(0, iterations, at_once):
+        residual = gram_residual(tall)
+        eye = total = identity_like(residual)
+        gram = eye - residual
+        for _ in range(min(at_once, iterations - done)):
+            step = eye + inverse_sqrt_correction(eye - gram, order)
+            total = total @ step
+            gram = step @ gram @ step
+        tall = tall @ total
+    return tall
 
 
 def _coefficient(p: int) -> float:

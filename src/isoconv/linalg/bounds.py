@@ -15,9 +15,11 @@ Each function takes the smallest of several bounds, all of them sound:
    frequency; bound 2 on each. With zero padding the image of size n embeds in a circular one of size n + k − 1.
 
 Note [Error of a squaring]
-Let M̂ approximate a Hermitian M with ‖M̂ − M‖_F ≤ e. Then ‖M̂² − M²‖_F ≤ e(2‖M̂‖_F + e), and the computed square is within
+Let M̂ approximate a Hermitian M with ‖M̂ − M‖_F ≤ e. Then ‖M̂² − M²‖_F ≤ e(2‖M‖₂ + e), and the computed square is within
 √2·γ_{2n}‖M̂‖_F² of M̂², real and imaginary parts being sums of 2n products, each at most the product of two row norms.
 Between squarings the matrix is scaled by a power of two, which is exact; what might underflow is covered by `_TINY`.
+A matrix product is taken to be n conventional dot products in float64, summed in any order: no Strassen, and no emulation
+of float64 by a GPU's library (cuBLAS offers that, switched off by default).
 """
 
 import math
@@ -31,7 +33,9 @@ from isoconv.linalg.rounding import add_up, gamma, mul_up, root_up, sqrt_up, up
 from isoconv.linalg.spectrum import fold_kernel
 
 _SQUARINGS = 13  # the bound is then at most n^(1/2^15) above the truth: 2e-4 for n = 512
-_TINY = 2.0**-900  # more than all that can underflow in one product of matrices scaled to 1
+# More than all that can underflow in a product of matrices scaled to 1, or in the square root of a sum of squares: entries
+# below 2⁻⁵¹¹ may have vanishing squares, and N of them a norm of √N·2⁻⁵¹¹.
+_TINY = 2.0**-480
 
 
 def matrix_norm_bound(matrix: Tensor) -> float:
@@ -44,7 +48,8 @@ def matrix_norm_bound(matrix: Tensor) -> float:
     small = scaled if scaled.shape[0] <= scaled.shape[1] else scaled.mT
     gram = small @ small.mT
     error = add_up(mul_up(gamma(small.shape[1]), _frobenius(scaled), _frobenius(scaled)), _TINY)
-    best = min(_near_multiple_of_identity([gram], error), _largest_eigenvalue(gram[None], None, error))
+    near = _near_multiple_of_identity([gram], error)
+    best = min(near, _largest_eigenvalue(gram[None], None, error, near))
     return root_up(best, 2 * exponent, 1)
 
 
@@ -66,21 +71,19 @@ def conv_norm_bound(
     scaled, exponent = _scaled(kernel)
     if exponent is None:
         return 0.0
-    dimensions = kernel.dim() - 2
-    strides = (stride,) * dimensions if isinstance(stride, int) else tuple(stride)
+    strides = _per_axis("stride", stride, kernel.dim() - 2)
+    size = None if input_size is None else _per_axis("input size", input_size, kernel.dim() - 2)
     folded = fold_stride(scaled, strides)
     bounds = [_orthogonal_convolution(folded), _reshaped(folded)]
-    if input_size is not None:
-        size = (input_size,) * dimensions if isinstance(input_size, int) else tuple(input_size)
-        if len(size) != dimensions or len(strides) != dimensions:
-            raise IsoconvError(f"Expected {dimensions} numbers for size and stride. Got {input_size} and {stride}.")
+    if size is not None:
         if padding_mode == "zeros":
-            grid = [-(-n // s) + k - 1 for n, s, k in zip(size, strides, folded.shape[2:], strict=True)]
+            # n pixels touch at most ⌈(n − 1)/s⌉ + 1 blocks of s, wherever the padding makes the first one begin.
+            grid = [(n + s - 2) // s + k for n, s, k in zip(size, strides, folded.shape[2:], strict=True)]
         elif any(n % s for n, s in zip(size, strides, strict=True)):
             raise IsoconvError(f"Expected an input size that the stride {strides} divides. Got {size}.")
         else:
             grid = [n // s for n, s in zip(size, strides, strict=True)]
-        bounds.append(_per_frequency(folded, grid))
+        bounds.append(_per_frequency(folded, grid, min(bounds)))
     return root_up(min(bounds), 2 * exponent, 1)
 
 
@@ -89,6 +92,7 @@ def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
 
     (c_out, c_in, K…) becomes (c_out, c_in·Πs, ⌈K/s⌉…), torch's channel order; K is filled up with zeros if need be.
     """
+    strides = _per_axis("stride", strides, kernel.dim() - 2)
     for axis, s in enumerate(strides, start=2):
         padding = [0, 0] * (kernel.dim() - 1 - axis) + [0, -kernel.shape[axis] % s]
         kernel = torch.nn.functional.pad(kernel, padding)
@@ -100,8 +104,21 @@ def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
     return split.permute(0, 1, 3, 5, 2, 4).reshape(c_out, c_in * p * q, taps[0] // p, taps[1] // q)
 
 
+def _per_axis(what: str, given: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
+    numbers = (given,) * dimensions if isinstance(given, int) else tuple(given)
+    if len(numbers) != dimensions or any(n < 1 for n in numbers):
+        raise IsoconvError(f"Expected one positive {what} for each of {dimensions} dimensions. Got {given}.")
+    return numbers
+
+
 def _scaled(weights: Tensor) -> tuple[Tensor, int | None]:
     """Float64 weights times a power of two that brings the largest to [½, 1), and the exponent taken out."""
+    if not weights.is_floating_point():
+        raise IsoconvError(f"Expected real floating-point weights. Got {weights.dtype}, complex ones or integers.")
+    if math.ulp(0.0) + 0.0 == 0.0:
+        raise IsoconvError(
+            "Expected subnormal numbers to be kept. Got torch.set_flush_denormal(True): no bound is proved."
+        )
     weights = weights.detach().to(torch.float64)
     largest = float(weights.abs().amax()) if weights.numel() else 0.0
     if not largest < math.inf:
@@ -154,7 +171,7 @@ def _reshaped(kernel: Tensor) -> float:
     return mul_up(norm, norm, float(taps))
 
 
-def _per_frequency(kernel: Tensor, grid: Sequence[int]) -> float:
+def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float) -> float:
     """Bound 4 of the Note, squared, for a stride-1 kernel on a circular grid."""
     folded = fold_kernel(kernel, grid)
     taps = folded[0, 0].numel()
@@ -163,9 +180,10 @@ def _per_frequency(kernel: Tensor, grid: Sequence[int]) -> float:
     flat = folded.flatten(2).permute(2, 0, 1).reshape(taps, -1)
     real = (cosines @ flat).reshape(-1, c_out, c_in)
     imaginary = (sines @ flat).reshape(-1, c_out, c_in)
-    # Folding adds at most `kernel` taps; a twiddle is off by less than 8u (argument and function each within 1 ulp).
+    # Folding and summing: at most 2T roundings for T taps, in the real and in the imaginary part. A twiddle: its angle,
+    # up to 2π, is rounded three times (π, the quotient, the product), 2π·2.4u, its two parts to 2 ulp: below 18u ≤ 2γ_16.
     magnitude = add_up(*(_frobenius(kernel.flatten(2)[:, :, t]) for t in range(kernel[0, 0].numel())))
-    symbol_error = add_up(mul_up(2.0, gamma(2 * kernel[0, 0].numel() + 8), magnitude), _TINY)
+    symbol_error = add_up(mul_up(2.0, gamma(2 * kernel[0, 0].numel() + 16), magnitude), _TINY)
     if c_out > c_in:
         real, imaginary = real.mT, -imaginary.mT
     length = real.shape[-1]
@@ -173,13 +191,13 @@ def _per_frequency(kernel: Tensor, grid: Sequence[int]) -> float:
     gram_real = rows @ rows.mT
     gram_imaginary = torch.cat([imaginary, -real], dim=-1) @ rows.mT
     largest = max(math.sqrt(float((rows * rows).sum(dim=(-2, -1)).amax())), 0.0)
-    size = mul_up(largest, 1 + gamma(rows[0].numel() + 8))
+    size = add_up(mul_up(largest, 1 + gamma(rows[0].numel() + 8)), _TINY)
     error = add_up(
         mul_up(sqrt_up(2.0), gamma(2 * length), size, size),
         mul_up(symbol_error, add_up(2 * size, symbol_error)),
         _TINY,
     )
-    return _largest_eigenvalue(gram_real, gram_imaginary, error)
+    return _largest_eigenvalue(gram_real, gram_imaginary, error, known)
 
 
 def _twiddles(taps: Sequence[int], grid: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -201,24 +219,26 @@ def _twiddles(taps: Sequence[int], grid: Sequence[int], device: torch.device) ->
     return torch.cos(angles), -torch.sin(angles)
 
 
-def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float) -> float:
+def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float, top: float) -> float:
     """Bound 2 of the Note: of λ_max over a batch of Hermitian matrices known within `error` (Frobenius norm)."""
     exponent = 0  # the true matrices are the current ones times 2^exponent
-    best = math.inf
+    best = math.inf  # `top` bounds the spectral norm of each current matrix
     n = real.shape[-1]
     for squaring in range(_SQUARINGS + 1):
         squares = (real * real).sum(dim=(-2, -1))
         if imaginary is not None:
             squares = squares + (imaginary * imaginary).sum(dim=(-2, -1))
         size = add_up(mul_up(sqrt_up(float(squares.amax())), 1 + gamma(2 * n * n + 8)), _TINY)
-        best = min(best, root_up(up(size + error), exponent, squaring))
+        top = min(top, up(size + error))
+        best = min(best, root_up(top, exponent, squaring))
         if squaring == _SQUARINGS or not size < math.inf:
             break
         shift = math.frexp(size)[1]
         factor = 2.0**-shift
         real, imaginary = real * factor, None if imaginary is None else imaginary * factor
-        size, error, exponent = size * factor, mul_up(error, factor), exponent + shift
-        error = add_up(mul_up(sqrt_up(2.0), gamma(2 * n), size, size), mul_up(error, add_up(2 * size, error)), _TINY)
+        size, error, top, exponent = size * factor, mul_up(error, factor), mul_up(top, factor), exponent + shift
+        error = add_up(mul_up(sqrt_up(2.0), gamma(2 * n), size, size), mul_up(error, add_up(2 * top, error)), _TINY)
+        top = mul_up(top, top)
         exponent *= 2
         if imaginary is None:
             real = real @ real

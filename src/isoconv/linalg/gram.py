@@ -22,24 +22,25 @@ _IDENTITIES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 def identity_like(gram: Tensor) -> Tensor:
     """The identity matrix of the same size, precision and device; made once, since small kernels are what costs on a GPU."""
     key = (gram.shape[-1], gram.dtype, gram.device)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(gram) not in (Tensor, torch.nn.Parameter):  # traced, or some tracer's own
         return torch.eye(key[0], dtype=key[1], device=key[2])
     found = _IDENTITIES.get(key)
     if found is None:
         with torch.inference_mode(False):
             found = torch.eye(key[0], dtype=key[1], device=key[2])
-        # What is made during a capture holds its numbers only after a replay; what is made by a tracer is no tensor.
-        capturing = gram.is_cuda and torch.cuda.is_current_stream_capturing()
-        if type(found) is Tensor and not capturing:
-            _IDENTITIES[key] = found
+        if gram.is_cuda:
+            if torch.cuda.is_current_stream_capturing():  # holds its numbers only after a replay
+                return found
+            torch.cuda.current_stream(gram.device).synchronize()  # other streams will read it
+        _IDENTITIES[key] = found
     return found
 
 
 def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1, base_factor: float = 1) -> Tensor:
     """base_factor·base + factor·left @ right, for matrices or batches; `base` may be one matrix for the whole batch."""
-    if left.dim() == 2:
+    if base.dim() == left.dim() == right.dim() == 2:
         return torch.addmm(base, left, right, beta=base_factor, alpha=factor)
-    if left.dim() == 3:
+    if left.dim() == right.dim() == 3 and base.dim() <= 3:
         return torch.baddbmm(base, left, right, beta=base_factor, alpha=factor)
     return base_factor * base + factor * (left @ right)
 
@@ -65,8 +66,30 @@ def norm_upper_bound(matrix: Tensor) -> Tensor:
     rows, columns = tall.shape[-2:]
     if rows == 0 or columns == 0:
         return tall.new_zeros(tall.shape[:-2])
-    largest = tall.abs().amax(dim=(-2, -1), keepdim=True)
-    unit = tall / torch.where(largest > 0, largest, torch.ones_like(largest))
+    unit, largest = _by_largest_entry(tall)
+    bound = _unit_norm_bound(unit) * largest[..., 0, 0]
+    return torch.where(bound > 0, torch.nextafter(bound, torch.full_like(bound, torch.inf)), bound)
+
+
+def scaled_to_one(tall: Tensor) -> Tensor:
+    """Each matrix divided by an upper bound of its norm, in two steps: the bound itself may overflow, or be subnormal.
+
+    The scale counts as a constant: what is orthogonalised afterwards does not depend on it.
+    """
+    _, largest = _by_largest_entry(tall.detach())
+    unit = tall / torch.where(largest > 0, largest, 1.0)
+    bound = _unit_norm_bound(unit.detach())[..., None, None]
+    return unit / torch.where(bound > 0, bound, 1.0)
+
+
+def _by_largest_entry(tall: Tensor) -> tuple[Tensor, Tensor]:
+    """Each matrix divided by its largest entry, and that (…, 1, 1); a zero matrix is divided by 1."""
+    largest = torch.linalg.vector_norm(tall, float("inf"), dim=(-2, -1), keepdim=True)
+    return tall / torch.where(largest > 0, largest, 1.0), largest
+
+
+def _unit_norm_bound(unit: Tensor) -> Tensor:
+    rows, columns = unit.shape[-2:]
     gram = unit.mT @ unit
-    slack = 1 + 2 * (rows + columns) * columns**0.5 * torch.finfo(tall.dtype).eps
-    return frobenius(gram @ gram) ** 0.25 * largest[..., 0, 0] * slack
+    slack = 1 + 2 * (rows + columns) * columns**0.5 * torch.finfo(unit.dtype).eps
+    return frobenius(gram @ gram) ** 0.25 * slack

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from isoconv.errors import IsoconvError
+
 Quintic = tuple[float, float, float]
 
 
@@ -18,6 +20,8 @@ def minimax_schedule(lowest: float, target: float = 1e-4, steps: int | None = No
 
     With `steps`, exactly that many, whatever they reach.
     """
+    if not 0 < lowest <= 1:
+        raise IsoconvError(f"Expected the lowest singular value to be in (0, 1]. Got {lowest}.")
     low, high = lowest, 1.0
     schedule: list[Quintic] = []
     while len(schedule) < steps if steps is not None else max(high - 1, 1 - low) > target:

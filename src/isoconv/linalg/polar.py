@@ -20,8 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, norm_upper_bound
+from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, scaled_to_one
 from isoconv.linalg.minimax import minimax_schedule
+from isoconv.linalg.precision import matmul_precision
 
 _LOWEST = 0.05  # one pass lifts singular values from here to 1
 _HEADROOM = 1.01  # keeps the spectrum inside the interval for which the minimax polynomials were made
@@ -46,14 +47,18 @@ def orthonormality_tolerance(tall: Tensor) -> float:
 
 
 def polar_value(matrix: Tensor) -> Tensor:
-    """The polar factor without a gradient."""
+    """The polar factor without a gradient, in full precision whatever autocast and TF32 say."""
+    with torch.autocast(matrix.device.type, enabled=False), matmul_precision(matrix, "highest"):
+        return _polar_value(matrix)
+
+
+def _polar_value(matrix: Tensor) -> Tensor:
     tall, wide = as_tall(matrix.detach())
     if tall.dtype not in (torch.float32, torch.float64):
         raise IsoconvError(f"Expected float32 or float64, the precisions this converges in. Got {tall.dtype}.")
     if tall.numel() == 0:
         return matrix.detach().clone()
-    bound = norm_upper_bound(tall)[..., None, None]
-    given = tall = tall / torch.where(bound > 0, bound, torch.ones_like(bound))
+    given = tall = scaled_to_one(tall)
     tolerance = orthonormality_tolerance(tall)
     last = float("inf")
     passes = 0
@@ -66,6 +71,8 @@ def polar_value(matrix: Tensor) -> Tensor:
             if passes > 1 and _is_rank_deficient(given, tall):
                 break
             return tall.mT if wide else tall
+        if last < 0.5 and size >= last / 2:
+            raise IsoconvError(f"Expected {tall.dtype} arithmetic. Got products too coarse to converge: {size:.1e}.")
         if size < 0.5:
             tall, last = add_product(tall, tall, inverse_sqrt_correction(residual, order=3)), size
         else:
@@ -108,10 +115,12 @@ class _Polar(torch.autograd.Function):
     """dU = U Ω + (I − UUᵀ) dA S⁻¹ with SΩ + ΩS = UᵀdA − dAᵀU; backward is its adjoint, solved in S's eigenbasis."""
 
     @staticmethod
-    def forward(ctx, matrix: Tensor) -> Tensor:  # type: ignore[no-untyped-def,override]
-        factor = polar_value(matrix)
-        ctx.save_for_backward(matrix, factor)
-        return factor
+    def forward(matrix: Tensor) -> Tensor:  # type: ignore[override]
+        return polar_value(matrix)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def,override]
+        ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]

@@ -42,10 +42,14 @@ def downsample(x: Tensor, factor: int) -> Tensor:
         raise IsoconvError(f"Expected (N, C, L) or (N, C, H, W). Got shape {tuple(x.shape)}.")
     if any(size % factor for size in x.shape[2:]):
         raise IsoconvError(f"Expected an image size that the stride {factor} divides. Got {_size(x)}.")
-    if x.dim() == 4:
+    if x.dim() == 4 and x.numel():
         return F.pixel_unshuffle(x, factor)
+    if x.dim() == 4:  # which torch refuses for an empty batch
+        n, channels, height, width = x.shape
+        return x.reshape(n, channels * factor**2, height // factor, width // factor)
     n, channels, length = x.shape
-    return x.reshape(n, channels, length // factor, factor).transpose(2, 3).reshape(n, channels * factor, -1)
+    split = x.reshape(n, channels, length // factor, factor)
+    return split.transpose(2, 3).reshape(n, channels * factor, length // factor)
 
 
 def upsample(x: Tensor, factor: int) -> Tensor:
@@ -57,10 +61,14 @@ def upsample(x: Tensor, factor: int) -> Tensor:
     block = factor ** (x.dim() - 2)
     if x.shape[1] % block:
         raise IsoconvError(f"Expected a number of channels that {block} divides. Got {x.shape[1]}.")
-    if x.dim() == 4:
+    if x.dim() == 4 and x.numel():
         return F.pixel_shuffle(x, factor)
+    if x.dim() == 4:
+        n, channels, height, width = x.shape
+        return x.reshape(n, channels // block, height * factor, width * factor)
     n, channels, length = x.shape
-    return x.reshape(n, channels // factor, factor, length).transpose(2, 3).reshape(n, channels // factor, -1)
+    split = x.reshape(n, channels // factor, factor, length)
+    return split.transpose(2, 3).reshape(n, channels // factor, length * factor)
 
 
 def _size(x: Tensor) -> str:

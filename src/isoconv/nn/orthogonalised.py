@@ -41,7 +41,7 @@ class OrthogonalisedLayer(BuiltWeight):
         """The orthonormal matrix (or matrices) that a parameter stands for, differentiable."""
         if self.orthogonalisation == "bjorck":
             return bjorck(matrix, iterations=20, order=1)
-        return on_manifold(matrix, None if self._written_back else retract(matrix, steps=_steps(matrix)))
+        return on_manifold(matrix, None if self._written_back else _retracted(matrix))
 
     def _write_back(self) -> bool:
         matrices = self._matrices()
@@ -50,7 +50,7 @@ class OrthogonalisedLayer(BuiltWeight):
         if self.orthogonalisation == "bjorck" or not precise or not all(matrix.requires_grad for matrix in matrices):
             return False
         for matrix in matrices:
-            retracted = retract(matrix, steps=_steps(matrix))
+            retracted = _retracted(matrix)
             if torch.compiler.is_compiling() or retracted.data_ptr() != matrix.data_ptr():
                 matrix.copy_(retracted)
         return True
@@ -67,8 +67,13 @@ class OrthogonalisedLayer(BuiltWeight):
                     matrix.copy_(precise)
 
 
-def _steps(matrix: Tensor) -> int | None:
-    """How to retract: looking at the matrix where Python may, blindly where it is traced, transformed or captured."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(matrix):
-        return _BLIND_STEPS
-    return _BLIND_STEPS if matrix.is_cuda and torch.cuda.is_current_stream_capturing() else None
+def _retracted(matrix: Tensor) -> Tensor:
+    """Retract looking at the matrix where Python may, blindly where it is traced, transformed or captured.
+
+    A captured step is one of training, where ten bits of the correction are enough; evaluation always looks.
+    """
+    capturing = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
+    transformed = torch._C._functorch.is_functorch_wrapped_tensor(matrix)
+    if torch.compiler.is_compiling() or transformed:
+        return retract(matrix, steps=_BLIND_STEPS)
+    return retract(matrix, steps=_BLIND_STEPS, precision="high") if capturing else retract(matrix)
