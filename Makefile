@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/python -m isoconv demo
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks

@@ -114,6 +114,23 @@ def test_reshaped_kernels_do_not_expand(row, kind):
         assert_not_expanding(lambda dtype, make=make: randomised(make(dtype=dtype)), row[0], *row[4:])
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e3, 1e12])
+def test_rkl2ne_does_not_depend_on_the_scale_of_its_kernel(scale):
+    layer = convolution("rkl2ne", 3, 4, 3, 1, 5, 5)
+    expected = layer.weight.detach().clone()
+    assert singular_values(layer, 3, 5, 5)[0] > 0.05  # a bound, but not an absurd one
+    with torch.no_grad():
+        layer.kernel.mul_(scale)
+    assert torch.allclose(layer.weight, expected, rtol=1e-5)
+    assert singular_values(layer, 3, 5, 5)[0] <= 1 + 1e-5
+
+
+def test_rkl2ne_attains_its_bound_where_the_norms_agree():
+    """One output channel and one tap: ‖WWᵀ‖_∞ is the square of the norm itself."""
+    layer = convolution("rkl2ne", 5, 1, 1, 1, 2, 2)
+    assert float(singular_values(layer, 5, 2, 2)[0]) == pytest.approx(1, abs=1e-6)
+
+
 def test_rko_attains_its_bound_where_each_pixel_is_in_one_patch():
     for row in SHAPES_2D:
         if row[2] == row[3]:  # no overlap, so dividing by k/s = 1 leaves the orthonormal matrix itself

@@ -66,8 +66,8 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
         return matrix
     if matrix.dtype not in (torch.float32, torch.float64) and matrix.is_floating_point():
         raise IsoconvError(f"Expected float32 or float64. Got {matrix.dtype}.")
-    if steps is not None and steps < 1:
-        raise IsoconvError(f"Expected at least one step. Got {steps}.")
+    if steps is not None and steps < 0:
+        raise IsoconvError(f"Expected a number of steps of at least 0. Got {steps}.")
     with torch.autocast(matrix.device.type, enabled=False), matmul_precision(matrix, "highest"):
         return _retract_looking(matrix) if steps is None else _retract_blindly(matrix, steps, precision)
 

@@ -222,7 +222,7 @@ def _adjoint(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
 def _checked_ranks(ranks: int | Sequence[int] | None, count: int, channels: int) -> tuple[int, ...]:
     chosen = channels // 2 if ranks is None else ranks
-    given = (chosen,) * count if isinstance(chosen, int) else tuple(chosen)
+    given = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,) * count
     if len(given) != count or any(not isinstance(r, int) or not 0 <= r <= channels for r in given):
         raise IsoconvError(f"Expected ranks: {count} numbers between 0 and {channels}, or one for all. Got {ranks!r}.")
     return given

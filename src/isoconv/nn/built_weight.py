@@ -2,11 +2,12 @@
 
 Note [When a weight is rebuilt]
 A built weight is kept together with the identity of what it was built from: version, storage, dtype and device of
-every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Three things
-do not, and are treated apart: edits through `.data` or numpy (call `refresh()`), inference tensors (they have no
-version: never kept), and the replay of a CUDA graph (inside a capture nothing is kept or reused; whoever replays it
-raises the versions with `torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so
-that its address cannot come back as that of other data. A compiled function builds in its graph.
+every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Four things
+do not, and are treated apart: a *fused* optimiser's step (a hook on all optimisers raises the versions); edits through
+`.data` or numpy (call `refresh()`); inference tensors (they have no version: never kept); and the replay of a CUDA graph
+(inside a capture nothing is kept or reused; whoever replays it raises the versions with
+`torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so that its address cannot
+come back as that of other data. A compiled function builds in its graph.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -15,16 +16,28 @@ network: the network sees a leaf-like tensor, made by `_Built`, and `_Built` ask
 often as it is needed. In evaluation that graph is made only if somebody asks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import once_differentiable
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.precision import matmul_precision
+
+
+def _raise_versions(optimiser: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """PyTorch's fused kernels change parameters without raising their versions. Raise them."""
+    for group in optimiser.param_groups:
+        if group.get("fused"):
+            torch.autograd.graph.increment_version([p for p in group["params"] if not p.is_inference()])
+
+
+register_optimizer_step_post_hook(_raise_versions)
 
 
 class BuiltWeight(nn.Module):
@@ -93,7 +106,7 @@ class BuiltWeight(nn.Module):
             self._before_training_forward()
         build = self._kept
         if build is None or not build.is_of(self):
-            with torch.no_grad(), matmul_precision(self._sources()[0], "highest"):
+            with torch.no_grad(), constraint_precision(self._sources()[0]):
                 self._written_back = updating and self._write_back()
             try:
                 build = _Build(self, with_graph=updating)
@@ -190,7 +203,18 @@ def _identity(layer: BuiltWeight) -> tuple[object, ...]:
 
 def _in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tensor:
     """Run the build in float32 or better, whatever the parameters' dtype, autocast and TF32 say; give back their dtype."""
-    precise = [source.to(torch.promote_types(source.dtype, torch.float32)) for source in sources]
-    with torch.autocast(sources[0].device.type, enabled=False), matmul_precision(sources[0], "highest"):
-        weight = build(*precise)
+    with constraint_precision(sources[0]):
+        weight = build(*(source.to(constraint_dtype(source)) for source in sources))
     return weight.to(sources[0].dtype)
+
+
+def constraint_dtype(tensor: Tensor) -> torch.dtype:
+    """float32, or better if the tensor is."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+@contextmanager
+def constraint_precision(tensor: Tensor) -> Iterator[None]:
+    """No autocast, and no TF32 in matrix products, for tensors like this one."""
+    with torch.autocast(tensor.device.type, enabled=False), matmul_precision(tensor, "highest"):
+        yield

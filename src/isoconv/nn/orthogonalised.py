@@ -72,8 +72,7 @@ def _retracted(matrix: Tensor) -> Tensor:
 
     A captured step is one of training, where ten bits of the correction are enough; evaluation always looks.
     """
-    capturing = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
-    transformed = torch._C._functorch.is_functorch_wrapped_tensor(matrix)
-    if torch.compiler.is_compiling() or transformed:
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(matrix):
         return retract(matrix, steps=_BLIND_STEPS)
+    capturing = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
     return retract(matrix, steps=_BLIND_STEPS, precision="high") if capturing else retract(matrix)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
+from isoconv.nn.built_weight import constraint_dtype, constraint_precision
 from isoconv.nn.circular import convolve_same, same_padding
 from isoconv.nn.sized import SizedConv2d
 
@@ -48,15 +49,17 @@ class OSSNConv2d(SizedConv2d):
 
     def power_iterate(self, iterations: int | None = None) -> None:
         """Sharpen the estimate of the norm by more iterations; changes only the stored vector."""
-        with torch.no_grad():
-            vector = self._iterated(self.kernel, self.vector, iterations or self.power_iterations)
-            self.vector.copy_(vector)
+        with torch.no_grad(), constraint_precision(self.kernel):
+            kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
+            self.vector.copy_(self._iterated(kernel, vector, iterations or self.power_iterations))
 
     @torch.no_grad()
     def project(self) -> None:
         """Divide the parameter by max(1, σ̂): what training calls after each update with `projection="after_update"`."""
         self.power_iterate()
-        self.kernel.copy_(self._normalised(self.kernel, self.vector))
+        with constraint_precision(self.kernel):
+            kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
+            self.kernel.copy_(self._normalised(kernel, vector))
 
     def norm_estimate(self) -> float:
         """σ̂ of the parameter, from below, with the stored vector."""

@@ -10,7 +10,7 @@ class SizedConv2d(Conv2dWithKernel):
     """A convolution that is told the spatial size of its input, and refuses another: its norm there is not known."""
 
     def _set_input_size(self, input_size: int | tuple[int, int]) -> None:
-        size = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
+        size = tuple(input_size) if isinstance(input_size, (tuple, list)) else (input_size, input_size)
         if len(size) != 2 or any(not isinstance(n, int) or n < 1 for n in size):
             raise IsoconvError(f"Expected input_size to be a number or (height, width). Got {input_size!r}.")
         if any(n % self.stride for n in size):
