@@ -9,13 +9,13 @@ from rich.table import Table
 
 
 def print_results(results: Sequence[dict[str, Any]], title: str) -> None:
-    """Clean and robust accuracy of each seed, with mean and population standard deviation for several."""
+    """Clean and certified accuracy of each seed, with mean and population standard deviation for several."""
     if "clean" not in results[0]:
         return
     radii = list(results[0]["robust"])
     table = Table(title=title)
     table.add_column("seed")
-    for heading in ("clean %", *(f"robust % at {float(e):.4g}" for e in radii), "Lipschitz bound"):
+    for heading in ("clean %", *(f"certified % at {float(e):.4g}" for e in radii), "Lipschitz bound"):
         table.add_column(heading, justify="right")
     for result in results:
         robust = [f"{result['robust'][e]:.2f}" for e in radii]
