@@ -1,0 +1,103 @@
+"""The engine on a GPU: a captured step is the same step, replicas do not disturb each other, nothing goes stale."""
+
+import pytest
+import torch
+
+from isoconv.data import EpochBatches, ImageSet
+from isoconv.nn import plain
+from isoconv.train.config import TrainConfig, recipe_settings
+from isoconv.train.replica import Replica
+from isoconv.train.task import Classification, make_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+CASES = [("bcop", "steepest"), ("bcop", "adam"), ("rko", "steepest"), ("ossn", "adam"), ("standard", "adam")]
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def full_precision_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def images(count: int = 2048) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    noise = torch.rand(count, 3, 32, 32, generator=generator)
+    return ImageSet(
+        (noise * 100 + labels[:, None, None, None] * 15).to(torch.uint8), labels, tuple("0123456789"), "fake"
+    )
+
+
+def replica(conv: str, optimiser: str, seed: int = 0, side_by_side: int = 1) -> tuple[Replica, EpochBatches]:
+    data = images()
+    rate = 1e-2 if optimiser == "steepest" else 1e-4
+    settings = recipe_settings("default", "cifar10", conv) | {"optimiser": optimiser, "lr": rate, "epochs": 4}
+    config = TrainConfig(
+        data="cifar10", input_shape=data.shape, classes=data.classes, model="small", conv=conv, seed=seed, **settings
+    )
+    batches = EpochBatches(data, 128, seed=seed, device="cuda")
+    device = torch.device("cuda")
+    made = Replica(config, make_model(config), Classification(config), len(batches), device, None, side_by_side)
+    return made, batches
+
+
+def losses(runs: list[tuple[Replica, EpochBatches]], look: bool) -> list[list[float]]:
+    """The mean loss of each epoch (with `look`, after waiting for every single step) of replicas that take turns."""
+    found: list[list[float]] = [[] for _ in runs]
+    for epoch in range(STEPS // len(runs[0][1])):
+        streams = [batches.epoch(epoch) for _, batches in runs]
+        for _ in range(len(runs[0][1])):
+            for (one, _), stream in zip(runs, streams, strict=True):
+                one.step(*next(stream))
+                if look:
+                    torch.cuda.synchronize()
+        for (one, _), line in zip(runs, found, strict=True):
+            line.append(one.take_sums()[0])
+    return found
+
+
+@pytest.mark.parametrize(("conv", "optimiser"), CASES)
+def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
+    captured = replica(conv, optimiser)
+    eager = replica(conv, optimiser)
+    eager[0].stream = eager[0].prepared = None
+    (one,), (other,) = losses([captured], look=False), losses([eager], look=True)
+    assert captured[0].graph is not None
+    assert eager[0].graph is None
+    assert one == pytest.approx(other, rel=2e-2)
+
+
+def test_the_host_may_run_ahead_of_the_device() -> None:
+    """A batch's memory must not be given to a later batch before the replica has copied it."""
+    (ahead,), (slow,) = (
+        losses([replica("bcop", "steepest")], look=False),
+        losses([replica("bcop", "steepest")], look=True),
+    )
+    assert ahead == pytest.approx(slow, rel=2e-2)
+
+
+def test_replicas_side_by_side_are_as_each_alone() -> None:
+    together = losses([replica("bcop", "steepest", seed, side_by_side=8) for seed in range(8)], look=False)
+    for seed in range(8):
+        (alone,) = losses([replica("bcop", "steepest", seed)], look=True)
+        assert together[seed] == pytest.approx(alone, rel=2e-2)
+
+
+def test_what_is_evaluated_is_what_was_trained() -> None:
+    """After replays, which PyTorch does not see, the plain model holds the current parameters' kernels."""
+    one, batches = replica("bcop", "steepest")
+    losses([(one, batches)], look=False)
+    one.wait()
+    before = {name: value.clone() for name, value in plain(one.model.eval()).state_dict().items()}
+    one.model.train()
+    for batch in batches.epoch(9):
+        one.step(*batch)
+    one.wait()
+    after = plain(one.model.eval()).state_dict()
+    fresh = make_model(one.config).cuda()
+    fresh.load_state_dict(one.model.state_dict())
+    expected = plain(fresh.eval()).state_dict()
+    for name, value in after.items():
+        assert not torch.equal(value, before[name])
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
