@@ -41,9 +41,9 @@ def gradient_ratio(network: nn.Module) -> float:
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("kind", ["bcop", "bcop-bjorck"])
-def test_20_bcop_layers_preserve_the_norm_of_the_gradient(kind, mode, record_property):
+def test_20_bcop_layers_preserve_the_norm_of_the_gradient(kind, mode):
     ratio = gradient_ratio(stacked(kind).train(mode))
-    record_property("gradient ratio", ratio)
+    print(f"20 layers of {kind} multiply the norm of the gradient by {ratio:.7f}")
     assert abs(ratio - 1) < 1e-4, f"ratio {ratio}"
 
 
@@ -55,10 +55,10 @@ def test_20_bcop_layers_preserve_the_norm_of_the_gradient(kind, mode, record_pro
         ("rkl2ne", 1e-14, 1e-11),
     ],
 )
-def test_20_layers_of_the_other_methods_shrink_it(kind, low, high, record_property):
+def test_20_layers_of_the_other_methods_shrink_it(kind, low, high):
     ratio = gradient_ratio(stacked(kind))
-    record_property("gradient ratio", ratio)
-    assert low < ratio < high, f"20 layers of {kind} multiply the gradient's norm by {ratio:.2e}"
+    print(f"20 layers of {kind} multiply the norm of the gradient by {ratio:.2e}")
+    assert low < ratio < high, f"ratio {ratio:.2e}"
 
 
 def tangent(U: Tensor) -> Tensor:

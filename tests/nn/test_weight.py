@@ -19,6 +19,7 @@ from helpers import (
     padded,
     randomised,
 )
+from isoconv.linalg import bcop_kernel
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear
 
 TOLERANCE = 1e-12  # of sums of at most a few hundred products of order 1, in float64
@@ -213,3 +214,15 @@ def test_linear_weight():
     x = double(2, 4, 5)
     assert layer.weight.shape == (3, 5)
     assert (layer(x) - (x @ layer.weight.T + layer.bias)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(("c_in", "c_out", "k"), [(4, 4, 2), (5, 3, 3), (3, 5, 3), (6, 6, 4)])
+def test_bcop_weight_is_the_papers_equation(c_in: int, c_out: int, k: int) -> None:
+    """Rows of taps belong to P, columns to Q; for c_in < c_out the kernel for the swapped channels, transposed."""
+    layer = BCOPConv2d(c_in, c_out, k, dtype=torch.float64)
+    assert layer.MN is not None
+    bases = list(layer.MN.detach())
+    P, Q = ([basis @ basis.mT for basis in bases[start::2]] for start in (0, 1))
+    kernel = bcop_kernel(layer.O.detach(), P, Q)
+    expected = kernel if c_in >= c_out else kernel.transpose(0, 1)
+    torch.testing.assert_close(layer.weight.detach(), expected, rtol=0, atol=1e-12)

@@ -1,0 +1,84 @@
+"""The bound of a torch convolution as it stands: strides, groups, dilation, and whatever it pads with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.bounds import conv_norm_bound
+from isoconv.linalg.rounding import mul_up, sqrt_up
+
+Pads = Sequence[tuple[int, int]]
+
+
+def convolution_bound(module: nn.Conv1d | nn.Conv2d, shape: torch.Size, circular: Pads | None = None) -> float:
+    """An upper bound of the module's norm on inputs (C, …) of `shape`.
+
+    `circular`: (before, after) per axis of circular padding in front of it, bounded as one with the convolution.
+    """
+    size = tuple(shape[1:])
+    kernel = _dilated(module.weight, module.dilation)
+    mode = module.padding_mode
+    pads = _pads(module, kernel) if circular is None else list(circular)
+    if circular is not None or mode == "circular":
+        return _per_group(kernel, module, lambda part: _circular_bound(part, module.stride, size, pads))
+    if mode == "zeros" or not any(any(pad) for pad in pads):
+        return _per_group(kernel, module, lambda part: conv_norm_bound(part, module.stride, size, "zeros"))
+    if mode in ("reflect", "replicate"):
+        # The padding copies pixels; what follows is a convolution of the padded image with no padding of its own.
+        padded = tuple(n + before + after for n, (before, after) in zip(size, pads, strict=True))
+        bound = _per_group(kernel, module, lambda part: conv_norm_bound(part, module.stride, padded, "zeros"))
+        return mul_up(bound, _copies_of_padding(size, pads, mode))
+    raise IsoconvError(f"Expected padding with zeros, circular, reflect or replicate. Got {mode!r}.")
+
+
+def _per_group(kernel: Tensor, module: nn.Conv1d | nn.Conv2d, bound) -> float:  # type: ignore[no-untyped-def]
+    """Groups work on different channels side by side: the largest of their norms, not the product."""
+    return max(bound(part) for part in kernel.chunk(module.groups))
+
+
+def _circular_bound(kernel: Tensor, stride: Sequence[int], size: tuple[int, ...], pads: Pads) -> float:
+    """Of a convolution without padding of an image that was padded circularly.
+
+    Its outputs are those of the circular convolution at stride s, or a part of them; where the padding reaches further
+    around than the image, each of them occurs up to `turns` times.
+    """
+    turns = 1
+    steps: list[int] = []
+    for n, s, k, (before, after) in zip(size, stride, kernel.shape[2:], pads, strict=True):
+        outputs = (n + before + after - k) // s + 1
+        steps.append(s if n % s == 0 else 1)  # otherwise take it for a part of the convolution at stride 1
+        around = n // s if n % s == 0 else n
+        reached = outputs if n % s == 0 else (outputs - 1) * s + 1
+        turns *= max(1, -(-reached // around))
+    bound = conv_norm_bound(kernel, tuple(steps), size, "circular")
+    return mul_up(bound, sqrt_up(float(turns))) if turns > 1 else bound
+
+
+def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
+    """The kernel with zeros between its taps."""
+    for axis, d in enumerate(dilation, start=2):
+        if d > 1:
+            taps = kernel.shape[axis]
+            spread = kernel.new_zeros(*kernel.shape[:axis], (taps - 1) * d + 1, *kernel.shape[axis + 1 :])
+            spread.index_copy_(axis, torch.arange(0, (taps - 1) * d + 1, d, device=kernel.device), kernel.detach())
+            kernel = spread
+    return kernel
+
+
+def _pads(module: nn.Conv1d | nn.Conv2d, kernel: Tensor) -> list[tuple[int, int]]:
+    if module.padding == "valid":
+        return [(0, 0)] * (kernel.dim() - 2)
+    if module.padding == "same":  # torch puts the odd one behind
+        return [((k - 1) // 2, k - 1 - (k - 1) // 2) for k in kernel.shape[2:]]
+    return [(int(p), int(p)) for p in module.padding]
+
+
+def _copies_of_padding(size: tuple[int, ...], pads: Pads, mode: str) -> float:
+    pixels = torch.zeros(1, 1, *size, dtype=torch.float64, requires_grad=True)
+    flat = [pad for pair in reversed(list(pads)) for pad in pair]
+    with torch.enable_grad():
+        (counts,) = torch.autograd.grad(F.pad(pixels, flat, mode=mode).sum(), pixels)
+    return sqrt_up(float(counts.max()))

@@ -1,0 +1,232 @@
+"""isoconv train: what it prints and where, what it leaves, how it stops and goes on."""
+
+import json
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.fakes import write_mnist
+from isoconv.cli.progress import TrainingProgress
+from isoconv.train.checkpoint import read_tensors
+from isoconv.train.run_folder import load_run
+from isoconv.version import __version__
+
+TINY = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"]], ids=str)
+def test_help_lists_the_commands(arguments, isoconv):
+    outcome = isoconv(*arguments)
+    assert outcome.code == 0 and outcome.err == ""
+    assert "train" in outcome.out and "demo" in outcome.out
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_help_of_a_command_shows_an_example(command, isoconv):
+    outcome = isoconv(command, "--help")
+    assert outcome.code == 0 and outcome.err == ""
+    assert f"Example: isoconv {command}" in outcome.out
+
+
+def test_version(isoconv):
+    assert isoconv("--version") == (0, __version__ + "\n", "")
+
+
+def test_without_arguments_it_helps(isoconv):
+    outcome = isoconv()
+    assert "train" in outcome.out + outcome.err and "Traceback" not in outcome.err
+
+
+def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
+    outcome = isoconv("train", pictures, "--out", "run", *TINY)
+    assert outcome.code == 0
+    lines = outcome.err.splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == ["epoch 1/2", "epoch 2/2"]
+    assert all("loss" in line and "images/s" in line and "s left" in line for line in lines[:2])
+    assert lines[2] == "The run is in run"
+    for heading in ("seed", "clean %", "0.1412", "0.1", "Lipschitz bound"):
+        assert heading in outcome.out
+    assert "epoch 1/2" not in outcome.out
+    assert {path.name for path in Path("run").iterdir()} == {
+        "config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json",
+    }  # fmt: skip
+
+
+def test_json_is_one_document(isoconv, pictures):
+    outcome = isoconv("train", pictures, "--out", "run", "--json", "--epsilon", "36/255", "--epsilon", "0.25", *TINY)
+    assert outcome.code == 0
+    (result,) = json.loads(outcome.out)
+    assert result["robust"].keys() == {str(36 / 255), "0.25"}
+    saved = json.loads(Path("run/result.json").read_text())
+    assert {name: saved[name] for name in result} == result
+
+
+def test_digits(isoconv):
+    outcome = isoconv("train", "digits", "--size", "8", "--model", "small", "--epochs", "1", "--batch-size", "500",
+                      "--out", "run", "--json")  # fmt: skip
+    assert outcome.code == 0
+    (result,) = json.loads(outcome.out)
+    assert result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
+    model, config = load_run("run")
+    assert config.input_shape == (1, 8, 8) and config.classes == tuple("0123456789")
+    assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
+    outcome = isoconv("train", pictures, "--out", "run", "--seeds", "0,3", *TINY)
+    assert outcome.code == 0
+    assert sorted(path.name for path in Path("run").iterdir()) == ["seed-0", "seed-3"]
+    assert "mean" in outcome.out and "±" in outcome.out
+    assert json.loads(Path("run/seed-3/config.json").read_text())["seed"] == 3
+
+
+def test_options_reach_the_configuration(isoconv, pictures):
+    given = {"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
+             "margin": 0.9, "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
+             "conv": "rko"}  # fmt: skip
+    options = [part for name, value in given.items() for part in (f"--{name}", value)]
+    assert isoconv("train", pictures, "--out", "run", *options, *TINY).code == 0
+    config = json.loads(Path("run/config.json").read_text())
+    assert {name: config[name] for name in given} == given
+    assert (config["epochs"], config["batch_size"], config["model"]) == (2, 16, "small")
+
+
+def test_the_papers_recipe(isoconv, pictures):
+    assert isoconv("train", pictures, "--out", "run", "--recipe", "paper", *TINY).code == 0
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["recipe"], config["optimiser"], config["orthogonalisation"]) == ("paper", "adam", "bjorck")
+
+
+def test_search_says_what_it_chose(isoconv, pictures):
+    outcome = isoconv(
+        "train", pictures, "--out", "run", "--optimiser", "adam", "--search", "1e-8,1e-2", "--json", *TINY
+    )
+    assert outcome.code == 0
+    tried = [line for line in outcome.err.splitlines() if line.startswith("validation at lr ")]
+    assert [line.split(":")[0] for line in tried] == ["validation at lr 1e-08", "validation at lr 0.01"]
+    assert [line.endswith("← chosen") for line in tried] == [False, True]
+    assert json.loads(Path("run/config.json").read_text())["lr"] == 1e-2
+    assert len(json.loads(outcome.out)) == 1
+
+
+def test_tensorboard_writes_events(isoconv, pictures):
+    assert isoconv("train", pictures, "--out", "run", "--tensorboard", *TINY).code == 0
+    (events,) = Path("run").glob("events.out.tfevents.*")
+    assert events.stat().st_size > 100
+
+
+def test_a_run_is_replaced_only_when_told(isoconv, pictures):
+    assert isoconv("train", pictures, "--out", "run", *TINY).code == 0
+    before = Path("run/model.safetensors").read_bytes()
+    again = isoconv("train", pictures, "--out", "run", "--lr", "0.02", *TINY)
+    assert again.code == 2
+    assert again.err == (
+        "isoconv: run already holds a run: go on with it (--resume), replace it (--overwrite), "
+        "or name another folder (--out).\n"
+    )
+    assert Path("run/model.safetensors").read_bytes() == before
+    assert isoconv("train", pictures, "--out", "run", "--overwrite", "--lr", "0.02", *TINY).code == 0
+    assert Path("run/model.safetensors").read_bytes() != before
+
+
+def test_resuming_a_finished_run_gives_its_results(isoconv, pictures):
+    first = isoconv("train", pictures, "--out", "run", "--json", *TINY)
+    second = isoconv("train", "--resume", "--out", "run", "--json")
+    assert second.code == 0
+    (a,), (b,) = json.loads(first.out), json.loads(second.out)
+    assert (a["clean"], a["robust"]) == (b["clean"], b["robust"])
+
+
+def test_the_demo(isoconv, tmp_path):
+    outcome = isoconv("demo", "--epochs", "1")
+    assert outcome.code == 0
+    assert "A 1-Lipschitz network on 1,000 digits that it has not seen" in " ".join(outcome.out.split())
+    assert outcome.err.startswith("epoch 1/1")
+    assert list(tmp_path.iterdir()) == []
+
+
+LONG = ["--model", "small", "--epochs", "400", "--batch-size", "16", "--device", "cpu"]
+
+
+def interrupted(start, pictures, number, *options):
+    """Start a long run, let it get some epochs done, send a signal."""
+    run = start("train", pictures, *LONG, *options)
+    for line in run.stderr:
+        if line.startswith("epoch 3/"):
+            break
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    return run.returncode, out, err
+
+
+def resume_command(err: str) -> list[str]:
+    (line,) = (line for line in err.splitlines() if line.startswith("Stopped, and saved in "))
+    return shlex.split(line.split("To go on: ")[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(number, start, isoconv, pictures, tmp_path):
+    code, out, err = interrupted(start, pictures, number, "--out", "run", "--seeds", "4")
+    assert code == 130 and out == ""
+    assert "Traceback" not in err
+    state = read_tensors(tmp_path / "run" / "state.safetensors")
+    assert int(state["progress/done"]) >= 12
+    command = resume_command(err)
+    assert command[:2] == ["isoconv", "train"]
+    # Only a few epochs are left to do.
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    epochs = int(state["progress/done"]) // 4 + 2
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"epochs": epochs}))
+    again = isoconv(*command[1:])
+    assert again.code == 0, again.err
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, epochs + 1))
+
+
+@pytest.fixture
+def interrupt_at_once(monkeypatch):
+    """Like Ctrl-C in the first step."""
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingProgress, "step", lambda self, steps: signal.raise_signal(signal.SIGINT))
+        yield patch
+
+
+def test_the_command_to_go_on_knows_where_the_data_is(isoconv, tmp_path, interrupt_at_once):
+    write_mnist(tmp_path / "elsewhere", train=32, test=10)
+    outcome = isoconv("train", "mnist", "--data", "elsewhere", "--out", "run", *TINY)
+    assert outcome.code == 130
+    interrupt_at_once.undo()
+    again = isoconv(*resume_command(outcome.err)[1:])
+    assert again.code == 0, again.err
+
+
+def test_the_command_to_go_on_is_quoted(isoconv, pictures, interrupt_at_once):
+    outcome = isoconv("train", pictures, "--out", "my run", *TINY)
+    assert outcome.code == 130
+    interrupt_at_once.undo()
+    again = isoconv(*resume_command(outcome.err)[1:])
+    assert again.code == 0, again.err
+
+
+def test_after_an_interruption_the_radii_are_those_that_were_asked_for(isoconv, pictures, interrupt_at_once):
+    assert isoconv("train", pictures, "--out", "run", "--seeds", "1,2", *TINY).code == 130
+    interrupt_at_once.undo()
+    again = isoconv("train", "--resume", "--out", "run", "--seeds", "1,2", "--epsilon", "0.2", "--json")
+    assert [result["robust"].keys() for result in json.loads(again.out)] == [{"0.2"}, {"0.2"}]
+
+
+def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
+    run = start("train", pictures, "--model", "small", "--epochs", "60", "--batch-size", "16", "--out", "killed")
+    for line in run.stderr:
+        if line.startswith("epoch 3/"):
+            break
+    time.sleep(0.05)
+    run.kill()
+    run.communicate(timeout=30)
+    assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
+    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 61))

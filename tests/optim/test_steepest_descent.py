@@ -1,0 +1,313 @@
+"""SteepestDescent: where each kind of parameter goes, in what state it can be saved, and that it trains layers."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import LAYERS, is_manifold, made
+from isoconv.errors import IsoconvError
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, RKOConv2d, plain
+from isoconv.optim import SteepestDescent
+
+
+def conditioned(*shape: int, lowest: float = 0.1, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random matrices with singular values from `lowest` to 1: the range in which a direction is promised to 4 %."""
+    generator = torch.Generator().manual_seed(seed)
+    U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False)
+    return (U * torch.linspace(1, lowest, U.shape[-1], dtype=torch.float64) @ Vh).to(dtype)
+
+
+def polar_factor(matrix: Tensor) -> Tensor:
+    U, _, Vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return U @ Vh
+
+
+def moved(start: Tensor, gradient: Tensor, steps: int = 1, **options: object) -> Tensor:
+    """How far `steps` steps with this gradient take a parameter, in float64."""
+    p = nn.Parameter(start.clone())
+    optimiser = SteepestDescent([p], **options)
+    for _ in range(steps):
+        p.grad = gradient.clone()
+        optimiser.step()
+    return p.detach().double() - start.double()
+
+
+MATRICES = [(1, 1), (1, 5), (5, 1), (4, 4), (7, 3), (3, 7), (16, 40), (40, 16)]
+
+
+@pytest.mark.parametrize("shape", MATRICES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_matrix_moves_by_lr_times_the_polar_factor_of_its_gradient(shape, dtype):
+    gradient = conditioned(*shape, dtype=dtype)
+    step = moved(torch.randn(shape, dtype=dtype), gradient, lr=0.3, momentum=0.0)
+    torch.testing.assert_close(
+        torch.linalg.matrix_norm(step + 0.3 * polar_factor(gradient), 2), torch.zeros((), dtype=torch.float64),
+        atol=0.05 * 0.3, rtol=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12])
+@pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)], ids=str)
+def test_the_operator_norm_of_a_step_is_lr_whatever_the_scale_of_the_gradient(shape, scale):
+    generator = torch.Generator().manual_seed(1)
+    gradient = scale * torch.randn(shape, generator=generator)
+    step = moved(torch.zeros(shape), gradient, lr=0.02, momentum=0.0)
+    assert float(torch.linalg.matrix_norm(step, 2)) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_a_gradient_of_low_rank_moves_only_its_own_directions(rank):
+    U, _ = torch.linalg.qr(torch.randn(9, rank, generator=torch.Generator().manual_seed(2)))
+    V, _ = torch.linalg.qr(torch.randn(6, rank, generator=torch.Generator().manual_seed(3)))
+    step = moved(torch.zeros(9, 6), U @ V.T, lr=1.0, momentum=0.0)
+    assert float(torch.linalg.matrix_norm(step + (U @ V.T).double(), 2)) < 0.05
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (2, 4, 3), (4, 2, 3, 3), (2, 2, 1, 3, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_zero_gradient_moves_nothing(shape, dtype):
+    start = torch.randn(shape).to(dtype)
+    assert torch.equal(moved(start, torch.zeros_like(start), steps=3, lr=0.5), torch.zeros(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 3)], ids=str)
+def test_an_empty_parameter_is_left_alone(shape):
+    assert moved(torch.zeros(shape), torch.zeros(shape)).shape == shape
+
+
+def test_a_parameter_without_gradient_is_left_alone():
+    p, q = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    SteepestDescent([p, q], lr=1.0).step()
+    assert torch.equal(p, torch.ones(2, 2)) and torch.equal(q, torch.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 4), (2, 4, 6), (5, 1, 1)], ids=str)
+def test_three_dimensions_are_a_batch_of_matrices(shape):
+    gradient = conditioned(*shape) * torch.logspace(-3, 3, shape[0]).reshape(-1, 1, 1)  # each by its own scale
+    step = moved(torch.zeros(shape), gradient, lr=0.1, momentum=0.0)
+    error = torch.linalg.matrix_norm(step + 0.1 * polar_factor(gradient), 2)
+    assert float(error.max()) < 0.05 * 0.1
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 3, 3), (20, 2, 3, 2), (4, 3, 1, 2, 2)], ids=str)
+def test_a_convolution_kernel_is_the_matrix_of_c_out_and_the_rest(shape):
+    gradient = conditioned(shape[0], int(torch.tensor(shape[1:]).prod()))
+    step = moved(torch.zeros(shape), gradient.reshape(shape), lr=0.1, momentum=0.0)
+    assert step.shape == shape
+    error = torch.linalg.matrix_norm(step.flatten(1) + 0.1 * polar_factor(gradient), 2)
+    assert float(error) < 0.05 * 0.1
+
+
+def test_momentum_keeps_its_share_of_the_old_gradients():
+    gradients = [conditioned(5, 4, seed=seed) for seed in range(3)]
+    p = nn.Parameter(torch.zeros(5, 4))
+    optimiser = SteepestDescent([p], lr=0.1, momentum=0.6)
+    for gradient in gradients:
+        before = p.detach().clone()
+        p.grad = gradient
+        optimiser.step()
+    momentum = 0.36 * gradients[0] + 0.6 * gradients[1] + gradients[2]
+    error = torch.linalg.matrix_norm((p.detach() - before).double() + 0.1 * polar_factor(momentum), 2)
+    assert float(error) < 0.05 * 0.1
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-3, 0.1])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9), (0.0, 0.99)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,)], ids=str)
+def test_vectors_move_as_adam_moves_them(shape, betas, eps):
+    generator = torch.Generator().manual_seed(4)
+    ours, theirs = (nn.Parameter(torch.ones(shape, dtype=torch.float64)) for _ in range(2))
+    descent = SteepestDescent([ours], lr=5.0, vector_lr=0.02, betas=betas, eps=eps)
+    adam = torch.optim.Adam([theirs], lr=0.02, betas=betas, eps=eps)
+    for _ in range(10):
+        ours.grad = torch.randn(shape, generator=generator, dtype=torch.float64) * 1e-2
+        theirs.grad = ours.grad.clone()
+        descent.step()
+        adam.step()
+    # The step count and with it the bias correction are float32 numbers.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0.02 * 10 * 1e-4)
+
+
+def test_vectors_follow_lr_where_no_rate_of_their_own_is_given():
+    first, second = (moved(torch.zeros(3), torch.ones(3), lr=lr) for lr in (0.1, 0.2))
+    torch.testing.assert_close(second, 2 * first)
+    torch.testing.assert_close(first, moved(torch.zeros(3), torch.ones(3), lr=0.1, vector_lr=0.01))
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (2, 4, 3), (4, 2, 3, 3)], ids=str)
+def test_lr_as_a_tensor_is_the_same_as_a_number(shape):
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    number = moved(torch.ones(shape), gradient, steps=3, lr=0.125)
+    tensor = moved(torch.ones(shape), gradient, steps=3, lr=torch.tensor(0.125))
+    torch.testing.assert_close(tensor, number, rtol=1e-6, atol=1e-7)
+
+
+def test_a_tensor_lr_is_read_at_every_step():
+    rate, p = torch.tensor(0.5), nn.Parameter(torch.zeros(3, 3))
+    optimiser = SteepestDescent([p], lr=rate, momentum=0.0)
+    p.grad = torch.eye(3)
+    optimiser.step()
+    first = p.detach().clone()
+    rate.fill_(0.25)
+    optimiser.step()
+    torch.testing.assert_close(p.detach() - first, first / 2)
+
+
+def test_groups_have_their_own_options():
+    p, q = nn.Parameter(torch.zeros(3, 3)), nn.Parameter(torch.zeros(3, 3))
+    optimiser = SteepestDescent([{"params": [p], "lr": 0.5}, {"params": [q]}], lr=0.1, momentum=0.0)
+    p.grad = q.grad = torch.eye(3)
+    optimiser.step()
+    torch.testing.assert_close(p.detach(), 5 * q.detach())
+
+
+def test_the_closure_is_evaluated_with_gradients_and_its_loss_returned():
+    p = nn.Parameter(torch.eye(2))
+    optimiser = SteepestDescent([p], lr=0.1)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    assert float(optimiser.step(closure)) == 2.0
+    assert float(closure()) < 2.0
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(BCOPConv2d(2, 4, 3), MaxMin(), nn.Flatten(), OrthogonalLinear(4 * 16, 5), nn.LayerNorm(5))
+
+
+def advance(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
+    for k in steps:
+        x = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(k))
+        optimiser.zero_grad()
+        model(x)[:, 0].sum().backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["number", "tensor"])
+def test_a_saved_state_continues_identically(lr, tmp_path):
+    model = network()
+    optimiser = SteepestDescent(model.parameters(), lr=copy.deepcopy(lr))
+    advance(model, optimiser, range(3))
+    torch.save((model.state_dict(), optimiser.state_dict()), tmp_path / "state.pt")
+    advance(model, optimiser, range(3, 6))
+
+    again = network()
+    resumed = SteepestDescent(again.parameters(), lr=copy.deepcopy(lr))
+    weights, state = torch.load(tmp_path / "state.pt")
+    again.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    advance(again, resumed, range(3, 6))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+def test_every_layer_learns_in_a_loop_of_the_users_own(name):
+    torch.manual_seed(0)
+    layer, x = made(name)
+    target, _ = made(name)  # another network of the same kind: the loss can go down
+    goal = target.eval()(x).detach()
+    optimiser = SteepestDescent([p for p in layer.parameters() if p.requires_grad], lr=0.02)
+    losses = []
+    for _ in range(12):
+        optimiser.zero_grad()
+        loss = (layer.train()(x) - goal).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.98 * losses[0]
+    if is_manifold(name) and name.startswith("linear"):
+        weight = layer.eval().weight.detach().double()
+        short = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+        torch.testing.assert_close(short, torch.eye(len(short), dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: OrthogonalLinear(12, 7), lambda: OrthogonalLinear(6, 6)], ids=["wide", "square"]
+)
+def test_a_linear_layer_stays_orthonormal(make):
+    torch.manual_seed(0)
+    layer = make()
+    optimiser = SteepestDescent(layer.parameters(), lr=0.2)
+    for k in range(20):
+        optimiser.zero_grad()
+        layer.train()(torch.randn(5, layer.in_features, generator=torch.Generator().manual_seed(k)))[
+            :, 0
+        ].sum().backward()
+        optimiser.step()
+    weight = plain(layer.eval()).weight.detach().double()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight), dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [BCOPConv2d, RKOConv2d])
+def test_a_convolution_keeps_its_norm_bound_of_one(kind):
+    torch.manual_seed(0)
+    layer, x = kind(4, 4, 3), torch.randn(2, 4, 5, 5)
+    optimiser = SteepestDescent(layer.parameters(), lr=0.2)
+    for _ in range(15):
+        optimiser.zero_grad()
+        layer.train()(x)[:, 0].mean().backward()
+        optimiser.step()
+    layer.eval()
+    a, b = torch.randn(2, 3, 4, 5, 5)
+    ratio = (layer(a) - layer(b)).flatten(1).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
+    assert float(ratio.detach().max()) <= 1 + 1e-5
+    if kind is BCOPConv2d:
+        assert float(ratio.detach().min()) >= 1 - 1e-5
+
+
+def test_the_trace_of_a_product_is_maximal_at_the_identity():
+    """Tr(A D) over orthogonal A, for a positive diagonal D, is largest at A = I."""
+    D = torch.tensor([1.0, 0.5, 0.2, 0.1])
+    layer = OrthogonalLinear(4, 4, bias=False)
+    with torch.no_grad():
+        start, _ = torch.linalg.qr(torch.eye(4) + 0.3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
+        next(layer.parameters()).copy_(start * torch.sign(torch.diagonal(start)))
+    optimiser = SteepestDescent(layer.parameters(), lr=0.05, momentum=0.0)
+    for k in range(120):
+        for group in optimiser.param_groups:
+            group["lr"] = 0.05 * (1 - k / 120)
+        optimiser.zero_grad()
+        trace = (layer.train()(torch.eye(4)).T * torch.diag(D)).sum()
+        (-trace).backward()
+        optimiser.step()
+    torch.testing.assert_close(layer.eval()(torch.eye(4)).detach(), torch.eye(4), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(6, 4), (2, 4, 6), (6, 2, 2, 2)], ids=str)
+def test_half_precision_matrices(shape, dtype):
+    gradient = conditioned(*shape) if len(shape) < 4 else conditioned(6, 8).reshape(shape)
+    step = moved(torch.zeros(shape, dtype=dtype), gradient.to(dtype), lr=0.25, momentum=0.0)
+    matrix, expected = (t.flatten(1) if t.dim() == 4 else t for t in (step, gradient))
+    error = torch.linalg.matrix_norm(matrix + 0.25 * polar_factor(expected), 2)
+    assert float(error.max()) < 0.25 * (0.05 + 4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_vectors(dtype):
+    step = moved(torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype), steps=2, vector_lr=0.01)
+    torch.testing.assert_close(step, torch.full((5,), -0.02, dtype=torch.float64), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -0.1}, r"^Expected a learning rate of at least 0\. Got -0\.1\.$"),
+        ({"lr": float("nan")}, r"^Expected a learning rate of at least 0\. Got nan\.$"),
+        ({"momentum": 1.0}, r"^Expected momentum in \[0, 1\)\. Got 1\.0\.$"),
+        ({"momentum": -0.5}, r"^Expected momentum in \[0, 1\)\. Got -0\.5\.$"),
+        ({"steps": 0}, r"^Expected at least one step\. Got 0\.$"),
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(IsoconvError, match=message):
+        SteepestDescent([nn.Parameter(torch.zeros(2, 2))], **options)

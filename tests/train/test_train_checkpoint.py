@@ -1,0 +1,165 @@
+"""Files that are either the old one or the new one, and broken ones that are named."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from isoconv.errors import IsoconvError
+from isoconv.optim import SteepestDescent
+from isoconv.train import checkpoint
+from isoconv.train.checkpoint import (
+    pack_state,
+    read_json,
+    read_tensors,
+    unpack_state,
+    write_tensors,
+    write_text,
+)
+
+
+def test_tensors_come_back_as_they_were(tmp_path):
+    tensors = {
+        "a": torch.randn(3, 4),
+        "b/c": torch.randn(4, 3).T,
+        "count": torch.tensor(7),
+        "half": torch.randn(2).bfloat16(),
+        "empty": torch.zeros(0, 3),
+        "graph": nn.Parameter(torch.ones(2)),
+    }
+    write_tensors(tmp_path / "x.safetensors", tensors, {"format": "pt"})
+    read = read_tensors(tmp_path / "x.safetensors")
+    assert read.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert torch.equal(read[name], value) and read[name].dtype == value.dtype, name
+
+
+def test_writing_replaces(tmp_path):
+    write_text(tmp_path / "x", "old")
+    write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("failing", ["replace", "fsync", "write"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["OSError", "KeyboardInterrupt"])
+@pytest.mark.parametrize("kind", ["text", "tensors"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(kind, error, failing, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+
+    def write(number: int) -> None:
+        if kind == "text":
+            write_text(path, str(number))
+        else:
+            write_tensors(path, {"number": torch.tensor(number)})
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    write(1)
+    old = path.read_bytes()
+    with monkeypatch.context() as patch:
+        if failing == "write":
+            patch.setattr(Path, f"write_{'text' if kind == 'text' else 'bytes'}", fail)
+        else:
+            patch.setattr(os, failing, fail)
+        with pytest.raises(type(error)):
+            write(2)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_takes_its_place_only_when_it_is_complete(tmp_path, monkeypatch):
+    seen = []
+    replace = os.replace
+
+    def watched(source: str, target: Path) -> None:
+        seen.append((Path(source).read_text(), Path(target).exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "replace", watched)
+    write_text(tmp_path / "x", "all of it")
+    assert seen == [("all of it", False)]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0notjson!"], ids=str)
+def test_broken_tensors_are_named_in_one_line(content, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(content)
+    expected = f"^Expected weights in {re.escape(str(path))}. Got a file that cannot be read: "
+    with pytest.raises(IsoconvError, match=expected) as caught:
+        read_tensors(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_off_or_missing_file_of_tensors(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    write_tensors(path, {"a": torch.zeros(1000)})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        IsoconvError, match=r"^Expected weights in .*weights\.safetensors\. Got a file that cannot be read: "
+    ):
+        read_tensors(path)
+    with pytest.raises(IsoconvError, match=r"^Expected weights in .*missing\. Got a file that cannot be read: "):
+        read_tensors(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("text", ["", "{", "{'a': 1}", "nonsense"])
+def test_broken_json_is_named_in_one_line(text, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(IsoconvError, match=f"^Expected JSON in {re.escape(str(path))}. Got: ") as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("[1]", "list"), ("3", "int"), ("null", "NoneType")])
+def test_json_of_another_kind(text, kind, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(IsoconvError, match=f"^Expected a JSON object in {re.escape(str(path))}. Got {kind}.$"):
+        read_json(path)
+
+
+OPTIMISERS = {
+    "steepest": lambda p: SteepestDescent(p, lr=torch.tensor(0.1)),
+    "adam": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=torch.tensor(0.1)),
+}
+
+
+def made(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return model, OPTIMISERS[kind](model.parameters())
+
+
+def advance(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
+    for k in steps:
+        optimiser.zero_grad()
+        model(torch.randn(5, 3, generator=torch.Generator().manual_seed(k))).square().sum().backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("kind", OPTIMISERS)
+def test_packed_state_goes_through_a_file_and_continues_identically(kind, tmp_path):
+    model, optimiser = made(kind)
+    advance(model, optimiser, range(3))
+    write_tensors(tmp_path / "state", pack_state(model, optimiser))
+    advance(model, optimiser, range(3, 6))
+    again, resumed = made(kind)
+    unpack_state(read_tensors(tmp_path / "state"), again, resumed)
+    advance(again, resumed, range(3, 6))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_the_state_of_another_network_is_refused():
+    model, optimiser = made("steepest")
+    other = nn.Linear(3, 4)
+    with pytest.raises(IsoconvError, match=r"^Expected a saved state of this network\. Got another: ") as caught:
+        unpack_state(pack_state(model, optimiser), other, SteepestDescent(other.parameters()))
+    assert "\n" not in str(caught.value)

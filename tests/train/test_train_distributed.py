@@ -1,0 +1,138 @@
+"""Two processes under torchrun, on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from isoconv.cli import main
+from isoconv.errors import IsoconvError
+from isoconv.train.checkpoint import read_tensors
+from isoconv.train.distributed import Processes, choose_device
+from train.toys import toy, toy_config, train_toy
+
+OPTIONS = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
+
+
+def pictures(folder: Path, n: int = 80) -> Path:
+    data = toy(n)
+    for k, (image, label) in enumerate(zip(data.images, data.labels, strict=True)):
+        path = folder / "abcd"[label] / f"{k:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(path)
+    return folder
+
+
+def launch(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+
+
+def test_two_processes_train_the_same_network_as_one(tmp_path, monkeypatch, capsys):
+    data = str(pictures(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["isoconv", "train", data, "--out", "alone", "--json", *OPTIONS])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main()
+    both = launch(*TORCHRUN, "isoconv", "train", data, "--out", "both", "--json", *OPTIONS, cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    first, second = (read_tensors(tmp_path / name / "model.safetensors") for name in ("alone", "both"))
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=0, atol=1e-5, msg=name)
+    results = [json.loads(text) for text in (capsys.readouterr().out, both.stdout)]  # one process talks, not both
+    assert results[0][0]["clean"] == results[1][0]["clean"]
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "both")]
+    assert len(metrics[0]) == len(metrics[1]) == 2
+    for a, b in zip(*(map(json.loads, lines) for lines in metrics), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["accuracy"] == pytest.approx(b["accuracy"])
+
+
+STOP_AT_DIFFERENT_STEPS = """
+import os
+from pathlib import Path
+from isoconv.train.distributed import Processes
+from isoconv.train.engine import Stopped
+from train.toys import stop_after, toy, toy_config, Watcher
+from isoconv.train.classifier import train_classifiers
+from isoconv.train.run_folder import RunFolder
+
+processes = Processes.join("cpu")
+config, folder = toy_config(), RunFolder(Path("run"))
+if processes.first:
+    folder.start(config, overwrite=False)
+processes.wait()
+try:
+    train_classifiers([config], [folder], toy(), None, [0.1], Watcher(), processes=processes,
+                      should_stop=stop_after(3 + processes.rank))
+except Stopped:
+    Path(f"stopped-{processes.rank}").touch()
+processes.leave()
+"""
+
+
+def test_a_signal_that_reaches_the_processes_at_different_steps_stops_them_all(tmp_path):
+    (tmp_path / "twice.py").write_text(STOP_AT_DIFFERENT_STEPS)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-m", *TORCHRUN[:-1], "twice.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
+        try:
+            output, _ = run.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # torchrun ends its processes
+            output, _ = run.communicate()
+            pytest.fail(f"The processes wait for each other for ever. {output}")
+    assert run.returncode == 0, output
+    assert (tmp_path / "stopped-0").exists() and (tmp_path / "stopped-1").exists()
+    assert int(read_tensors(tmp_path / "run" / "state.safetensors")["progress/done"]) in (3, 4)
+
+
+def test_several_seeds_under_torchrun_are_refused(tmp_path):
+    with pytest.raises(IsoconvError, match=r"^Expected one seed at a time under torchrun\. Got 2\.$"):
+        train_toy(tmp_path / "run", toy_config(), seeds=[0, 1], processes=Processes(0, 2, 0))
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path):
+    message = r"^Expected a batch size that is positive and a multiple of 3 processes\. Got 64\.$"
+    with pytest.raises(IsoconvError, match=message):
+        train_toy(tmp_path / "run", toy_config(), processes=Processes(0, 3, 0))
+
+
+def test_one_process_joins_nobody(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert Processes.join("cpu") == Processes(0, 1, 0)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert Processes.join("cpu").first
+    assert Processes().total(1.5, 3) == (1.5, 3)
+    assert Processes().device("cpu") == torch.device("cpu")
+
+
+def test_each_process_has_its_own_gpu():
+    assert Processes(3, 4, 1).device("cuda") == torch.device("cuda", 1)
+    assert Processes(3, 4, 1).device("cpu") == torch.device("cpu")
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == "cpu"
+    message = r"^Expected a CUDA device\. This machine has none, or this PyTorch cannot use it\.$"
+    with pytest.raises(IsoconvError, match=message):
+        choose_device("cuda")
+    with pytest.raises(IsoconvError, match=r"^Expected device to be auto, cpu or cuda\. Got 'tpu'\.$"):
+        choose_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == choose_device("cuda") == "cuda"

@@ -1,0 +1,213 @@
+"""Run folders: what is in them, what they are never used for, and how the model comes out again."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from isoconv.data import as_float
+from isoconv.errors import IsoconvError
+from isoconv.nn import BCOPConv2d, OrthogonalLinear
+from isoconv.train.classifier import seed_folders
+from isoconv.train.config import TrainConfig
+from isoconv.train.evaluate import all_margins
+from isoconv.train.replica import Replica
+from isoconv.train.run_folder import RunFolder, load_run
+from train.toys import Watcher, toy, toy_config, train_toy
+
+
+def refused(message: str, function, *args, **options):
+    with pytest.raises(IsoconvError, match=f"^{re.escape(message)}$"):
+        function(*args, **options)
+
+
+def test_a_run_leaves_its_configuration_metrics_model_state_and_result(tmp_path):
+    config = toy_config()
+    (result,) = train_toy(tmp_path / "run", config)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
+    assert TrainConfig.read(tmp_path / "run" / "config.json") == config
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {name: saved[name] for name in result} == result
+    assert (result["seed"], result["epochs"], result["replicas"], result["images"]) == (0, 3, 1, 64)
+    assert 0 <= result["robust"]["0.5"] <= result["robust"]["0.1"] <= result["clean"] <= 100
+    assert 1 - 1e-4 < result["lipschitz_bound"] < 1 + 1e-4
+
+
+def test_training_learns(tmp_path):
+    watcher = Watcher()
+    (result,) = train_toy(tmp_path / "run", toy_config(optimiser="adam", epochs=5), observer=watcher)
+    assert result["clean"] > 90
+    assert watcher.reports[-1].loss < watcher.reports[0].loss / 2
+
+
+def test_without_test_images_there_is_no_accuracy(tmp_path):
+    (result,) = train_toy(tmp_path / "run", toy_config(epochs=1), test=None)
+    assert "clean" not in result and (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_run_is_not_overwritten_unless_told(tmp_path):
+    config, folder = toy_config(epochs=1), RunFolder(tmp_path / "run")
+    train_toy(folder.path, config)
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    refused(
+        f"{folder.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
+        f"or name another folder (--out).",
+        folder.start, config, overwrite=False,
+    )  # fmt: skip
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    other = replace(config, seed=9)
+    folder.start(other, overwrite=True)
+    assert [path.name for path in folder.path.iterdir()] == ["config.json"]
+    assert TrainConfig.read(folder.config) == other
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_with_other_files_is_refused(overwrite, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    message = f"Expected a new or empty folder for the run. {tmp_path} holds other files."
+    refused(message, RunFolder(tmp_path).start, toy_config(), overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_in_place_of_the_folder_is_refused(overwrite, tmp_path):
+    path = tmp_path / "run"
+    path.write_text("I was here first")
+    refused(
+        f"Expected a folder for the run. {path} is a file.", RunFolder(path).start, toy_config(), overwrite=overwrite
+    )
+    assert path.read_text() == "I was here first"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "run"
+    with pytest.raises(IsoconvError, match=f"^Cannot write the run to {re.escape(str(path))}: .+[.]$"):
+        RunFolder(path).start(toy_config(), overwrite=False)
+
+
+def test_an_empty_folder_and_missing_parents_are_fine(tmp_path):
+    (tmp_path / "empty").mkdir()
+    RunFolder(tmp_path / "empty").start(toy_config(), overwrite=False)
+    RunFolder(tmp_path / "a" / "b" / "c").start(toy_config(), overwrite=False)
+    assert RunFolder(tmp_path / "empty").exists and RunFolder(tmp_path / "a" / "b" / "c").exists
+
+
+def test_where_seeds_live(tmp_path):
+    assert [folder.path for folder in seed_folders(tmp_path, [4])] == [tmp_path]
+    assert [folder.path for folder in seed_folders(tmp_path, [4, 0])] == [tmp_path / "seed-4", tmp_path / "seed-0"]
+
+
+@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"])
+def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path, monkeypatch):
+    replicas = []
+    init = Replica.__init__
+
+    def remembered(self, *args, **options):
+        replicas.append(self)
+        init(self, *args, **options)
+
+    monkeypatch.setattr(Replica, "__init__", remembered)
+    config = toy_config(conv=conv, optimiser="adam", lr=1e-3, epochs=1)
+    (result,) = train_toy(tmp_path / "run", config)
+    model, read = load_run(tmp_path / "run")
+    assert read == config and not model.training
+    assert {type(module).__module__.split(".")[0] for module in model.modules() if list(module.parameters(False))} == {
+        "torch"
+    }
+    test = toy(64, seed=1)
+    trained, images = replicas[0].model.eval(), as_float(test.images)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), trained(images), rtol=0, atol=1e-5)
+        margins = all_margins(model.double(), test, torch.device("cpu"))
+    assert 100 * float((margins > 0).double().mean()) == result["clean"]
+
+
+def test_load_run_takes_a_string(tmp_path):
+    train_toy(tmp_path / "run", toy_config(epochs=1))
+    assert load_run(str(tmp_path / "run"))[1] == toy_config(epochs=1)
+
+
+def test_load_run_without_a_run(tmp_path):
+    refused(f"Expected a run in {tmp_path}. There is no config.json in it.", load_run, tmp_path)
+    missing = tmp_path / "missing"
+    refused(f"Expected a run in {missing}. There is no config.json in it.", load_run, missing)
+
+
+def test_load_run_of_an_unfinished_run(tmp_path):
+    RunFolder(tmp_path).start(toy_config(), overwrite=False)
+    message = f"The run in {tmp_path} is not finished: it has no model.safetensors. Go on with it: --resume."
+    refused(message, load_run, tmp_path)
+
+
+def test_load_run_of_a_corrupt_run(tmp_path):
+    train_toy(tmp_path / "run", toy_config(epochs=1))
+    folder = RunFolder(tmp_path / "run")
+    good = folder.model.read_bytes()
+    folder.model.write_bytes(good[: len(good) // 2])
+    with pytest.raises(
+        IsoconvError, match=r"^Expected weights in .*model\.safetensors\. Got a file that cannot be read: "
+    ):
+        load_run(folder.path)
+    folder.model.write_bytes(good)
+    folder.config.write_text(toy_config(model="fc3").to_json())
+    refused(f"Expected the weights of a fc3 network in {folder.model}. Got others.", load_run, folder.path)
+    folder.config.write_text("{")
+    with pytest.raises(IsoconvError, match=r"^Expected a run's configuration in .*config\.json\. Got: "):
+        load_run(folder.path)
+
+
+DIVERGED = r"^Training diverged in epoch \d+: the loss is (nan|inf)\. Try a smaller learning rate than 1e\+20\.$"
+
+
+@pytest.mark.parametrize("loss", ["hinge", "cross-entropy"])
+def test_divergence_is_said_and_leaves_the_folder_as_it_was(loss, tmp_path):
+    config = toy_config(conv="standard", loss=loss, lr=1e20, optimiser="adam", epochs=4, schedule="constant")
+    for resume in (False, True):
+        with pytest.raises(IsoconvError, match=DIVERGED):
+            train_toy(tmp_path / "run", config, resume=resume)
+        assert TrainConfig.read(tmp_path / "run" / "config.json") == config
+        assert not (tmp_path / "run" / "model.safetensors").exists()
+        assert not (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize(("batch_size", "lr"), [(64, 1e20), (256, 1e38)])
+def test_divergence_in_the_last_step_is_divergence_too(batch_size, lr, tmp_path):
+    """The loss of a step is that of the weights before it, so the last update shows in no loss."""
+    config = toy_config(conv="standard", lr=lr, optimiser="adam", epochs=1, batch_size=batch_size, schedule="constant")
+    with pytest.raises(IsoconvError, match=r"^Training diverged in epoch 1"):
+        train_toy(tmp_path / "run", config)
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_bf16_keeps_the_constraint(tmp_path, monkeypatch):
+    (result,) = train_toy(tmp_path / "run", toy_config(precision="bf16", optimiser="adam"))
+    assert result["lipschitz_bound"] < 1 + 1e-4
+    model, _ = load_run(tmp_path / "run")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            W = module.weight.detach().double()
+            short = W @ W.T if W.shape[0] <= W.shape[1] else W.T @ W
+            torch.testing.assert_close(short, torch.eye(len(short), dtype=torch.float64), rtol=0, atol=1e-5)
+            assert module.weight.dtype == torch.float32
+    saved = {kind for kind in (BCOPConv2d, OrthogonalLinear) if any(isinstance(m, kind) for m in model.modules())}
+    assert not saved
+    with torch.no_grad():  # 1×8×8 → 16 channels of 4×4: the first convolution preserves norms exactly
+        x = torch.rand(5, 1, 8, 8)
+        first = model[0](x) - model[0](torch.zeros_like(x))
+        torch.testing.assert_close(first.flatten(1).norm(dim=1), x.flatten(1).norm(dim=1), rtol=1e-5, atol=0)
+
+
+def test_bf16_is_not_float32(tmp_path):
+    for precision in ("float32", "bf16"):
+        train_toy(tmp_path / precision, toy_config(precision=precision, epochs=1))
+    a, b = (load_run(tmp_path / name)[0].state_dict() for name in ("float32", "bf16"))
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path):
+    message = "Expected at least one batch of 512 images. Got 256 images: make the batch smaller."
+    refused(message, train_toy, tmp_path / "run", toy_config(batch_size=512))

@@ -1,0 +1,63 @@
+"""A tiny problem for the tests of training: four brightnesses to tell apart, and runs of it in a folder."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isoconv.data import ImageSet
+from isoconv.train.classifier import train_classifiers
+from isoconv.train.config import TrainConfig
+from isoconv.train.engine import EpochReport
+from isoconv.train.run_folder import RunFolder
+
+
+def toy(n: int = 256, seed: int = 0, channels: int = 1) -> ImageSet:
+    """Images of 8×8 whose brightness is their label's, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 4
+    noise = torch.randint(0, 60, (n, channels, 8, 8), generator=generator)
+    return ImageSet((noise + 60 * labels[:, None, None, None]).to(torch.uint8), labels, tuple("abcd"), "toy")
+
+
+def toy_config(**options: Any) -> TrainConfig:
+    """A small network, three epochs of four steps."""
+    chosen: dict[str, Any] = {"model": "small", "epochs": 3, "batch_size": 64, "lr": 0.01, **options}
+    return TrainConfig(data="toy", input_shape=(1, 8, 8), classes=tuple("abcd"), **chosen)
+
+
+class Watcher:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.reports: list[EpochReport] = []
+
+    def step(self, steps: int) -> None:
+        self.steps += steps
+
+    def epoch(self, report: EpochReport) -> None:
+        self.reports.append(report)
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    """True from the `steps`-th time that it is asked."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= steps
+
+
+def train_toy(
+    path: Path, config: TrainConfig, *, resume: bool = False, seeds: Sequence[int] | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    """Train (or go on) in `path`, one seed or, in seed-0, seed-1, …, several."""
+    configs = [config] if seeds is None else [replace(config, seed=seed) for seed in seeds]
+    folders = [RunFolder(path if seeds is None else path / f"seed-{c.seed}") for c in configs]
+    if not resume:
+        for folder, each in zip(folders, configs, strict=True):
+            folder.start(each, overwrite=False)
+    options.setdefault("test", toy(64, seed=1))
+    test, observer = options.pop("test"), options.pop("observer", Watcher())
+    return train_classifiers(configs, folders, toy(), test, [0.1, 0.5], observer, resume=resume, **options)
