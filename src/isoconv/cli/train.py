@@ -1,6 +1,7 @@
 """isoconv train"""
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,15 +17,12 @@ from isoconv.cli.tables import print_results
 from isoconv.cli.values import parse_number, parse_numbers, parse_seeds
 from isoconv.data import Splits, load_splits
 from isoconv.errors import IsoconvError
-from isoconv.train.classifier import seed_folders, train_classifiers
+from isoconv.train.classifier import check_trainable, seed_folders, train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.search import search_learning_rate
-
-Text = Annotated[str | None, typer.Option()]
-Number = Annotated[float | None, typer.Option()]
 
 
 def train(
@@ -51,7 +49,7 @@ def train(
     offset: Annotated[float | None, typer.Option(help="the cross-entropy's offset")] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help="manifold or bjorck")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, or bf16 for the convolutions")] = None,
-    seeds: Annotated[str, typer.Option(help="one or several, trained side by side: 0,1,2,3,4")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="one or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
     search: Annotated[str | None, typer.Option(help="learning rates to try on a validation split first")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -84,23 +82,33 @@ def train(
     explicit = {name: value for name, value in given.items() if value is not None}
     chosen_device = choose_device(device)
     processes = Processes.join(chosen_device)
-    numbers = parse_seeds(seeds)
-    folders = seed_folders(out, numbers)
+    radii = [parse_number(text, "--epsilon") for text in epsilon or []]
     if resume and overwrite:
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
+    if resume and search is not None:
+        raise IsoconvError("Expected --search for a new run only. Got it with --resume.")
     if resume:
-        configs, splits = _resumed(folders, data, folder, explicit)
+        numbers = _seeds_of(out) if seeds is None else parse_seeds(seeds)
+        folders = seed_folders(out, numbers)
+        configs, splits = _resumed(folders, data, folder, size, numbers, explicit)
     else:
+        numbers = parse_seeds("0" if seeds is None else seeds)
+        folders = seed_folders(out, numbers)
         configs, splits = _new(data, folder, download, size, numbers, explicit)
+        check_trainable(configs, splits.train, chosen_device, processes)
+        if processes.first:
+            _check_free(out, folders, overwrite)
         if search is not None:
             configs = _searched(configs, splits, search, chosen_device, processes)
         if processes.first:
-            _start(out, folders, configs, overwrite)
+            for run, config in zip(folders, configs, strict=True):
+                run.start(config, overwrite)
         processes.wait()
-    radii = [parse_number(text, "--epsilon") for text in epsilon or []] or list(default_epsilons(configs[0].data))
+    radii = radii or list(default_epsilons(configs[0].data))
     test = splits.test if splits.has_test else None
     total = len(splits.train) // configs[0].batch_size * configs[0].epochs
-    with _interruptible() as should_stop, TrainingProgress(total, quiet=not processes.first) as shown:
+    done = folders[0].updates_done() if resume else 0
+    with _interruptible() as should_stop, TrainingProgress(total, done, quiet=not processes.first) as shown:
         observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
         try:
             results = train_classifiers(
@@ -116,8 +124,13 @@ def train(
                 should_stop=should_stop,
             )
         except Stopped:
-            what = f"isoconv train --resume --out {out} --seeds {seeds}"
-            print(f"Stopped, and saved in {out}. To go on: {what}", file=sys.stderr)
+            if processes.first:
+                again = ["isoconv", "train", "--resume", "--out", str(out)]
+                again += ["--data", str(folder)] if folder is not None else []
+                again += ["--device", device] if device != "auto" else []
+                again += [part for text in epsilon or [] for part in ("--epsilon", text)]
+                again += [flag for flag, on in (("--tensorboard", tensorboard), ("--json", as_json)) if on]
+                print(f"Stopped, and saved in {out}. To go on: {shlex.join(again)}", file=sys.stderr)
             raise typer.Exit(130) from None
         finally:
             processes.leave()
@@ -149,22 +162,39 @@ def _new(
     return [replace(first, seed=seed) for seed in seeds], splits
 
 
+def _seeds_of(out: Path) -> list[int]:
+    """The seeds of the run in a folder."""
+    if RunFolder(out).exists:
+        return [TrainConfig.read(RunFolder(out).config).seed]
+    inside = [path.name.removeprefix("seed-") for path in out.glob("seed-*")]
+    if not inside or not all(seed.isdecimal() for seed in inside):
+        raise IsoconvError(f"Expected a run to resume in {out}. There is none.")
+    return sorted(int(seed) for seed in inside)
+
+
 def _resumed(
-    folders: Sequence[RunFolder], data: str | None, folder: Path | None, explicit: dict[str, Any]
+    folders: Sequence[RunFolder],
+    data: str | None,
+    folder: Path | None,
+    size: int | None,
+    seeds: Sequence[int],
+    explicit: dict[str, Any],
 ) -> tuple[list[TrainConfig], Splits]:
     for run in folders:
         if not run.exists:
             raise IsoconvError(f"Expected a run to resume in {run.path}. There is none.")
     configs = [TrainConfig.read(run.config) for run in folders]
-    for name, value in explicit.items():
-        if getattr(configs[0], name) != value:
+    _, height, width = configs[0].input_shape
+    asked = explicit | ({} if size is None else {"size": (size, size)}) | {"seeds": list(seeds)}
+    has = vars(configs[0]) | {"size": (height, width), "seeds": [config.seed for config in configs]}
+    for name, value in asked.items():
+        if has[name] != value:
             raise IsoconvError(
-                f"Expected the options of the run that is resumed. Got --{name.replace('_', '-')} {value}, "
-                f"where it has {getattr(configs[0], name)}."
+                f"Expected the options of the run that is resumed. Got --{name.replace('_', '-')} {_shown(value)}, "
+                f"where it has {_shown(has[name])}."
             )
     if data not in (None, configs[0].data):
         raise IsoconvError(f"Expected the data that the run was started with, {configs[0].data}. Got {data}.")
-    _, height, width = configs[0].input_shape
     splits = load_splits(configs[0].data, folder, size=(height, width))
     if splits.train.shape != configs[0].input_shape or splits.train.classes != configs[0].classes:
         raise IsoconvError(f"Expected the data that the run was started with. {configs[0].data} has changed since.")
@@ -183,14 +213,19 @@ def _searched(
     return [replace(config, lr=best) for config in configs]
 
 
-def _start(out: Path, folders: Sequence[RunFolder], configs: Sequence[TrainConfig], overwrite: bool) -> None:
+def _check_free(out: Path, folders: Sequence[RunFolder], overwrite: bool) -> None:
+    """All folders or none: nothing is touched if one of them may not be."""
     if len(folders) > 1 and RunFolder(out).exists:
         raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")
-    for run in folders:  # all or none: nothing is touched if one of them may not be
-        if run.exists and not overwrite:
-            run.start(configs[0], overwrite)
-    for run, config in zip(folders, configs, strict=True):
-        run.start(config, overwrite)
+    for run in folders:
+        run.check_free(overwrite)
+
+
+def _shown(value: Any) -> str:
+    """A value as it would be written on the command line."""
+    if isinstance(value, tuple):
+        return str(value[0]) if len(set(value)) == 1 else "×".join(str(part) for part in value)
+    return ",".join(str(part) for part in value) if isinstance(value, list) else str(value)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ def parse_number(text: str, name: str) -> float:
     """A non-negative number, also as a fraction: 0.1, 36/255."""
     try:
         value = float(Fraction(text.strip()))
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise IsoconvError(f"Expected a number such as 0.1 or 36/255 for {name}. Got {text!r}.") from None
     if not 0 <= value < math.inf:
         raise IsoconvError(f"Expected a number of at least 0 for {name}. Got {text!r}.")
@@ -30,4 +30,6 @@ def parse_seeds(text: str) -> list[int]:
         raise IsoconvError(f"Expected seeds such as 0 or 0,1,2. Got {text!r}.") from None
     if len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise IsoconvError(f"Expected different seeds of at least 0. Got {text!r}.")
+    if max(seeds) >= 2**32:
+        raise IsoconvError(f"Expected seeds below 2³². Got {text!r}.")
     return seeds

@@ -1,5 +1,6 @@
 """Steepest descent under the operator norm, for weights that live on (or are bounded by) the orthogonal manifold."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,8 +37,12 @@ class SteepestDescent(Optimizer):
         eps: float = 1e-8,
         steps: int = 3,
     ) -> None:
-        if not isinstance(lr, Tensor) and not lr >= 0:
-            raise IsoconvError(f"Expected a learning rate of at least 0. Got {lr}.")
+        rates = [rate for rate in (lr, vector_lr) if rate is not None and not isinstance(rate, Tensor)]
+        if not all(0 <= rate < math.inf for rate in rates):
+            wrong = next(rate for rate in rates if not 0 <= rate < math.inf)
+            raise IsoconvError(f"Expected a learning rate of at least 0. Got {wrong}.")
+        if not all(0 <= beta < 1 for beta in betas) or not eps >= 0:
+            raise IsoconvError(f"Expected betas in [0, 1) and eps of at least 0. Got {betas} and {eps}.")
         if not 0 <= momentum < 1:
             raise IsoconvError(f"Expected momentum in [0, 1). Got {momentum}.")
         if steps < 1:
@@ -102,10 +107,14 @@ class SteepestDescent(Optimizer):
             return
         for p in parameters:
             if not self.state[p]:
-                self.state[p]["step"] = torch.zeros((), device=p.device)
-                self.state[p]["first"] = torch.zeros_like(p)
-                self.state[p]["second"] = torch.zeros_like(p)
-        gradients = _gradients(parameters)
+                precise = torch.promote_types(p.dtype, torch.float32)
+                self.state[p]["step"] = torch.zeros((), device=p.device, dtype=torch.float64)
+                self.state[p]["first"] = torch.zeros_like(p, dtype=precise)
+                self.state[p]["second"] = torch.zeros_like(p, dtype=precise)
+        gradients = [
+            gradient.to(self.state[p]["first"].dtype)
+            for p, gradient in zip(parameters, _gradients(parameters), strict=True)
+        ]
         counts, first, second = ([self.state[p][key] for p in parameters] for key in ("step", "first", "second"))
         beta1, beta2 = group["betas"]
         rate = group["lr"] * 0.1 if group["vector_lr"] is None else group["vector_lr"]
@@ -114,8 +123,8 @@ class SteepestDescent(Optimizer):
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
         for p, count, m, v in zip(parameters, counts, first, second, strict=True):
-            size = rate * (1 - beta2**count).sqrt() / (1 - beta1**count)
-            p.sub_(size * m / (v.sqrt() + group["eps"]))
+            size = rate / (1 - beta1**count)
+            p.sub_((size * m / (v.sqrt() / (1 - beta2**count).sqrt() + group["eps"])).to(p.dtype))
 
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:

@@ -75,8 +75,11 @@ def unpack_state(tensors: dict[str, Tensor], model: nn.Module, optimiser: torch.
         raise IsoconvError(
             f"Expected a saved state of this network. Got another: {str(error).splitlines()[-1]}"
         ) from None
-    whole = optimiser.state_dict()
-    optimiser.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+    groups = optimiser.state_dict()["param_groups"]
+    rates = [group["lr"] for group in optimiser.param_groups]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate  # the very tensor that the schedule writes to: loading has put a copy in its place
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -43,24 +43,9 @@ def train_classifiers(
     once, after the last update.
     """
     processes = processes or Processes()
-    if processes.count > 1 and len(configs) > 1:
-        raise IsoconvError(f"Expected one seed at a time under torchrun. Got {len(configs)}.")
+    check_trainable(configs, train, device, processes)
     place = processes.device(device)
-    if place.type == "cuda" and len(configs) > STREAMS_IN_POOL:
-        raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} seeds side by side on a GPU. Got {len(configs)}.")
-    batches = [
-        EpochBatches(
-            train,
-            config.batch_size,
-            seed=config.seed,
-            device=place,
-            padding=config.crop_padding,
-            flip=config.flip,
-            rank=processes.rank,
-            world_size=processes.count,
-        )
-        for config in configs
-    ]
+    batches = [_batches(config, train, place, processes) for config in configs]
     wrap = processes.wrap if processes.count > 1 else None
     replicas = [
         Replica(config, make_model(config), Classification(config), len(batch), place, wrap, len(configs))
@@ -69,12 +54,15 @@ def train_classifiers(
     if resume:
         for replica, folder in zip(replicas, folders, strict=True):
             folder.load(replica)
-    seconds = run(replicas, batches, folders, observer, processes, should_stop, save_every)
+    finished = [r.done == r.steps and f.result.exists() for r, f in zip(replicas, folders, strict=True)]
+    if resume and all(finished):
+        return [folder.read_result() for folder in folders]
+    run(replicas, batches, folders, observer, processes, should_stop, save_every)
     results = []
     for replica, folder in zip(replicas, folders, strict=True):
         replica.model.eval()
         result: dict[str, Any] = {"seed": replica.config.seed, "epochs": replica.config.epochs}
-        result |= {"train_seconds": seconds, "replicas": len(replicas), "device": device_name(place)}
+        result |= {"train_seconds": replica.seconds, "replicas": len(replicas), "device": device_name(place)}
         result["torch"] = torch.__version__
         if test is not None:
             result |= evaluate(replica.model, test, epsilons, place)
@@ -83,6 +71,29 @@ def train_classifiers(
         results.append(result)
     processes.wait()
     return results
+
+
+def check_trainable(configs: Sequence[TrainConfig], train: ImageSet, device: str, processes: Processes) -> None:
+    """Refuse what cannot be trained before anything is written: too many seeds, too large a batch, a misfit of sizes."""
+    if processes.count > 1 and len(configs) > 1:
+        raise IsoconvError(f"Expected one seed at a time under torchrun. Got {len(configs)}.")
+    if device == "cuda" and len(configs) > STREAMS_IN_POOL:
+        raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} seeds side by side on a GPU. Got {len(configs)}.")
+    _batches(configs[0], train, torch.device("cpu"), processes)
+    make_model(configs[0])
+
+
+def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
+    return EpochBatches(
+        train,
+        config.batch_size,
+        seed=config.seed,
+        device=device,
+        padding=config.crop_padding,
+        flip=config.flip,
+        rank=processes.rank,
+        world_size=processes.count,
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -55,6 +55,8 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "project_every", "project_iterations"):
             if getattr(self, name) < 1:
                 raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
+        if not math.isfinite(self.offset):
+            raise IsoconvError(f"Expected offset to be a number. Got {self.offset}.")
         for name in ("lr", "margin", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")

@@ -51,6 +51,15 @@ class Processes:
         dist.all_reduce(both)
         return float(both[0]), int(both[1])
 
+    def any(self, flag: bool) -> bool:
+        """Whether it holds in one of the processes: all must agree, or some would wait for those that have stopped."""
+        if self.count == 1:
+            return flag
+        votes = torch.tensor(float(flag))
+        votes = votes.cuda() if dist.get_backend() == "nccl" else votes
+        dist.all_reduce(votes)
+        return bool(votes > 0)
+
     def wait(self) -> None:
         """Until all have come this far."""
         if self.count > 1:

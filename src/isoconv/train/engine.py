@@ -47,8 +47,8 @@ def run(
     processes: Processes,
     should_stop: Callable[[], bool] = lambda: False,
     save_every: float = 10.0,
-) -> float:
-    """Train all replicas to their last epoch, from wherever they are; the seconds that this took.
+) -> None:
+    """Train all replicas to their last epoch, from wherever they are.
 
     They advance together, a step each in turn, on a GPU each on its own stream. The state is saved every `save_every`
     seconds (at the end of an epoch) and when it is asked to stop.
@@ -58,57 +58,86 @@ def run(
         raise IsoconvError("Expected all seeds of a run to have been saved at the same step. Resume them one by one.")
     per_epoch, epochs = first.steps_per_epoch, first.config.epochs
     images_per_epoch = per_epoch * first.config.batch_size * len(replicas)
-    began = last_save = time.perf_counter()
+    clock = _Clock(replicas)
+    last_save = time.perf_counter()
     for epoch in range(first.done // per_epoch, epochs):
         started, done_before = time.perf_counter(), first.done
         streams = [batch.epoch(epoch) for batch in batches]
+        stopping = False
         for k in range(per_epoch):
             skip = epoch * per_epoch + k < done_before  # done before the run was stopped
             for replica, stream in zip(replicas, streams, strict=True):
                 images, labels = next(stream)
                 if not skip:
                     replica.step(images, labels)
-            if not skip:
-                observer.step(1)
-            if should_stop():
-                _save(replicas, folders, processes)
+            if skip:
+                continue
+            observer.step(1)
+            stopping = processes.any(should_stop())
+            if stopping and k + 1 < per_epoch:
+                _save(replicas, folders, processes, clock)
                 raise Stopped
-        sums = [processes.total(*replica.take_sums()) for replica in replicas]
-        now = time.perf_counter()
-        share = (first.done - done_before) / per_epoch
-        lines = []
-        for loss_sum, right in sums:
-            loss = loss_sum / per_epoch / processes.count
-            accuracy = 100 * right / (per_epoch * first.config.batch_size)
-            lines.append({"epoch": epoch + 1, "loss": loss, "accuracy": accuracy, "seconds": now - started})
-            if not math.isfinite(loss):
-                raise IsoconvError(
-                    f"Training diverged in epoch {epoch + 1}: the loss is {loss}. Try a smaller learning rate than "
-                    f"{first.config.lr:g}."
-                )
+        lines = _epoch_lines(replicas, processes, epoch + 1, started)
         if processes.first:
             for line, folder in zip(lines, folders, strict=True):
                 folder.append_metrics(line)
-        if now - last_save >= save_every or epoch + 1 == epochs:
-            _save(replicas, folders, processes)
+        if stopping or time.perf_counter() - last_save >= save_every or epoch + 1 == epochs:
+            _save(replicas, folders, processes, clock)
             last_save = time.perf_counter()
-        per_replica = sum(line["loss"] for line in lines) / len(lines)
+        share = (first.done - done_before) / per_epoch
+        seconds = time.perf_counter() - started
         observer.epoch(
             EpochReport(
                 epoch + 1,
                 epochs,
-                per_replica,
+                sum(line["loss"] for line in lines) / len(lines),
                 sum(line["accuracy"] for line in lines) / len(lines),
-                share * images_per_epoch / (now - started),
-                (epochs - epoch - 1) * (now - started) / max(share, 1e-9),
+                share * images_per_epoch / seconds,
+                (epochs - epoch - 1) * seconds / max(share, 1e-9),
             )
         )
-    if first.device.type == "cuda":
-        torch.cuda.synchronize(first.device)
-    return time.perf_counter() - began
+        if stopping:
+            raise Stopped
+    clock.read()
 
 
-def _save(replicas: Sequence[Replica], folders: Sequence[RunFolder], processes: Processes) -> None:
+class _Clock:
+    """Adds this session's seconds to those that the replicas have been trained for."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas, self.before = replicas, [replica.seconds for replica in replicas]
+        self.began = time.perf_counter()
+
+    def read(self) -> None:
+        for replica in self.replicas:
+            replica.wait()
+            if replica.device.type == "cuda":
+                torch.cuda.synchronize(replica.device)
+        elapsed = time.perf_counter() - self.began
+        for replica, before in zip(self.replicas, self.before, strict=True):
+            replica.seconds = before + elapsed if replica.done else before
+
+
+def _epoch_lines(
+    replicas: Sequence[Replica], processes: Processes, epoch: int, started: float
+) -> list[dict[str, float]]:
+    """What goes into each replica's metrics after an epoch; an error if one has diverged."""
+    lines = []
+    for replica in replicas:
+        loss_sum, right = processes.total(*replica.take_sums())
+        loss = loss_sum / replica.steps_per_epoch / processes.count
+        if not math.isfinite(loss) or not replica.is_finite():
+            raise IsoconvError(
+                f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
+                f"Try a smaller learning rate than {replica.config.lr:g}."
+            )
+        accuracy = 100 * right / (replica.steps_per_epoch * replica.config.batch_size)
+        lines.append({"epoch": epoch, "loss": loss, "accuracy": accuracy, "seconds": time.perf_counter() - started})
+    return lines
+
+
+def _save(replicas: Sequence[Replica], folders: Sequence[RunFolder], processes: Processes, clock: _Clock) -> None:
+    clock.read()
     if processes.first:
         for replica, folder in zip(replicas, folders, strict=True):
             folder.save(replica)

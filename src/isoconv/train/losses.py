@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 def hinge_loss(logits: Tensor, labels: Tensor, margin: float) -> Tensor:
     """Multi-class hinge, Σ_j max(0, margin − y_t + y_j) over the classes j ≠ t, mean over the batch and over all classes."""
-    return F.multi_margin_loss(logits, labels, margin=margin)
+    loss = F.multi_margin_loss(logits, labels, margin=margin)
+    return torch.where(torch.isfinite(logits).all(), loss, torch.nan)  # torch's own takes NaN for a loss of zero
 
 
 def offset_cross_entropy(logits: Tensor, labels: Tensor, temperature: float, offset: float) -> Tensor:

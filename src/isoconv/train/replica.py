@@ -46,6 +46,7 @@ class Replica:
         self.wrapped = wrap(self.model) if wrap else self.model
         self.steps_per_epoch, self.steps = steps_per_epoch, steps_per_epoch * config.epochs
         self.done = 0  # updates so far
+        self.seconds = 0.0  # of training so far
         self.graphed = device.type == "cuda" and wrap is None
         self.rate = torch.full((), config.lr, device=device)
         self.optimiser = self._make_optimiser()
@@ -142,6 +143,11 @@ class Replica:
         """Let the current stream see all that has been launched."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def is_finite(self) -> bool:
+        """Whether all parameters are numbers."""
+        self.wait()
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
 
     def take_sums(self) -> tuple[float, int]:
         """The losses added up and the number right, since this was last asked."""

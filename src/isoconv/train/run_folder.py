@@ -39,8 +39,8 @@ class RunFolder:
     def exists(self) -> bool:
         return self.config.exists()
 
-    def start(self, config: TrainConfig, overwrite: bool) -> None:
-        """Begin a new run here. An existing one is neither overwritten nor deleted unless `overwrite` says so."""
+    def check_free(self, overwrite: bool) -> None:
+        """Whether a run may begin here. An existing one is neither overwritten nor deleted unless `overwrite` says so."""
         if self.path.exists() and not self.path.is_dir():
             raise IsoconvError(f"Expected a folder for the run. {self.path} is a file.")
         if self.exists and not overwrite:
@@ -50,6 +50,10 @@ class RunFolder:
             )
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
+
+    def start(self, config: TrainConfig, overwrite: bool) -> None:
+        """Begin a new run here, where `check_free` allows it."""
+        self.check_free(overwrite)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for old in (self.metrics, self.model, self.state, self.result):
@@ -61,22 +65,33 @@ class RunFolder:
     def save(self, replica: Replica) -> None:
         """The state after the updates done so far; the sums of a part of an epoch go with it."""
         replica.wait()
-        progress = {"done": torch.tensor(replica.done), "loss_sum": replica.loss_sum, "right": replica.right}
+        progress = {
+            "done": torch.tensor(replica.done),
+            "seconds": torch.tensor(replica.seconds, dtype=torch.float64),
+            "loss_sum": replica.loss_sum,
+            "right": replica.right,
+        }
         tensors = pack_state(replica.model, replica.optimiser)
         write_tensors(self.state, tensors | {f"progress/{name}": value for name, value in progress.items()})
 
     def load(self, replica: Replica) -> None:
         """Go on where `save` left off; a run killed before its first save begins anew."""
-        if not self.state.exists():
-            return
-        tensors = read_tensors(self.state)
-        unpack_state(tensors, replica.model, replica.optimiser)
-        replica.done = int(tensors["progress/done"])
-        replica.loss_sum.copy_(tensors["progress/loss_sum"])
-        replica.right.copy_(tensors["progress/right"])
+        if self.state.exists():
+            tensors = read_tensors(self.state)
+            unpack_state(tensors, replica.model, replica.optimiser)
+            try:
+                replica.done, replica.seconds = int(tensors["progress/done"]), float(tensors["progress/seconds"])
+                replica.loss_sum.copy_(tensors["progress/loss_sum"])
+                replica.right.copy_(tensors["progress/right"])
+            except (KeyError, RuntimeError) as error:
+                raise IsoconvError(f"Expected the state of a run in {self.state}. Got another file: {error}.") from None
         epochs = replica.done // replica.steps_per_epoch
         kept = [line for line in self.read_metrics() if line["epoch"] <= epochs]
         write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def updates_done(self) -> int:
+        """How many updates the saved state has behind it."""
+        return int(read_tensors(self.state).get("progress/done", 0)) if self.state.exists() else 0
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a") as file:
