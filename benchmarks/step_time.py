@@ -10,6 +10,7 @@ import argparse
 import json
 import platform
 import time
+from statistics import median
 
 import torch
 
@@ -18,6 +19,7 @@ from isoconv.train.distributed import choose_device
 from isoconv.train.replica import Replica
 from isoconv.train.task import Classification, make_model
 
+ROUNDS = 9
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
 CASES = {
     "ordinary, Adam": {"conv": "standard", "optimiser": "adam", "lr": 1e-3},
@@ -29,30 +31,34 @@ CASES = {
 }
 
 
-def milliseconds(name: str, settings: dict[str, object], arguments: argparse.Namespace, device: torch.device) -> float:
-    """The mean time of a step; of five rounds, the median."""
-    shape = SHAPES[arguments.data]
-    values = recipe_settings("default", arguments.data, "bcop") | {"batch_size": arguments.batch} | settings
-    config = TrainConfig(
-        data=arguments.data, input_shape=shape, classes=tuple("0123456789"), model=arguments.model, **values
-    )
-    replica = Replica(config, make_model(config), Classification(config), 10**6, device)
-    if "paper" in name:  # as its users run it: eagerly
-        replica.stream = replica.prepared = None
-    images = torch.randint(0, 256, (arguments.batch, *shape), dtype=torch.uint8, device=device)
-    labels = torch.randint(0, 10, (arguments.batch,), device=device)
-    steps = max(1, arguments.steps // 10) if "paper" in name else arguments.steps
-    for _ in range(30 if device.type == "cuda" else 3):
-        replica.step(images, labels)
-    rounds = []
-    for _ in range(5):
-        _wait(device)
+class Case:
+    """One way to train, ready to be timed."""
+
+    def __init__(
+        self, name: str, settings: dict[str, object], arguments: argparse.Namespace, device: torch.device
+    ) -> None:
+        shape = SHAPES[arguments.data]
+        values = recipe_settings("default", arguments.data, "bcop") | {"batch_size": arguments.batch} | settings
+        config = TrainConfig(
+            data=arguments.data, input_shape=shape, classes=tuple("0123456789"), model=arguments.model, **values
+        )
+        self.device, self.rounds = device, list[float]()
+        self.replica = Replica(config, make_model(config), Classification(config), 10**6, device)
+        if "paper" in name:  # as its users run it: eagerly
+            self.replica.stream = self.replica.prepared = None
+        self.images = torch.randint(0, 256, (arguments.batch, *shape), dtype=torch.uint8, device=device)
+        self.labels = torch.randint(0, 10, (arguments.batch,), device=device)
+        self.steps = max(1, arguments.steps // 10) if "paper" in name else arguments.steps
+        for _ in range(30 if device.type == "cuda" else 3):
+            self.replica.step(self.images, self.labels)
+
+    def run(self) -> None:
+        _wait(self.device)
         start = time.perf_counter()
-        for _ in range(steps):
-            replica.step(images, labels)
-        _wait(device)
-        rounds.append((time.perf_counter() - start) / steps * 1e3)
-    return sorted(rounds)[2]
+        for _ in range(self.steps):
+            self.replica.step(self.images, self.labels)
+        _wait(self.device)
+        self.rounds.append((time.perf_counter() - start) / self.steps * 1e3)
 
 
 def _wait(device: torch.device) -> None:
@@ -74,13 +80,17 @@ def main() -> None:
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{hardware}, torch {torch.__version__}, Python {platform.python_version()}")
     print(
-        f"{arguments.model}, {arguments.data}, batch {arguments.batch}, median of 5 rounds of {arguments.steps} steps"
+        f"{arguments.model}, {arguments.data}, batch {arguments.batch}, median of {ROUNDS} rounds of {arguments.steps} steps"
     )
     torch.manual_seed(0)
-    figures: dict[str, float] = {}
-    for name, settings in CASES.items():
-        figures[name] = milliseconds(name, settings, arguments, device)
-        ratio = figures[name] / figures["ordinary, Adam"]
+    cases = {name: Case(name, settings, arguments, device) for name, settings in CASES.items()}
+    for _ in range(ROUNDS):  # in turn, so that a slower moment of the machine hits all of them
+        for case in cases.values():
+            case.run()
+    figures = {name: median(case.rounds) for name, case in cases.items()}
+    ordinary = cases["ordinary, Adam"].rounds
+    for name, case in cases.items():
+        ratio = median(mine / theirs for mine, theirs in zip(case.rounds, ordinary, strict=True))
         print(f"{name:>24} {figures[name]:9.3f} ms {ratio:7.2f}× the ordinary network's", flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:

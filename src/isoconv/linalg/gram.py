@@ -38,6 +38,13 @@ def identity_like(gram: Tensor) -> Tensor:
 
 def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1, base_factor: float = 1) -> Tensor:
     """base_factor·base + factor·left @ right, for matrices or batches; `base` may be one matrix for the whole batch."""
+    if base.dim() == left.dim() and base.shape[-1] > 1 and base.stride(-2) == 1 != base.stride(-1):
+        # The base lies transposed in memory (a wide matrix seen as tall): so will the result, and no copy crosses over.
+        return _add_product(base.mT, right.mT, left.mT, factor, base_factor).mT
+    return _add_product(base, left, right, factor, base_factor)
+
+
+def _add_product(base: Tensor, left: Tensor, right: Tensor, factor: float, base_factor: float) -> Tensor:
     if base.dim() == left.dim() == right.dim() == 2:
         return torch.addmm(base, left, right, beta=base_factor, alpha=factor)
     if left.dim() == right.dim() == 3 and base.dim() <= 3:
