@@ -20,6 +20,8 @@ from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, 
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
 from isoconv.linalg.precision import matmul_precision
 
+_HIGHEST_ORDER = 12
+
 
 def project_to_tangent(point: Tensor, vector: Tensor, precision: str = "highest") -> Tensor:
     """The orthogonal projection of `vector` onto the tangent space at the orthonormal matrix `point`, batched.
@@ -84,13 +86,15 @@ def _retract_looking(matrix: Tensor) -> Tensor:
     if not size < 0.5:
         return _polar_or_svd(matrix)
     while size > rounding:
-        # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough.
-        order = next((p for p in (1, 2) if size ** (p + 1) <= rounding / 8), 3)
+        # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough. Its products
+        # are of small matrices; another look and another step would be two more of the large one.
+        enough = (p for p in range(1, _HIGHEST_ORDER) if size ** (p + 1) <= rounding / 8)
+        order = next(enough, _HIGHEST_ORDER)
         tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
         if size <= 8 * rounding:  # it was rounding already; another look could not tell more
             break
-        small, size = size < 1e-2, size ** (order + 1)
-        if not small or size > rounding / 8:  # from afar, rounding in the Gram matrix matters too: look again
+        size **= order + 1
+        if size > rounding / 8:
             residual = gram_residual(tall)
             size = float(frobenius(residual).amax())
     return tall.mT if wide else tall
