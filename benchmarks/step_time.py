@@ -1,4 +1,4 @@
-"""Claim: a training step of a BCOP network costs little more than one of an ordinary network of the same shape.
+"""Measures a training step of BCOP networks against one of an ordinary network of the same shape.
 
 Same engine, same batch, same run: an ordinary network (circular padding, MaxMin, Adam), BCOP with Adam and with steepest
 descent, and the paper's own way (20 Björck steps, differentiated through, eager). On a GPU the engine replays CUDA graphs.

@@ -157,3 +157,9 @@ def test_nan_weights_are_refused() -> None:
     layer.weight.data[0, 0] = float("nan")
     with pytest.raises(IsoconvError, match="Expected finite weights"):
         lipschitz_bound(layer, (3,))
+
+
+def test_padding_and_convolution_have_an_entry_each() -> None:
+    layers = lipschitz_bound(nn.Sequential(nn.CircularPad2d((1, 0, 1, 0)), conv(3, 4, 2)), (3, 6, 5)).layers
+    assert [(layer.name, layer.kind) for layer in layers] == [("0", "CircularPad2d"), ("1", "Conv2d")]
+    assert layers[0].bound == 1 != layers[1].bound

@@ -245,3 +245,9 @@ def test_the_error_is_a_value_error():
     """So that code written for torch.nn, which raises ValueError for bad arguments, catches it."""
     with pytest.raises(ValueError, match=r"kernel_size"):
         BCOPConv2d(3, 4, 0)
+
+
+@pytest.mark.parametrize("iterations", [0, -1])
+def test_no_projections_at_all(iterations: int) -> None:
+    with pytest.raises(IsoconvError, match=f"Expected at least one projection. Got {iterations}."):
+        SVCMConv2d(2, 2, 3, input_size=4).project(iterations)

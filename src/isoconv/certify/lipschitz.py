@@ -58,10 +58,11 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
             following = modules[position + 1][1] if position + 1 < len(modules) else None
             together = isinstance(module, (nn.CircularPad1d, nn.CircularPad2d)) and _pads_nothing(following)
             bound = _bound(name, module, shape, following if together else None)
-            layers.append(LayerBound(name, type(module).__name__, bound))
+            # Padding and convolution bounded as one: the convolution carries the bound of both.
+            layers.append(LayerBound(name, type(module).__name__, 1.0 if together else bound))
             shape = _output_shape(name, module, shape)
             if together and following is not None:
-                layers.append(LayerBound(modules[position + 1][0], type(following).__name__, 1.0))
+                layers.append(LayerBound(modules[position + 1][0], type(following).__name__, bound))
                 shape = _output_shape(modules[position + 1][0], following, shape)
             position += 2 if together else 1
     return LipschitzBound(mul_up(1.0, *(layer.bound for layer in layers)), tuple(layers))

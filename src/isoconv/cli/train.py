@@ -90,7 +90,7 @@ def train(
     if resume:
         numbers = _seeds_of(out) if seeds is None else parse_seeds(seeds)
         folders = seed_folders(out, numbers)
-        configs, splits = _resumed(folders, data, folder, size, numbers, explicit)
+        configs, splits = _resumed(folders, data, folder, download, size, numbers, explicit)
     else:
         numbers = parse_seeds("0" if seeds is None else seeds)
         folders = seed_folders(out, numbers)
@@ -176,6 +176,7 @@ def _resumed(
     folders: Sequence[RunFolder],
     data: str | None,
     folder: Path | None,
+    download: bool,
     size: int | None,
     seeds: Sequence[int],
     explicit: dict[str, Any],
@@ -195,7 +196,7 @@ def _resumed(
             )
     if data not in (None, configs[0].data):
         raise IsoconvError(f"Expected the data that the run was started with, {configs[0].data}. Got {data}.")
-    splits = load_splits(configs[0].data, folder, size=(height, width))
+    splits = load_splits(configs[0].data, folder, size=(height, width), download=download)
     if splits.train.shape != configs[0].input_shape or splits.train.classes != configs[0].classes:
         raise IsoconvError(f"Expected the data that the run was started with. {configs[0].data} has changed since.")
     return configs, splits

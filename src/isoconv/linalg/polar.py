@@ -40,8 +40,8 @@ def polar(matrix: Tensor) -> Tensor:
 def orthonormality_tolerance(tall: Tensor) -> float:
     """What rounding leaves of ‖I − UᵀU‖_F for a U with n columns that is as orthonormal as its precision allows.
 
-    Mostly the rounding of the product UᵀU itself: up to 3·eps·√n in float32 and 12·eps·√n in float64, whose dot products
-    are summed in fewer parts, for all shapes up to 4096×512.
+    Mostly the rounding of the product UᵀU itself, which is larger, in units of eps, in float64, whose dot products are
+    summed in fewer parts.
     """
     return (4 if tall.dtype == torch.float32 else 16) * torch.finfo(tall.dtype).eps * float(tall.shape[-1] ** 0.5)
 

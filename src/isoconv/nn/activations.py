@@ -46,7 +46,7 @@ class GroupSort(nn.Module):
 
 
 class _MaxMin(torch.autograd.Function):
-    """Saves one bit per pair, and its backward pass is the same selection again: half the work of autograd's own."""
+    """Saves one bit per pair, and its backward pass is the same selection again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

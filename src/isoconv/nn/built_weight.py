@@ -215,6 +215,13 @@ def constraint_dtype(tensor: Tensor) -> torch.dtype:
 
 @contextmanager
 def constraint_precision(tensor: Tensor) -> Iterator[None]:
-    """No autocast, and no TF32 in matrix products, for tensors like this one."""
+    """No autocast, and no TF32 in matrix products and convolutions, for tensors like this one."""
     with torch.autocast(tensor.device.type, enabled=False), matmul_precision(tensor, "highest"):
-        yield
+        if not tensor.is_cuda or torch.compiler.is_compiling() or not torch.backends.cudnn.allow_tf32:
+            yield
+            return
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32 = True

@@ -33,7 +33,7 @@ def convolve_same(
 
 
 def circular_pad(x: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
-    """`F.pad(..., mode="circular")` with (before, after) per axis, in a third of the kernels, forward and backward."""
+    """`F.pad(..., mode="circular")` with (before, after) per axis, in fewer kernels, forward and backward."""
     plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
         return _CircularPad.apply(x, tuple(pads))  # type: ignore[no-any-return,no-untyped-call]

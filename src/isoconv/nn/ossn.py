@@ -51,7 +51,9 @@ class OSSNConv2d(SizedConv2d):
         """Sharpen the estimate of the norm by more iterations; changes only the stored vector."""
         with torch.no_grad(), constraint_precision(self.kernel):
             kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
-            self.vector.copy_(self._iterated(kernel, vector, iterations or self.power_iterations))
+            self.vector.copy_(
+                self._iterated(kernel, vector, self.power_iterations if iterations is None else iterations)
+            )
 
     @torch.no_grad()
     def project(self) -> None:
@@ -63,7 +65,7 @@ class OSSNConv2d(SizedConv2d):
 
     def norm_estimate(self) -> float:
         """σ̂ of the parameter, from below, with the stored vector."""
-        with torch.no_grad():
+        with torch.no_grad(), constraint_precision(self.kernel):
             return float(torch.linalg.vector_norm(self._convolved(self.kernel, self.vector)))
 
     def _sources(self) -> tuple[Tensor, ...]:

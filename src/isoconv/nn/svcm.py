@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isoconv.errors import IsoconvError
 from isoconv.linalg.spectrum import fold_kernel
 from isoconv.nn.sized import SizedConv2d
 
@@ -30,6 +31,8 @@ class SVCMConv2d(SizedConv2d):
     @torch.no_grad()
     def project(self, iterations: int = 50) -> None:
         """`iterations` times: clip the singular values at 1 (an exact projection), then cut back to k×k taps (another)."""
+        if iterations < 1:
+            raise IsoconvError(f"Expected at least one projection. Got {iterations}.")
         kernel = self.kernel.to(torch.promote_types(self.kernel.dtype, torch.float32))
         grid = self.convolved_size
         if self.padding_mode == "zeros":  # the zero-padded image embeds in a circular one of this size

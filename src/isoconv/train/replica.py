@@ -17,8 +17,6 @@ from isoconv.train.task import Task
 # moves by the full rate, all in step) that the captured retraction, which cannot look at the matrix, would not quite
 # make up for them. A steepest-descent step is never longer than its rate.
 _WARM_UP_STEPS = {"steepest": 3, "adam": 20, "rmsprop": 20}
-
-
 _SIDE_STREAMS = 6  # per replica, while there are enough of them
 
 
