@@ -1,7 +1,9 @@
 """Measures a training step of BCOP networks against one of an ordinary network of the same shape.
 
 Same engine, same batch, same run: an ordinary network (circular padding, MaxMin, Adam), BCOP with Adam and with steepest
-descent, and the paper's own way (20 Björck steps, differentiated through, eager). On a GPU the engine replays CUDA graphs.
+descent, and the paper's own way (20 Björck steps, differentiated through), by our engine and eagerly. On a GPU the engine
+replays CUDA graphs; on a CPU the two are the same. Where orthogonium is installed, its network of the same shape runs
+beside them, eagerly, the way its users run it.
 
     python benchmarks/step_time.py [--model large] [--data cifar10] [--device auto] [--batch 128] [--steps 100] [--json FILE]
 """
@@ -13,6 +15,7 @@ import time
 from statistics import median
 
 import torch
+from torch import nn
 
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import choose_device
@@ -27,15 +30,45 @@ CASES = {
     "BCOP, steepest descent": {"conv": "bcop", "optimiser": "steepest", "lr": 1e-2},
     "RKO, steepest descent": {"conv": "rko", "optimiser": "steepest", "lr": 1e-2},
     "OSSN, Adam": {"conv": "ossn", "optimiser": "adam", "lr": 1e-3},
-    "BCOP, the paper's way": {"conv": "bcop", "optimiser": "adam", "lr": 1e-3, "orthogonalisation": "bjorck"},
+    "the paper's way, captured": {"conv": "bcop", "optimiser": "adam", "lr": 1e-3, "orthogonalisation": "bjorck"},
+    "the paper's way, eager": {"conv": "bcop", "optimiser": "adam", "lr": 1e-3, "orthogonalisation": "bjorck"},
 }
+
+
+SHARED_WITH_PEERS = {"optimiser": "adam", "lr": 1e-3}
+
+
+def orthogonium_network(model: str, shape: tuple[int, int, int]) -> nn.Module | None:
+    """Small or Large made of orthogonium's layers; None where it is not installed."""
+    try:
+        from orthogonium.layers import AdaptiveOrthoConv2d, MaxMin, OrthoLinear
+    except ImportError:
+        return None
+    convolutions = {"small": [(16, 4, 2), (32, 4, 2)], "large": [(32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)]}[model]
+    layers: list[nn.Module] = []
+    channels, height, width = shape
+    for out, kernel_size, stride in convolutions:
+        padding = (kernel_size - 1) // 2
+        layers += [AdaptiveOrthoConv2d(channels, out, kernel_size, stride=stride, padding=padding), MaxMin()]
+        channels, height, width = out, height // stride, width // stride
+    layers.append(nn.Flatten())
+    features = channels * height * width
+    for out in {"small": [100], "large": [512, 512]}[model]:
+        layers += [OrthoLinear(features, out), MaxMin()]
+        features = out
+    return nn.Sequential(*layers, OrthoLinear(features, 10))
 
 
 class Case:
     """One way to train, ready to be timed."""
 
     def __init__(
-        self, name: str, settings: dict[str, object], arguments: argparse.Namespace, device: torch.device
+        self,
+        name: str,
+        settings: dict[str, object],
+        arguments: argparse.Namespace,
+        device: torch.device,
+        model: nn.Module | None = None,
     ) -> None:
         shape = SHAPES[arguments.data]
         values = recipe_settings("default", arguments.data, "bcop") | {"batch_size": arguments.batch} | settings
@@ -43,12 +76,13 @@ class Case:
             data=arguments.data, input_shape=shape, classes=tuple("0123456789"), model=arguments.model, **values
         )
         self.device, self.rounds = device, list[float]()
-        self.replica = Replica(config, make_model(config), Classification(config), 10**6, device)
-        if "paper" in name:  # as its users run it: eagerly
+        eager = "eager" in name or model is not None  # as its users run it
+        self.replica = Replica(config, model or make_model(config), Classification(config), 10**6, device)
+        if eager:
             self.replica.stream = self.replica.prepared = None
         self.images = torch.randint(0, 256, (arguments.batch, *shape), dtype=torch.uint8, device=device)
         self.labels = torch.randint(0, 10, (arguments.batch,), device=device)
-        self.steps = max(1, arguments.steps // 10) if "paper" in name else arguments.steps
+        self.steps = max(1, arguments.steps // 10) if eager else arguments.steps
         for _ in range(30 if device.type == "cuda" else 3):
             self.replica.step(self.images, self.labels)
 
@@ -84,6 +118,9 @@ def main() -> None:
     )
     torch.manual_seed(0)
     cases = {name: Case(name, settings, arguments, device) for name, settings in CASES.items()}
+    peer = orthogonium_network(arguments.model, SHAPES[arguments.data])
+    if peer is not None:
+        cases["orthogonium, eager"] = Case("orthogonium, eager", SHARED_WITH_PEERS, arguments, device, peer)
     for _ in range(ROUNDS):  # in turn, so that a slower moment of the machine hits all of them
         for case in cases.values():
             case.run()
@@ -91,7 +128,10 @@ def main() -> None:
     ordinary = cases["ordinary, Adam"].rounds
     for name, case in cases.items():
         ratio = median(mine / theirs for mine, theirs in zip(case.rounds, ordinary, strict=True))
-        print(f"{name:>24} {figures[name]:9.3f} ms {ratio:7.2f}× the ordinary network's", flush=True)
+        print(f"{name:>26} {figures[name]:9.3f} ms {ratio:7.2f}× the ordinary network's", flush=True)
+    for ours in ("BCOP, Adam", "BCOP, steepest descent"):
+        for theirs in figures.keys() & {"the paper's way, eager", "orthogonium, eager"}:
+            print(f"{ours}: {figures[theirs] / figures[ours]:.1f}× faster than {theirs}")
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(

@@ -1,5 +1,6 @@
 """Training classifiers: seeds side by side, from data to run folders."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def train_classifiers(
         replica.model.eval()
         result: dict[str, Any] = {"seed": replica.config.seed, "epochs": replica.config.epochs}
         result |= {"train_seconds": replica.seconds, "replicas": len(replicas), "device": device_name(place)}
-        result["torch"] = torch.__version__
+        result |= {"torch": torch.__version__, "peak_memory_mib": _peak_memory(place)}
         if test is not None:
             result |= evaluate(replica.model, test, epsilons, place)
         if processes.first:
@@ -99,3 +100,14 @@ def _batches(config: TrainConfig, train: ImageSet, device: torch.device, process
 def device_name(device: torch.device) -> str:
     """What the hardware calls itself."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
+def _peak_memory(device: torch.device) -> float | None:
+    """The most that the process has held so far, in MiB: of the GPU's memory, or of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,0 +1,80 @@
+"""Compares recipes on a validation split of the training set: how the default one was chosen. Never looks at the test set.
+
+Each recipe is written as settings of `isoconv.train.config.TrainConfig` that differ from the default one's:
+
+    python benchmarks/recipes.py --data DIR --dataset cifar10 --model large --epochs 30 \\
+        "" "temperature=0.0625" "loss=hinge lr=0.02" [--json FILE]
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from accuracy import settings_of
+
+from isoconv.data import EpochBatches, hold_out, load_splits
+from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.distributed import choose_device
+from isoconv.train.evaluate import evaluate
+from isoconv.train.replica import Replica
+from isoconv.train.task import Classification, make_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--data", default=None)
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--model", default="large")
+    parser.add_argument("--conv", default="bcop")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--held-out", type=int, default=5000)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", default=None)
+    arguments = parser.parse_args()
+    device = torch.device(choose_device(arguments.device))
+    data = load_splits(arguments.dataset, arguments.data)
+    train, validation = hold_out(data.train, arguments.held_out)
+    radii = default_epsilons(arguments.dataset)
+    runs = []
+    for text in arguments.recipes:
+        settings = recipe_settings("default", arguments.dataset, arguments.conv) | {"epochs": arguments.epochs}
+        settings |= {"model": arguments.model, "conv": arguments.conv} | settings_of(text)
+        config = TrainConfig(data=arguments.dataset, input_shape=train.shape, classes=train.classes, **settings)
+        batches = EpochBatches(
+            train,
+            config.batch_size,
+            seed=config.seed,
+            device=device,
+            padding=config.crop_padding,
+            flip=config.flip,
+        )
+        replica = Replica(
+            config, make_model(config), Classification(config), len(batches), device, None, len(arguments.recipes)
+        )
+        runs.append((text, replica, batches))
+    start = time.perf_counter()
+    for epoch in range(max(replica.config.epochs for _, replica, _ in runs)):
+        streams = [(r, b.epoch(epoch), len(b)) for _, r, b in runs if epoch < r.config.epochs]
+        for k in range(max(length for _, _, length in streams)):
+            for replica, stream, length in streams:
+                if k < length:
+                    replica.step(*next(stream))
+    rows = []
+    for text, replica, _ in runs:
+        replica.wait()
+        result = evaluate(replica.model.eval(), validation, radii, device)
+        rows.append(
+            {"recipe": text, "epochs": replica.config.epochs, "clean": result["clean"], "robust": result["robust"]}
+        )
+        figures = "  ".join(f"{value:.2f}" for value in (result["clean"], *result["robust"].values()))
+        print(f"{figures}  {text or 'as it is'}", flush=True)
+    print(f"{time.perf_counter() - start:.1f} s for {len(runs)} side by side, {arguments.dataset} {arguments.model}")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

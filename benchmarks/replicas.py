@@ -1,0 +1,84 @@
+"""Measures what several networks cost that train side by side on one GPU, against one alone.
+
+A round is one step of each. Also says the peak memory of the process.
+
+    python benchmarks/replicas.py [--model large] [--conv bcop] [--counts 1,2,5] [--streams 6] [--json FILE]
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from isoconv.train import replica as replica_module
+from isoconv.train.config import TrainConfig, recipe_settings
+from isoconv.train.distributed import choose_device
+from isoconv.train.replica import Replica
+from isoconv.train.task import Classification, make_model
+
+SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
+ROUNDS, STEPS = 7, 100
+
+
+def round_time(count: int, arguments: argparse.Namespace) -> float:
+    """Milliseconds of one step of each of `count` replicas."""
+    device, shape = torch.device(choose_device("cuda")), SHAPES[arguments.data]
+    settings = recipe_settings("default", arguments.data, arguments.conv)
+    config = TrainConfig(
+        data=arguments.data,
+        input_shape=shape,
+        classes=tuple("0123456789"),
+        model=arguments.model,
+        conv=arguments.conv,
+        **settings,
+    )
+    replicas = [
+        Replica(c, make_model(c), Classification(c), 10**6, device, None, count)
+        for c in (replace(config, seed=seed) for seed in range(count))
+    ]
+    images = torch.randint(0, 256, (config.batch_size, *shape), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, 10, (config.batch_size,), device=device)
+    times = []
+    for turn in range(ROUNDS + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            for one in replicas:
+                one.step(images, labels)
+        torch.cuda.synchronize()
+        if turn:  # the first warms up and captures
+            times.append((time.perf_counter() - start) / STEPS * 1e3)
+    return median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="large", choices=["small", "large"])
+    parser.add_argument("--data", default="cifar10", choices=list(SHAPES))
+    parser.add_argument("--conv", default="bcop")
+    parser.add_argument("--counts", default="1,2,5")
+    parser.add_argument("--streams", type=int, default=None, help="side streams of each replica")
+    parser.add_argument("--json", default=None, help="write the figures to this file too")
+    arguments = parser.parse_args()
+    if arguments.streams is not None:
+        replica_module._SIDE_STREAMS = arguments.streams
+    counts = [int(count) for count in arguments.counts.split(",")]
+    figures = {count: round_time(count, arguments) for count in counts}
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {arguments.model}, {arguments.conv}")
+    for count, milliseconds in figures.items():
+        print(
+            f"{count} side by side: {milliseconds:.3f} ms a round, {milliseconds / figures[counts[0]]:.2f}× {counts[0]}"
+        )
+    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__, "ms": figures}, file, indent=2
+            )
+
+
+if __name__ == "__main__":
+    main()
