@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bounds import conv_norm_bound
+from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums
 from isoconv.linalg.rounding import mul_up, sqrt_up
 
 Pads = Sequence[tuple[int, int]]
@@ -45,16 +45,41 @@ def _circular_bound(kernel: Tensor, stride: Sequence[int], size: tuple[int, ...]
     Its outputs are those of the circular convolution at stride s, or a part of them; where the padding reaches further
     around than the image, each of them occurs up to `turns` times.
     """
+    # Where the stride does not divide the size, take it for a part of the convolution at stride 1.
+    steps = tuple(s if n % s == 0 else 1 for n, s in zip(size, stride, strict=True))
+    bound = conv_norm_bound(kernel, steps, size, "circular")
+    turns = _turns(kernel.shape[2:], stride, size, pads)
+    return mul_up(bound, sqrt_up(float(turns))) if turns > 1 else bound
+
+
+def _turns(taps: Sequence[int], stride: Sequence[int], size: tuple[int, ...], pads: Pads) -> int:
     turns = 1
-    steps: list[int] = []
-    for n, s, k, (before, after) in zip(size, stride, kernel.shape[2:], pads, strict=True):
+    for n, s, k, (before, after) in zip(size, stride, taps, pads, strict=True):
         outputs = (n + before + after - k) // s + 1
-        steps.append(s if n % s == 0 else 1)  # otherwise take it for a part of the convolution at stride 1
         around = n // s if n % s == 0 else n
         reached = outputs if n % s == 0 else (outputs - 1) * s + 1
         turns *= max(1, -(-reached // around))
-    bound = conv_norm_bound(kernel, tuple(steps), size, "circular")
-    return mul_up(bound, sqrt_up(float(turns))) if turns > 1 else bound
+    return turns
+
+
+def absolute_sums(
+    module: nn.Conv1d | nn.Conv2d, shape: torch.Size, circular: Pads | None = None
+) -> tuple[float, float]:
+    """Upper bounds of the largest row sum and the largest column sum of |A|, A the module's matrix.
+
+    These are the norms of |A| for p = ∞ and p = 1 (so of A too), and the root of their product bounds it for p = 2.
+    """
+    size = tuple(shape[1:])
+    kernel = _dilated(module.weight, module.dilation)
+    pads = _pads(module, kernel) if circular is None else list(circular)
+    copies = 1.0
+    if circular is not None or module.padding_mode == "circular":
+        copies = float(_turns(kernel.shape[2:], module.stride, size, pads))
+    elif module.padding_mode in ("reflect", "replicate") and any(any(pad) for pad in pads):
+        copies = mul_up(*(_copies_of_padding(size, pads, module.padding_mode) for _ in range(2)))
+    rows = max(largest_absolute_sums(part)[0] for part in kernel.chunk(module.groups))
+    columns = max(largest_absolute_sums(part)[1] for part in kernel.chunk(module.groups))
+    return rows, mul_up(columns, copies)
 
 
 def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:

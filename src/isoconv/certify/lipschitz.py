@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from isoconv.certify.convolutions import convolution_bound
+from isoconv.certify.layers import Layer, layers_of
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import conv_norm_bound, matrix_norm_bound
 from isoconv.linalg.rounding import div_up, mul_up, sqrt_up, up
-from isoconv.nn import GroupSort, MaxMin, plain
+from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 
 
 @dataclass(frozen=True)
@@ -43,71 +44,35 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
     """A rigorous upper bound of the L2 Lipschitz constant of `plain(model)` in evaluation, on inputs of `input_shape`.
 
     `input_shape` is without the batch: (C, H, W), (C, L) or (features,). Works on any `nn.Sequential`, nested as you like,
-    of convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, padding, pooling, flatten, (un)shuffle,
-    nearest-neighbour upsampling and batch normalisation, whoever built it. Anything else is refused by name.
+    of convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, fixed scaling, padding, pooling, flatten,
+    (un)shuffle, nearest-neighbour upsampling and batch normalisation, whoever built it. Anything else is refused by name.
     """
-    layers: list[LayerBound] = []
-    shape = torch.Size(input_shape)
-    if not shape or any(n < 1 for n in shape):
-        raise IsoconvError(f"Expected input_shape without the batch, such as (3, 32, 32). Got {tuple(input_shape)}.")
     with torch.no_grad():
-        modules = _flattened(plain(model).eval())
-        position = 0
-        while position < len(modules):
-            name, module = modules[position]
-            following = modules[position + 1][1] if position + 1 < len(modules) else None
-            together = isinstance(module, (nn.CircularPad1d, nn.CircularPad2d)) and _pads_nothing(following)
-            bound = _bound(name, module, shape, following if together else None)
-            # Padding and convolution bounded as one: the convolution carries the bound of both.
-            layers.append(LayerBound(name, type(module).__name__, 1.0 if together else bound))
-            shape = _output_shape(name, module, shape)
-            if together and following is not None:
-                layers.append(LayerBound(modules[position + 1][0], type(following).__name__, bound))
-                shape = _output_shape(modules[position + 1][0], following, shape)
-            position += 2 if together else 1
-    return LipschitzBound(mul_up(1.0, *(layer.bound for layer in layers)), tuple(layers))
+        layers = tuple(
+            LayerBound(layer.name, layer.kind, layer_bound(layer)) for layer in layers_of(model, input_shape)
+        )
+    return LipschitzBound(mul_up(1.0, *(layer.bound for layer in layers)), layers)
 
 
-def _flattened(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The leaf modules of nested Sequentials in the order in which they are applied."""
-    if not isinstance(model, nn.Sequential):
-        return [(prefix or "model", model)]
-    found = []
-    for name, child in model.named_children():
-        found += _flattened(child, f"{prefix}.{name}" if prefix else name)
-    return found
-
-
-def _pads_nothing(module: nn.Module | None) -> bool:
-    return isinstance(module, (nn.Conv1d, nn.Conv2d)) and module.padding in ("valid", 0, (0,), (0, 0))
-
-
-def _bound(name: str, module: nn.Module, shape: torch.Size, convolution: nn.Module | None) -> float:
-    """The bound of one module; of circular padding and the convolution behind it as one, where that is given."""
-    if isinstance(convolution, (nn.Conv1d, nn.Conv2d)):
-        assert isinstance(module, (nn.CircularPad1d, nn.CircularPad2d))
-        pads = list(module.padding)
-        return convolution_bound(convolution, shape, list(zip(pads[-2::-2], pads[-1::-2], strict=True)))
-    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        return convolution_bound(module, shape)
-    if isinstance(module, nn.Linear):
+def layer_bound(layer: Layer) -> float:
+    """The L2 bound of one layer. Of circular padding and convolution bounded as one, the convolution carries it."""
+    module, shape = layer.module, layer.input_shape
+    if layer.merged:
+        return 1.0
+    kind = type(module)
+    if kind in (nn.Conv1d, nn.Conv2d):
+        assert isinstance(module, (nn.Conv1d, nn.Conv2d))
+        return convolution_bound(module, shape, layer.circular)
+    if kind is nn.Linear:
+        assert isinstance(module, nn.Linear)
         return matrix_norm_bound(module.weight)
     for kinds, rule in _RULES:
-        if isinstance(module, kinds):
+        if kind in kinds:
             return rule(module, shape)
     raise IsoconvError(
-        f"Expected modules with a known Lipschitz constant. Got {type(module).__name__} at {name}: "
+        f"Expected modules with a known Lipschitz constant. Got {layer.kind} at {layer.name}: "
         f"its constant is unknown, so nothing can be certified."
     )
-
-
-def _output_shape(name: str, module: nn.Module, shape: torch.Size) -> torch.Size:
-    probe = next((p for p in module.parameters()), torch.zeros(()))
-    try:
-        return module(torch.zeros(1, *shape, dtype=probe.dtype, device=probe.device)).shape[1:]
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise IsoconvError(f"Expected an input that {type(module).__name__} at {name} can take. {reason}") from None
 
 
 # Modules without weights ----------------------------------------------------------------------------------------
@@ -177,15 +142,21 @@ def _leaky(module: nn.Module, shape: torch.Size) -> float:
     return max(1.0, abs(module.negative_slope))
 
 
+def _scale(module: nn.Module, shape: torch.Size) -> float:
+    assert isinstance(module, Scale)
+    return abs(module.factor)
+
+
 def _per_axis(value: int | Sequence[int], dimensions: int) -> list[int]:
     return [value] * dimensions if isinstance(value, int) else list(value)
 
 
 _Rule = Callable[[nn.Module, torch.Size], float]
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], _Rule], ...] = (
-    ((MaxMin, GroupSort, nn.Flatten, nn.Unflatten, nn.Identity, nn.PixelShuffle, nn.PixelUnshuffle), _one),
+    ((Abs, MaxMin, GroupSort, nn.Flatten, nn.Unflatten, nn.Identity, nn.PixelShuffle, nn.PixelUnshuffle), _one),
     ((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Dropout), _one),
     ((nn.LeakyReLU,), _leaky),
+    ((Scale,), _scale),
     ((nn.MaxPool1d, nn.MaxPool2d), _max_pool),
     ((nn.AvgPool1d, nn.AvgPool2d), _average_pool),
     ((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),

@@ -87,6 +87,41 @@ def conv_norm_bound(
     return root_up(min(bounds), 2 * exponent, 1)
 
 
+def largest_absolute_sums(weight: Tensor) -> tuple[float, float]:
+    """Upper bounds of max_o Σ|w| over all that goes into output o, and of max_i Σ|w| over all that comes of input i.
+
+    `weight` is a matrix (out, in) or a kernel (out, in, taps…).
+    """
+    scaled, exponent = _scaled(weight)
+    if exponent is None:
+        return 0.0, 0.0
+    sizes = scaled.abs()
+    found = []
+    for sums, terms in (
+        (sizes.flatten(1).sum(dim=1), sizes[0].numel()),
+        (sizes.transpose(0, 1).flatten(1).sum(dim=1), sizes[:, 0].numel()),
+    ):
+        largest = add_up(mul_up(float(sums.max()), 1 + gamma(terms + 2)), _TINY)
+        found.append(root_up(largest, exponent, 0))
+    return found[0], found[1]
+
+
+def row_distance_bounds(matrix: Tensor) -> Tensor:
+    """Upper bounds of the distances ‖w_i − w_j‖₂ between the rows of a matrix (m, n): (m, m), float64, on the CPU."""
+    scaled, exponent = _scaled(matrix)
+    m, n = scaled.shape
+    bounds = torch.zeros(m, m, dtype=torch.float64)
+    if exponent is None:
+        return bounds
+    growth = 1 + gamma(n + 8)  # each difference rounds, then n squares, n sums and a root
+    for i in range(m):
+        distances = torch.linalg.vector_norm(scaled - scaled[i], dim=1).tolist()
+        for j, distance in enumerate(distances):
+            if i != j:
+                bounds[i, j] = root_up(add_up(mul_up(distance, growth), _TINY), exponent, 0)
+    return torch.maximum(bounds, bounds.mT)
+
+
 def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
     """The stride-1 kernel that does to the pixel-unshuffled image what `kernel` does with `strides`.
 

@@ -3,6 +3,7 @@
 from isoconv.nn.activations import GroupSort, MaxMin
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
+from isoconv.nn.fixed import Abs, Scale
 from isoconv.nn.linear import OrthogonalLinear
 from isoconv.nn.ossn import OSSNConv2d
 from isoconv.nn.plain import plain
@@ -11,6 +12,7 @@ from isoconv.nn.standard import StandardConv2d
 from isoconv.nn.svcm import SVCMConv2d
 
 __all__ = [
+    "Abs",
     "BCOPConv1d",
     "BCOPConv2d",
     "BCOPConvTranspose2d",
@@ -23,6 +25,7 @@ __all__ = [
     "RKL2NEConv2d",
     "RKOConv2d",
     "SVCMConv2d",
+    "Scale",
     "StandardConv2d",
     "plain",
 ]

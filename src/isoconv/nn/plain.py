@@ -34,7 +34,7 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if isinstance(model, InvertibleUpsampling):
         return nn.PixelShuffle(model.factor)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
-    if isinstance(model, nn.Sequential):
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         result: nn.Module = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
     else:
         result = copy.deepcopy(model, {id(child): None for child in model.children()})  # without its children

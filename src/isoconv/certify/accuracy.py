@@ -1,0 +1,120 @@
+"""From a data set to clean and certified accuracy."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.certify.certifier import Certified, Certifier, joined
+from isoconv.errors import IsoconvError
+
+
+class LabelledImages(Protocol):
+    """Images, uint8 (N, C, H, W), with labels: what `isoconv.data` reads."""
+
+    @property
+    def images(self) -> Tensor: ...
+
+    @property
+    def labels(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RobustAccuracy:
+    """Accuracy of a network on N images, in percent, and the certificates that it follows from.
+
+    An image counts as certified at ε if its prediction is proved for all of the closed ball of radius ε, and is right.
+    """
+
+    clean: float
+    certified: dict[float, float]
+    certificates: Certified
+    labels: Tensor
+    certifier: Certifier
+
+    @property
+    def lipschitz_bound(self) -> float:
+        return self.certifier.lipschitz.value
+
+    @property
+    def right(self) -> Tensor:
+        """Which images are predicted right, with no other class as likely."""
+        return _right(self.certificates, self.labels)
+
+    @property
+    def radii(self) -> Tensor:
+        """How far each image is certified with the right class; 0 where it is not."""
+        return torch.where(self.right, self.certificates.radius, 0.0)
+
+    def at(self, epsilon: float) -> float:
+        """Certified accuracy at ε; at 0, clean accuracy."""
+        return self.clean if epsilon == 0 else _percent(self.right & (self.certificates.radius >= epsilon))
+
+    def curve(self) -> tuple[Tensor, Tensor]:
+        """All of it: radii in rising order and the accuracy certified at each, which falls just behind it."""
+        radii = self.radii[self.radii > 0].sort().values.cpu()
+        remaining = torch.arange(len(radii), 0, -1, dtype=torch.float64)
+        return radii, 100 * remaining / max(1, len(self.labels))
+
+
+@torch.no_grad()
+def robust_accuracy(
+    model: nn.Module | Certifier,
+    data: LabelledImages | tuple[Tensor, Tensor],
+    epsilons: Sequence[float] = (),
+    *,
+    batch_size: int = 500,
+    progress: Callable[[int, int], None] | None = None,
+    **options: object,
+) -> RobustAccuracy:
+    """Clean and certified accuracy of `plain(model)` on images in [0, 1], or uint8 ones, which are divided by 255.
+
+    `data` is a pair (images, labels) or a data set of `isoconv.data`; `options` are those of `Certifier`.
+    """
+    images, labels = data if isinstance(data, tuple) else (data.images, data.labels)
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise IsoconvError(
+            f"Expected a whole number as label of each of {len(images)} images. Got {tuple(labels.shape)}."
+        )
+    if not len(images):
+        raise IsoconvError("Expected at least one image. Got none.")
+    for epsilon in epsilons:
+        if not epsilon >= 0:
+            raise IsoconvError(f"Expected radii of at least 0. Got {epsilon}.")
+    certifier = model if isinstance(model, Certifier) else Certifier(model, images.shape[1:], **options)  # type: ignore[arg-type]
+    classes = certifier.pair_constants.shape[0]
+    if not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise IsoconvError(
+            f"Expected labels from 0 to {classes - 1}, for {classes} logits. Got {int(labels.min())} to {int(labels.max())}."
+        )
+    # A table, because on a GPU division by a number is multiplication by its rounded reciprocal.
+    bytes_as_numbers = torch.arange(256, dtype=torch.float64) / 255
+    if certifier.arithmetic == "float32":
+        bytes_as_numbers = bytes_as_numbers.float()
+    device = next((p.device for p in certifier.network.parameters()), images.device)
+    bytes_as_numbers = bytes_as_numbers.to(device)
+    parts = []
+    for start in range(0, len(images), batch_size):
+        part = images[start : start + batch_size].to(device)
+        parts.append(certifier(bytes_as_numbers[part.int()] if part.dtype == torch.uint8 else part).cpu())
+        if progress is not None:
+            progress(min(start + batch_size, len(images)), len(images))
+    found = joined(parts)
+    labels = labels.cpu()
+    right = _right(found, labels)
+    certified = {float(e): _percent(right & (found.radius >= e) if e > 0 else right) for e in epsilons}
+    return RobustAccuracy(_percent(right), certified, found, labels, certifier)
+
+
+def _right(found: Certified, labels: Tensor) -> Tensor:
+    """Predicted right by the only largest of finite logits."""
+    labels = labels.to(found.prediction.device)
+    others = found.logits.scatter(1, found.prediction[:, None], -torch.inf).amax(dim=1)
+    largest = found.logits.gather(1, found.prediction[:, None])[:, 0]
+    return (found.prediction == labels) & (largest > others) & found.logits.isfinite().all(dim=1)
+
+
+def _percent(which: Tensor) -> float:
+    return 100 * int(which.sum()) / len(which)

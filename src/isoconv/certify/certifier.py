@@ -1,0 +1,255 @@
+"""From logits to certified radii.
+
+Note [The certificate]
+Let y(x) be the exact logits of the plain network and ŷ(x) those that it computes, ‖ŷ(x) − y(x)‖₂ ≤ e(x) = α + β‖x‖
+(Note [Forward error]). Let i be the class that ŷ(x) predicts, and |(y_i − y_j)(x) − (y_i − y_j)(x')| ≤ L_ij‖x − x'‖.
+For every x' with ‖x' − x‖ ≤ r, whatever the order of summation there,
+
+    (ŷ_i − ŷ_j)(x') ≥ (ŷ_i − ŷ_j)(x) − √2·e(x) − L_ij·r − √2·(α + β(‖x‖ + r)),
+
+as a difference of two entries errs by at most √2 times the norm. So the prediction is the same on the whole closed ball
+where the right-hand side is positive for all j, that is, for all r below
+
+    ((ŷ_i − ŷ_j)(x) − √2·(2α + 2β‖x‖)) / (L_ij + √2·β),
+
+evaluated here with every operation rounded towards the safe side. The label plays no part. Equal logits give 0, and 0
+means: not certified.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.certify.forward_error import ARITHMETICS, LARGEST_NORM, forward_error
+from isoconv.certify.layers import Layer, layers_of
+from isoconv.certify.lipschitz import LayerBound, LipschitzBound, layer_bound
+from isoconv.certify.other_norms import lipschitz_bound_in_norm
+from isoconv.errors import IsoconvError
+from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
+from isoconv.linalg.rounding import add_up, gamma, mul_up, sqrt_up, up
+from isoconv.nn import plain
+
+CRITERIA = ("pairs", "per-class")
+# Bounds from weights are enlarged by this, so that a checker with another method of proof finds them true with room.
+_ROOM = 1e-9
+_SQRT2 = sqrt_up(2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Certified:
+    """What is proved of N inputs: `prediction` (N,) holds within `radius` (N,), float64; 0 where nothing is proved."""
+
+    prediction: Tensor
+    radius: Tensor
+    logits: Tensor
+    input_norm: Tensor
+
+    def cpu(self) -> "Certified":
+        return Certified(self.prediction.cpu(), self.radius.cpu(), self.logits.cpu(), self.input_norm.cpu())
+
+
+class Certifier:
+    """A network with all that is proved of it, ready to certify inputs.
+
+    p : the norm of the perturbation: 2; 1 and ∞ by the better of their own Lipschitz bound (where every module has one)
+        and what follows from p = 2; any other p ≥ 1 from p = 2
+    arithmetic : "float64" (costs nothing that can be noticed) or "float32": the certificate is about the network run in it
+    criterion : "pairs", a constant L_ij for each two classes; "per-class", L_i + L_j, as for one network per class
+    input_range : where pixels may lie; inputs outside are refused
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        *,
+        p: float = 2,
+        arithmetic: str = "float64",
+        criterion: str = "pairs",
+        input_range: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        if arithmetic not in ARITHMETICS:
+            raise IsoconvError(f"Expected arithmetic to be one of {', '.join(ARITHMETICS)}. Got {arithmetic!r}.")
+        if criterion not in CRITERIA:
+            raise IsoconvError(f"Expected criterion to be one of {', '.join(CRITERIA)}. Got {criterion!r}.")
+        if not p >= 1:
+            raise IsoconvError(f"Expected a norm with p of at least 1. Got {p}.")
+        low, high = input_range
+        if not -math.inf < low < high < math.inf:
+            raise IsoconvError(f"Expected an input range such as (0, 1). Got {tuple(input_range)}.")
+        self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
+        self.input_range, self.input_shape = (float(low), float(high)), torch.Size(input_shape)
+        self.deployed = plain(model).eval().requires_grad_(False)  # as it is kept in a file
+        if arithmetic == "float32" and any(p.dtype == torch.float64 for p in self.deployed.parameters()):
+            raise IsoconvError("Expected float32 weights for a float32 certificate. Got float64 ones.")
+        self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run
+        self.layers = layers_of(self.network, self.input_shape)
+        with torch.no_grad():
+            self.bounds = [_with_room(layer_bound(layer), layer) for layer in self.layers]
+        self.lipschitz = LipschitzBound(
+            mul_up(1.0, *self.bounds),
+            tuple(LayerBound(x.name, x.kind, b) for x, b in zip(self.layers, self.bounds, strict=True)),
+        )
+        self.error = forward_error(self.layers, self.bounds, arithmetic)
+        output = self.layers[-1].output_shape
+        if len(output) != 1 or output[0] < 2:
+            raise IsoconvError(f"Expected a classifier with at least two logits. Got outputs of shape {tuple(output)}.")
+        self.pair_constants = self._pair_constants()
+
+    def _pair_constants(self) -> Tensor:
+        """L_ij for p = 2, (classes, classes): float64, on the CPU."""
+        classes, last = self.layers[-1].output_shape[0], self.layers[-1].module
+        if type(last) is nn.Linear:
+            before = mul_up(1.0, *self.bounds[:-1])
+            if self.criterion == "pairs":
+                own = row_distance_bounds(last.weight).clamp(max=mul_up(_SQRT2, self.bounds[-1]))
+            else:
+                rows = torch.tensor([matrix_norm_bound(row[None]) for row in last.weight], dtype=torch.float64)
+                own = _up(rows[:, None] + rows[None, :])
+            constants = _up(own * (1 + _ROOM))
+            constants = _up(constants * before)
+        else:
+            factor = _SQRT2 if self.criterion == "pairs" else 2.0
+            constants = torch.full((classes, classes), mul_up(factor, self.lipschitz.value), dtype=torch.float64)
+        return constants.fill_diagonal_(0)
+
+    # Inputs ---------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Certified:
+        """Certify a batch (N, *input_shape) of floating-point inputs; they are read exactly."""
+        x = self._checked(x)
+        logits = self.logits(x)
+        prediction = logits.argmax(dim=1)
+        norm = _norm_up(x)
+        numerators = _down(logits.gather(1, prediction[:, None]) - logits)
+        errors = _up(_SQRT2 * _up(2 * self.error.offset + _up(_up(norm * self.error.slope) * 2)))
+        numerators = _down(numerators - errors[:, None])
+        others = torch.ones_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], False)
+        radius = self._radius(numerators, prediction, others)
+        whole = logits.isfinite().all(dim=1) & x.flatten(1).isfinite().all(dim=1) & (norm < LARGEST_NORM / 2)
+        won = torch.where(others, numerators > 0, True).all(dim=1)  # false for NaN
+        radius = torch.where(whole & won, radius, 0.0).clamp(max=LARGEST_NORM / 2)
+        return Certified(prediction, radius, logits, norm)
+
+    def _radius(self, numerators: Tensor, prediction: Tensor, others: Tensor) -> Tensor:
+        """The largest r for every competitor j, and the smallest of these, in the norm asked for."""
+        dimension = math.prod(self.input_shape)
+        # ‖·‖_2 ≤ stretch·‖·‖_p on vectors of this dimension
+        power = 0.0 if self.p <= 2 else 0.5 - (0.0 if self.p == math.inf else 1 / self.p)
+        stretch = 1.0 if power == 0 else up(up(float(dimension) ** up(power)) * (1 + 2.0**-50))
+        slope = mul_up(_SQRT2, self.error.slope)
+        two = _smallest_quotient(numerators, _up(self.pair_constants + slope), prediction, others)
+        if self.p == 2:
+            return two
+        radius = two if stretch == 1 else _down(two / stretch)
+        if self.p in (1, math.inf):
+            try:
+                own = lipschitz_bound_in_norm(self.layers, self.p)
+            except IsoconvError:
+                return radius  # a module without a bound in this norm
+            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
+            constant = add_up(mul_up(1.0 if self.p == 1 else 2.0, own), mul_up(slope, stretch))
+            constants = torch.full_like(self.pair_constants, constant)
+            radius = torch.maximum(radius, _smallest_quotient(numerators, constants, prediction, others))
+        return radius
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The network's outputs in the certificate's arithmetic, as float64."""
+        with _sums_as_they_are(self.arithmetic, x):
+            return self.network(x.to(getattr(torch, self.arithmetic))).double()
+
+    def _checked(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise IsoconvError(
+                f"Expected inputs as a floating-point tensor of pixels in {self.input_range}. Got {kind}."
+            )
+        if x.shape[1:] != self.input_shape or x.dim() != len(self.input_shape) + 1:
+            raise IsoconvError(
+                f"Expected inputs of shape (N, {', '.join(map(str, self.input_shape))}). Got {tuple(x.shape)}."
+            )
+        if self.arithmetic == "float32" and x.dtype == torch.float64 and not torch.equal(x.float().double(), x):
+            raise IsoconvError("Expected inputs that float32 can hold, for a float32 certificate. Round them first.")
+        low, high = self.input_range
+        finite = x[x.isfinite()]
+        if len(finite) and not (float(finite.min()) >= low and float(finite.max()) <= high):
+            found = f"{float(finite.min()):g} to {float(finite.max()):g}"
+            raise IsoconvError(f"Expected pixels from {low:g} to {high:g}. Got values from {found}.")
+        device = next((p.device for p in self.network.parameters()), x.device)
+        return x.detach().to(device, torch.float64)
+
+
+def joined(parts: Sequence[Certified]) -> Certified:
+    """Batches as one."""
+    names = ("prediction", "radius", "logits", "input_norm")
+    return Certified(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+def certify(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Certified:
+    """Predictions that are proved, and how far they hold; `options` are those of `Certifier`."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        raise IsoconvError(
+            f"Expected a batch of inputs (N, …). Got {tuple(x.shape) if isinstance(x, Tensor) else x!r}."
+        )
+    certifier = Certifier(model, x.shape[1:], **options)  # type: ignore[arg-type]
+    return joined([certifier(part) for part in (x.split(batch_size) if len(x) else [x])])
+
+
+def certified_radius(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Tensor:
+    """For each input (N, …), a radius within which the prediction of `plain(model)`, run in float64, cannot change.
+
+    float64, (N,); 0 where nothing is proved (equal logits, NaN, infinities). `options` are those of `Certifier`.
+    """
+    return certify(model, x, batch_size=batch_size, **options).radius
+
+
+def _with_room(bound: float, layer: Layer) -> float:
+    exact = layer.merged or type(layer.module) not in (nn.Conv1d, nn.Conv2d, nn.Linear, nn.AvgPool1d, nn.AvgPool2d)
+    return bound if exact else mul_up(bound, 1 + _ROOM)
+
+
+# Rounding towards the safe side -----------------------------------------------------------------------------------
+
+
+def _up(value: Tensor) -> Tensor:
+    return torch.nextafter(value, torch.full_like(value, math.inf))
+
+
+def _down(value: Tensor) -> Tensor:
+    return torch.nextafter(value, torch.full_like(value, -math.inf))
+
+
+def _norm_up(x: Tensor) -> Tensor:
+    """Upper bounds of the norms of float64 inputs; the smallest normal number covers squares that vanish."""
+    flat = x.flatten(1)
+    norms = torch.linalg.vector_norm(flat, dim=1) * (1 + gamma(flat.shape[1] + 8))
+    return _up(_up(norms) + mul_up(2.0**-511, sqrt_up(float(flat.shape[1]))))
+
+
+def _smallest_quotient(numerators: Tensor, constants: Tensor, prediction: Tensor, others: Tensor) -> Tensor:
+    quotients = _down(numerators / constants.to(numerators.device)[prediction])
+    return torch.where(others, quotients, math.inf).amin(dim=1)
+
+
+@contextmanager
+def _sums_as_they_are(arithmetic: str, x: Tensor) -> Iterator[None]:
+    """No autocast; in float32 no TF32, no Winograd and no FFT either, which libraries may otherwise choose."""
+    with torch.autocast(x.device.type, enabled=False):
+        if arithmetic == "float64":
+            yield
+            return
+        precision, onednn = torch.get_float32_matmul_precision(), torch._C._get_mkldnn_enabled()
+        torch.set_float32_matmul_precision("highest")
+        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of Intel GPUs
+        try:
+            with torch.backends.cudnn.flags(enabled=False):
+                yield
+        finally:
+            torch._C._set_mkldnn_enabled(onednn)
+            torch.set_float32_matmul_precision(precision)
