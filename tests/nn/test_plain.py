@@ -192,3 +192,10 @@ def test_a_copy_that_can_be_saved_scripted_and_trained():
     assert all(p.requires_grad and p.is_leaf for p in plain.parameters())
     exported = torch.export.export(plain.eval(), (x,))
     assert torch.allclose(exported.module()(x), plain(x), atol=1e-6)
+
+
+def test_plain_draws_no_random_numbers() -> None:
+    model = nn.Sequential(BCOPConv2d(1, 4, 3), nn.Flatten(), OrthogonalLinear(64, 3))
+    before = torch.get_rng_state()
+    isoconv.plain(model)
+    assert torch.equal(before, torch.get_rng_state())

@@ -5,7 +5,7 @@ Let h be the exact input of a layer, ĥ what was computed for it, and ‖ĥ − 
 (norm B over all positions), Lipschitz bound L and sums of n products gives, whatever the order of summation and with or
 without fused multiply-add, |computed − exact| ≤ γ_{n+1}(|A||ĥ| + |b|) in every entry, plus what underflows, so
 
-    E' = L·E + γ_{n+1}(‖|A|‖(H + E) + B) + √outputs·(n + 1)·tiny,        H' = L·H + B,
+    E' = L·E + γ_{n+1}(‖|A|‖(H + E) + B) + √outputs·2(n + 1)·tiny,        H' = L·H + B,
 
 with ‖|A|‖ ≤ √(largest row sum · largest column sum of |A|). Activations that choose among their inputs, padding,
 reordering and max-pooling do not round: E' = L·E, H' = L·H. Beginning with H = ‖x‖, E = 0, both stay affine functions of
@@ -76,7 +76,7 @@ def forward_error(layers: Sequence[Layer], bounds: Sequence[float], arithmetic: 
         relative = div_up(relative, math.nextafter(1 - relative, 0.0))
         if not 0 < relative < 1:
             raise IsoconvError(f"Expected sums short enough for {arithmetic}. Got {terms} terms at {layer.name}.")
-        underflow = mul_up(sqrt_up(float(math.prod(layer.output_shape))), float(terms + 1), tiny)
+        underflow = mul_up(sqrt_up(float(math.prod(layer.output_shape))), float(2 * (terms + 1)), tiny)
         sums = size.plus(error).times(absolute).shifted(constant)  # all partial sums are below this
         if not sums.offset + sums.slope * LARGEST_NORM < huge:
             return ForwardError(math.inf, math.inf)

@@ -1,12 +1,15 @@
 """Progress on stderr: a bar with rate and time left on a terminal, plain lines when piped."""
 
 import sys
+import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from isoconv.train.engine import EpochReport
+
+_SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
 
 
 class TrainingProgress:
@@ -48,6 +51,39 @@ class TrainingProgress:
         elif not self.quiet:
             left = f"{report.seconds_left:.0f} s left"
             print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
+
+
+class CountingProgress:
+    """So many of so many, with the time left: `show(done, total)` as often as one likes."""
+
+    def __init__(self, title: str, unit: str) -> None:
+        self.title, self.unit = title, unit
+        self.bar: Progress | None = None
+        self.task: TaskID | None = None
+        self.began = self.last_line = time.monotonic()
+
+    def __enter__(self) -> "CountingProgress":
+        if sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task(self.title, total=None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=done, total=total)
+        elif now - self.last_line >= _SECONDS_BETWEEN_LINES and done:
+            left = (now - self.began) / done * (total - done)
+            print(f"{self.title}: {done:,} of {total:,} {self.unit}, {left:.0f} s left", file=sys.stderr, flush=True)
+            self.last_line = now
 
 
 class TensorBoardToo:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from isoconv.errors import IsoconvError
 from isoconv.nn.built_weight import BuiltWeight
@@ -158,17 +159,19 @@ def plain_convolution(
     symmetric = before == after
     one_dimensional = weight.dim() == 3
     kind = nn.Conv1d if one_dimensional else nn.Conv2d
-    convolution = kind(
+    convolution = skip_init(  # not to draw random numbers for weights that are given
+        kind,
         weight.shape[1],
         weight.shape[0],
-        tuple(weight.shape[2:]),  # type: ignore[arg-type]
+        tuple(weight.shape[2:]),
         stride=stride,
         padding=before if symmetric else 0,
-        padding_mode=padding_mode if symmetric and before else "zeros",  # type: ignore[arg-type]
+        padding_mode=padding_mode if symmetric and before else "zeros",
         bias=bias is not None,
         device=weight.device,
         dtype=weight.dtype,
     )
+    assert isinstance(convolution, (nn.Conv1d, nn.Conv2d))
     with torch.no_grad():
         convolution.weight.copy_(weight)
         if bias is not None and convolution.bias is not None:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
 from isoconv.errors import IsoconvError
 from isoconv.nn.convolution import evaluation_weight
@@ -59,9 +60,9 @@ class OrthogonalLinear(OrthogonalisedLayer):
     def plain(self) -> nn.Module:
         """The same function as `nn.Linear`."""
         weight = evaluation_weight(self)
-        linear = nn.Linear(
-            self.in_features, self.out_features, self.bias is not None, device=weight.device, dtype=weight.dtype
-        )
+        size, place = (self.in_features, self.out_features), {"device": weight.device, "dtype": weight.dtype}
+        linear = skip_init(nn.Linear, *size, self.bias is not None, **place)  # draws no random numbers
+        assert isinstance(linear, nn.Linear)
         with torch.no_grad():
             linear.weight.copy_(weight)
             if self.bias is not None:

@@ -1,0 +1,114 @@
+"""Critics for vectors: fully connected orthogonal networks, and minima of distances to learned points."""
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.errors import IsoconvError
+from isoconv.models.layers import ACTIVATIONS
+from isoconv.nn import GroupSort, MaxMin, OrthogonalLinear, Scale
+
+_OFFSET_UNIT = 0.125  # offsets move an eighth as fast as anchors; a power of two, so that the product is exact
+
+
+class FCCritic(nn.Sequential):
+    """Orthogonal linear layers to one number: `depth` hidden ones of `width`, with none of them a linear critic.
+
+    scale : what inputs are multiplied by first; it is part of the Lipschitz constant
+    activation : maxmin or relu; maxmin sorts groups of `group_size`
+    """
+
+    def __init__(
+        self,
+        features: int,
+        width: int = 256,
+        depth: int = 3,
+        activation: str = "maxmin",
+        group_size: int = 2,
+        scale: float = 1.0,
+        orthogonalisation: str = "manifold",
+    ) -> None:
+        if depth < 0 or width < 1:
+            raise IsoconvError(f"Expected a depth of at least 0 and a width of at least 1. Got {depth} and {width}.")
+        if activation not in ACTIVATIONS:
+            raise IsoconvError(f"Expected activation to be one of {', '.join(ACTIVATIONS)}. Got {activation!r}.")
+        if activation == "maxmin" and depth and (group_size < 2 or width % group_size):
+            raise IsoconvError(f"Expected a group size of at least 2 that divides the width {width}. Got {group_size}.")
+        layers: list[nn.Module] = [nn.Flatten()]
+        layers += [Scale(scale)] if scale != 1 else []
+        for _ in range(depth):
+            layers.append(OrthogonalLinear(features, width, orthogonalisation=orthogonalisation))
+            layers.append(_activation(activation, group_size))
+            features = width
+        super().__init__(*layers, OrthogonalLinear(features, 1, orthogonalisation=orthogonalisation))
+
+
+def _activation(name: str, group_size: int) -> nn.Module:
+    if name == "relu":
+        return nn.ReLU()
+    return MaxMin() if group_size == 2 else GroupSort(group_size)
+
+
+class NearestAnchor(nn.Module):
+    """x ↦ sign · minₖ(‖x − aₖ‖ + bₖ), with learned points aₖ and offsets bₖ: exactly 1-Lipschitz, as each term is.
+
+    Every Kantorovich potential is an infimum of this form, so with enough anchors any is approached: funnels down to the
+    anchors with sign 1, peaks at them with sign −1. While it is trained the minimum is soft, −τ·log Σ exp(−·/τ), whose
+    gradient is an average of unit vectors (1-Lipschitz as well); τ falls from `heat` to almost nothing over `steps`
+    training passes. In evaluation it is the minimum itself.
+    """
+
+    temperature: Tensor
+
+    def __init__(self, anchors: Tensor, sign: int = 1, heat: float = 0.0, steps: int = 1) -> None:
+        super().__init__()
+        if anchors.dim() != 2 or 0 in anchors.shape:
+            raise IsoconvError(f"Expected anchors as a matrix (number, features). Got shape {tuple(anchors.shape)}.")
+        if sign not in (1, -1) or not heat >= 0 or steps < 1:
+            raise IsoconvError(f"Expected a sign of ±1, a heat ≥ 0 and steps ≥ 1. Got {sign}, {heat} and {steps}.")
+        self.anchors = nn.Parameter(anchors.detach().clone())
+        self.raw_offsets = nn.Parameter(torch.zeros_like(self.anchors[:, 0]))
+        self.sign, self.heat, self.steps = sign, heat, steps
+        self.register_buffer("temperature", torch.full_like(self.anchors[0, 0].detach(), heat))
+
+    @property
+    def offsets(self) -> Tensor:
+        return self.raw_offsets * _OFFSET_UNIT
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            # Directly: the fast way, by a product of matrices, loses half of the digits next to an anchor.
+            exact = torch.cdist(x, self.anchors, compute_mode="donot_use_mm_for_euclid_dist")
+            return self.sign * (exact + self.offsets).amin(dim=1, keepdim=True)
+        heights = _distances(x, self.anchors) + self.offsets
+        if self.heat == 0:
+            return self.sign * heights.amin(dim=1, keepdim=True)
+        with torch.no_grad():
+            self.temperature.sub_(self.heat / self.steps).clamp_(min=self.heat * 1e-3)
+        temperature = self.temperature.clone()
+        return -self.sign * temperature * torch.logsumexp(-heights / temperature, dim=1, keepdim=True)
+
+    def extra_repr(self) -> str:
+        return f"{self.anchors.shape[0]} anchors, {self.anchors.shape[1]} features, sign {self.sign:+d}"
+
+
+class AnchorCritics(nn.Module):
+    """Two critics side by side, one with wells and one with peaks at its anchors; one column each.
+
+    Which of the two suits a pair of distributions cannot be known before. `chosen` takes one out.
+    """
+
+    def __init__(self, wells: Tensor, peaks: Tensor, heat: float = 0.0, steps: int = 1) -> None:
+        super().__init__()
+        self.wells, self.peaks = NearestAnchor(wells, 1, heat, steps), NearestAnchor(peaks, -1, heat, steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return torch.cat([self.wells(x), self.peaks(x)], dim=1)
+
+    def chosen(self, column: int) -> NearestAnchor:
+        return (self.wells, self.peaks)[column]
+
+
+def _distances(x: Tensor, anchors: Tensor) -> Tensor:
+    squares = x.square().sum(dim=1, keepdim=True) + anchors.square().sum(dim=1) - 2 * x @ anchors.mT
+    return squares.clamp_min(1e-12).sqrt()

@@ -1,0 +1,78 @@
+"""Shared by the tests of the attacks: exact norms, classifiers whose answer is known, the attacks by name."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import isoconv
+from isoconv.attacks import AttackResult, apgd, fgsm, pgd
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+# Every attack by gradients, short.
+GRADIENT_ATTACKS: dict[str, Callable[..., AttackResult]] = {
+    "fgsm": fgsm,
+    "pgd": partial(pgd, steps=25),
+    "apgd": partial(apgd, steps=25),
+    "apgd dlr": partial(apgd, steps=25, loss="dlr"),
+    "apgd targeted": partial(apgd, steps=15, loss="targeted-margin", targets=3),
+    "apgd targeted dlr": partial(apgd, steps=15, loss="targeted-dlr", targets=3),
+}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def exact_square(image: Tensor, point: Tensor) -> Fraction:
+    """‖point − image‖² as a rational number."""
+    pairs = zip(image.flatten().tolist(), point.flatten().tolist(), strict=True)
+    return sum(((Fraction(q) - Fraction(p)) ** 2 for p, q in pairs), Fraction(0))
+
+
+def logits64(model: nn.Module, images: Tensor) -> Tensor:
+    """By the deployed network in float64."""
+    with torch.no_grad():
+        return isoconv.plain(model).eval().double()(images.double().clone())
+
+
+def wrong(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Not the one largest logit. Independent of how the attacks put it."""
+    logits = logits64(model, images)
+    others = torch.stack(
+        [(row[t] > row[torch.arange(len(row)) != t]).all() for row, t in zip(logits, labels, strict=True)]
+    )
+    return ~others
+
+
+def linear_classifier(features: int, classes: int, seed: int = 0) -> nn.Sequential:
+    """With all its boundaries through a point near the grey image, so that grey images are near them."""
+    layer = nn.Linear(features, classes)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(classes, features, generator=generator(seed)) / features**0.5)
+        layer.bias.copy_(0.01 * torch.randn(classes, generator=generator(seed)) - layer.weight.sum(dim=1) / 2)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def minimal_distances(model: nn.Sequential, images: Tensor, labels: Tensor) -> Tensor:
+    """How far a linear classifier's boundary is: the least (y_t − y_j)/‖w_t − w_j‖."""
+    logits = logits64(model, images)
+    weight = model[1].weight.detach().double()  # type: ignore[union-attr,operator]
+    found = []
+    for row, t in zip(logits, labels.tolist(), strict=True):
+        found.append(min(float((row[t] - row[j]) / (weight[t] - weight[j]).norm()) for j in range(len(row)) if j != t))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def grey_images(count: int, *shape: int, seed: int = 1) -> Tensor:
+    """Around 0.5, so that a small ball does not meet the ends of [0, 1]."""
+    return 0.45 + 0.1 * torch.rand(count, *shape, generator=generator(seed), dtype=torch.float64)
+
+
+def easy_images(model: nn.Module, count: int, *shape: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Over all of [0, 1], the ends included, with the network's own predictions for labels."""
+    images = (1.4 * torch.rand(count, *shape, generator=generator(seed), dtype=torch.float64) - 0.2).clamp(0, 1)
+    return images, logits64(model, images).argmax(dim=1)

@@ -1,0 +1,120 @@
+"""Norms that are proved against norms in rational arithmetic."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.attack_reference import DEVICES, exact_square, generator
+from isoconv.attacks.ball import exactly_inside, excess, into_ball, norm_bound
+
+SHAPES = [(1,), (2,), (5,), (3, 4, 4), (1, 28, 28)]
+EPSILONS = [0.0, 5e-324, 1e-200, 1e-17, 1e-9, 1e-4, 36 / 255, 1.58, 10.0]
+
+
+def images_of(shape: tuple[int, ...], count: int = 6) -> Tensor:
+    """Random ones with black, white and nearly black pixels among them."""
+    images = torch.rand(count, *shape, generator=generator(), dtype=torch.float64)
+    kinds = torch.randint(8, images.shape, generator=generator(1))
+    images[kinds == 0] = 0
+    images[kinds == 1] = 1
+    images[kinds == 2] = 1e-310
+    return images
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-160, 1e-12, 1e-3, 0.5])
+def test_norm_bound(shape: tuple[int, ...], size: float, device: str) -> None:
+    images = images_of(shape) if size > 1e-20 else torch.zeros(6, *shape, dtype=torch.float64)
+    points = images + size * torch.randn(images.shape, generator=generator(2), dtype=torch.float64)
+    bounds = norm_bound(images.to(device), points.to(device)).cpu()
+    n = images[0].numel()
+    for image, point, bound in zip(images, points, bounds.tolist(), strict=True):
+        truth = exact_square(image, point)
+        assert truth <= Fraction(bound) ** 2
+        nearly = max(Fraction(bound) - 3 * Fraction(5e-324), Fraction(0))  # subnormal numbers have no more digits
+        assert nearly**2 <= truth * (1 + Fraction(n + 20, 2**52)) ** 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_norm_bound_where_float64_loses_terms(device: str) -> None:
+    """One large coordinate, and many whose squares are each less than half of a last place: most of them are lost."""
+    points = torch.full((1, 500), 0.99 * 2.0**-26.5, dtype=torch.float64, device=device)
+    points[0, 0] = 1
+    images = torch.zeros_like(points)
+    bound = Fraction(float(norm_bound(images, points)[0]))
+    assert exact_square(images[0], points[0]) <= bound**2
+    lost = exact_square(images[0], points[0]) - Fraction(float(points.square().sum()))
+    assert device != "cpu" or lost > Fraction(8, 2**52)
+
+
+def test_norm_bound_of_nothing_is_zero() -> None:
+    images = images_of((3, 2, 2))
+    assert norm_bound(images, images.clone()).tolist() == [0.0] * len(images)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_into_ball(shape: tuple[int, ...], epsilon: float, device: str) -> None:
+    images = images_of(shape)
+    directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
+    spoilt = images + directions
+    spoilt.flatten()[0] = torch.nan
+    spoilt.flatten()[-1] = torch.inf
+    length = directions.flatten(1).norm(dim=1).reshape(-1, *[1] * len(shape))
+    budget = torch.full((len(images),), epsilon, dtype=torch.float64)
+    for candidates in (images + directions / length * epsilon, images + 3 * directions, spoilt, images):
+        points, norms = (
+            found.cpu() for found in into_ball(images.to(device), candidates.to(device), budget.to(device))
+        )
+        assert bool(((points >= 0) & (points <= 1)).all())
+        for image, point, norm in zip(images, points, norms.tolist(), strict=True):
+            assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(epsilon) ** 2
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-4, 36 / 255])
+def test_into_ball_uses_the_budget(epsilon: float) -> None:
+    images = 0.25 + 0.5 * torch.rand(6, 3, 8, 8, generator=generator(), dtype=torch.float64)
+    directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
+    _, norms = into_ball(images, images + directions, torch.full((6,), epsilon, dtype=torch.float64))
+    assert bool((norms >= epsilon * (1 - 1e-5)).all())
+
+
+def test_what_is_inside_stays() -> None:
+    images = images_of((3, 4, 4))
+    candidates = (images + 0.01 * torch.randn(images.shape, generator=generator(4), dtype=torch.float64)).clamp(0, 1)
+    points, _ = into_ball(images, candidates, torch.full((len(images),), 5.0, dtype=torch.float64))
+    assert bool(((points - candidates).abs() <= 2.0**-52).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_exact_comparisons(shape: tuple[int, ...]) -> None:
+    """Radii around the true norm, one float after the other: both ways to decide agree with rational numbers."""
+    images = images_of(shape, 3)
+    points = (images + 0.01 * torch.randn(images.shape, generator=generator(5), dtype=torch.float64)).clamp(0, 1)
+    seen = set()
+    for image, point in zip(images, points, strict=True):
+        truth = exact_square(image, point)
+        radius = torch.tensor(float(truth) ** 0.5, dtype=torch.float64)
+        for _ in range(4):
+            radius = torch.nextafter(radius, torch.tensor(0.0, dtype=torch.float64))
+        for _ in range(8):
+            inside = truth <= Fraction(float(radius)) ** 2
+            assert exactly_inside(image, point, float(radius)) is inside
+            assert (float(excess(image[None], point[None], radius[None])) <= 0) is inside
+            seen.add(inside)
+            radius = torch.nextafter(radius, torch.tensor(2.0, dtype=torch.float64))
+    assert seen == {True, False}
+
+
+def test_excess_sees_what_float64_does_not() -> None:
+    """3·2⁻⁶⁰ too far in one coordinate: the squares differ in the hundredth bit."""
+    image = torch.tensor([0.0, 0.0], dtype=torch.float64)
+    point = torch.tensor([1.0, 3 * 2.0**-50], dtype=torch.float64)
+    radius = torch.tensor([1.0], dtype=torch.float64)
+    assert float((point - image).norm()) == 1.0
+    assert float(excess(image[None], point[None], radius)) == (3 * 2.0**-50) ** 2
+    assert not exactly_inside(image, point, 1.0)

@@ -1,0 +1,197 @@
+"""foolbox's boundary and pointwise attacks within a budget. Skipped where it is not installed."""
+
+import os
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from attacks.attack_reference import (
+    DEVICES,
+    exact_square,
+    grey_images,
+    linear_classifier,
+    logits64,
+    minimal_distances,
+    wrong,
+)
+from isoconv import IsoconvError
+from isoconv.attacks import AttackResult, boundary, pointwise
+from isoconv.attacks.decision import Watched, _foolbox
+from isoconv.attacks.findings import Findings
+
+Attack = Callable[..., AttackResult]
+
+
+def has_foolbox() -> bool:
+    try:
+        _foolbox()
+    except IsoconvError:
+        return False
+    return True
+
+
+needs_foolbox = pytest.mark.skipif(not has_foolbox(), reason="foolbox is not installed")
+both = pytest.mark.parametrize(
+    "attack", [partial(boundary, steps=600), partial(pointwise, queries=600)], ids=["boundary", "pointwise"]
+)
+
+
+def problem(count: int = 8, features: int = 6) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor, torch.Tensor]:
+    model = linear_classifier(features, 3)
+    images = grey_images(count, features)
+    labels = logits64(model, images).argmax(dim=1)
+    return model, images, labels, minimal_distances(model, images, labels)
+
+
+@needs_foolbox
+@both
+@pytest.mark.parametrize("device", DEVICES)
+def test_success_is_within_the_budget(attack: Attack, device: str) -> None:
+    """On a linear classifier: never below the true distance; with a multiple of it, often; every norm exact."""
+    model, images, labels, distances = problem()
+    model.to(device)
+    assert not bool(attack(model, images, labels, distances * (1 - 1e-9)).success.any())
+    for factor, least in ((1.5, 0), (3.0, 4), (30.0, 8)):
+        result = attack(model, images, labels, distances * factor)
+        assert int(result.success.sum()) >= least
+        assert torch.equal(result.success, wrong(model.cpu(), result.images, labels))
+        for image, point, norm, budget in zip(
+            images, result.images, result.norms.tolist(), (distances * factor).tolist(), strict=True
+        ):
+            assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(budget) ** 2
+
+
+@needs_foolbox
+@both
+@pytest.mark.parametrize("epsilon", [0.0, 1e-9, 10.0])
+def test_budgets_of_all_sizes(attack: Attack, epsilon: float) -> None:
+    model, images, labels, distances = problem()
+    result = attack(model, images, labels, epsilon)
+    assert torch.equal(result.success, distances < epsilon)
+    for image, point in zip(images, result.images, strict=True):
+        assert exact_square(image, point) <= Fraction(epsilon) ** 2
+
+
+@needs_foolbox
+def test_the_boundary_attack_comes_close() -> None:
+    model, images, labels, distances = problem()
+    result = boundary(model, images, labels, distances * 1.1, steps=5000)
+    assert int(result.success.sum()) >= 6
+
+
+@needs_foolbox
+@both
+def test_the_seed_decides_and_global_randomness_is_left_alone(attack: Attack) -> None:
+    model, images, labels, distances = problem()
+    before = torch.get_rng_state(), np.random.get_state()
+    first = attack(model, images, labels, distances, early_stop=False)
+    torch.manual_seed(7)
+    np.random.seed(7)
+    again = attack(model, images, labels, distances, early_stop=False)
+    other = attack(model, images, labels, distances, early_stop=False, seed=1)
+    assert torch.equal(first.images, again.images)
+    assert not torch.equal(first.images, other.images)
+    torch.set_rng_state(before[0])
+    np.random.set_state(before[1])
+    attack(model, images, labels, distances)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1][1])  # type: ignore[index]
+
+
+@needs_foolbox
+@both
+def test_images_in_the_wrong_class_and_progress(attack: Attack) -> None:
+    model, images, labels, _ = problem()
+    labels[:2] = (labels[:2] + 1) % 3
+    told: list[tuple[int, int]] = []
+    result = attack(model, images, labels, 0.5, batch_size=4, progress=lambda *x: told.append(x))
+    assert torch.equal(result.images[:2], images[:2]) and result.norms[:2].tolist() == [0, 0]
+    assert result.clean.tolist() == [False] * 2 + [True] * 6
+    assert told == [(2, 8), (6, 8), (8, 8)]
+
+
+@needs_foolbox
+@both
+def test_a_class_that_nothing_leaves(attack: Attack) -> None:
+    """No misclassified point is known to start from: the attack fails, it does not break."""
+    model, images, _, _ = problem()
+    model[1].bias.data[1] += 100  # type: ignore[index,operator,union-attr]
+    result = attack(model, images, torch.ones(8, dtype=torch.int64), 0.5)
+    assert bool(result.survived.all()) and torch.equal(result.images, images)
+
+
+asked: list[int] = []
+
+
+class Asked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        asked.append(len(x))
+        return x
+
+
+@needs_foolbox
+def test_early_stop_asks_less() -> None:
+    model, images, labels, distances = problem()
+    asked.clear()
+    counted = nn.Sequential(Asked(), model)
+    assert bool(boundary(counted, images, labels, distances * 30, steps=600).success.all())
+    early, asked[:] = len(asked), []
+    assert bool(boundary(counted, images, labels, distances * 30, steps=600, early_stop=False).success.all())
+    assert early < 200 < 600 < len(asked)
+
+
+@needs_foolbox
+def test_the_pointwise_attack_ends_when_it_has_asked_enough() -> None:
+    model, images, labels, distances = problem(features=60)
+    asked.clear()
+    pointwise(nn.Sequential(Asked(), model), images, labels, distances, queries=100)
+    few = len(asked)
+    asked.clear()
+    pointwise(nn.Sequential(Asked(), model), images, labels, distances, queries=2000)
+    assert 100 <= few < 150 < 250 < len(asked)
+
+
+class Shifted(nn.Module):
+    """The label is lost below 0.3 in float64, and already below 0.301 in any other precision."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lead = x[:, :1] - (0.3 if x.dtype == torch.float64 else 0.301)
+        return torch.cat([lead, torch.zeros_like(lead)], dim=1)
+
+
+@needs_foolbox
+@both
+def test_points_are_tried_further_out_too(attack: Attack) -> None:
+    """float32 finds the wrong boundary; the direction is right, and the budget reaches to the true one."""
+    images = grey_images(4, 3)
+    labels = torch.zeros(4, dtype=torch.int64)
+    reach = images[:, 0] - 0.3
+    assert bool(attack(Shifted(), images, labels, reach * 1.2, early_stop=False).success.all())
+    assert not bool(attack(Shifted(), images, labels, reach * (1 - 1e-9), early_stop=False).success.any())
+
+
+def test_the_first_question_is_answered_as_foolbox_expects() -> None:
+    """It asks about the starting points, and stops if one is not misclassified; what is watched is the truth."""
+    model, images, labels, _ = problem()
+    findings = Findings(model, images, labels, 1.0, batch_size=None, device=None, progress=None)
+    watched = Watched(findings.network, images.float(), labels, torch.ones(8), None, True)
+    assert bool((watched(images.float()).argmax(dim=1) != labels).all())
+    assert bool((watched(images.float()).argmax(dim=1) == labels).all())
+    assert bool((watched.distance == torch.inf).all())
+
+
+@both
+def test_foolbox_missing(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "foolbox", None)
+    monkeypatch.setenv("GIT_PYTHON_REFRESH", "warn")
+    model, images, labels, _ = problem()
+    with pytest.raises(IsoconvError, match=r"Expected foolbox .* pip install 'isoconv\[attacks\]'\.$") as caught:
+        attack(model, images, labels, 0.5)
+    assert "\n" not in str(caught.value)
+    assert os.environ["GIT_PYTHON_REFRESH"] == "warn"

@@ -1,0 +1,214 @@
+"""The attack on certificates refutes what is unsound, with proofs in rational numbers, and nothing that is sound."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.attack_reference import (
+    DEVICES,
+    exact_square,
+    generator,
+    grey_images,
+    linear_classifier,
+    logits64,
+    minimal_distances,
+    wrong,
+)
+from isoconv.attacks import AttackResult, rounding_search
+from isoconv.attacks.ball import excess
+from isoconv.attacks.findings import Findings
+from isoconv.attacks.rounding_search import _neighbours, _offsets, _on_the_line, _refute
+from isoconv.models import Small
+
+
+def assert_proved(result: AttackResult, images: Tensor, radii: Tensor) -> None:
+    """All the points, refuting or not, lie within the radius, and no norm is understated."""
+    for image, point, norm, radius in zip(images, result.images, result.norms.tolist(), radii.tolist(), strict=True):
+        assert exact_square(image, point) <= min(Fraction(norm), Fraction(radius)) ** 2
+        assert norm <= radius
+    assert bool(((result.images >= 0) & (result.images <= 1)).all())
+
+
+def cancelling(features: int) -> tuple[nn.Sequential, Tensor]:
+    """Two logits, ⟨w, x⟩ and 0, the first as the difference of (2³⁰a + w)·x and 2³⁰a·x. And w, all of it exact.
+
+    Over the real numbers it is as harmless as w; in float64 the difference of two large numbers is wrong by about 2⁻²³.
+    """
+    a, w = ((torch.randn(features, generator=generator(seed)) * 64).round().double() / 64 for seed in (0, 1))
+    a[0], w[0] = 1.0, 1.0
+    first, second = nn.Linear(features, 2).double(), nn.Linear(2, 2).double()
+    with torch.no_grad():
+        first.weight.copy_(torch.stack([2.0**30 * a + w, 2.0**30 * a]))
+        first.bias.copy_(-first.weight.sum(dim=1) / 2 + torch.tensor([0.125, 0.0]))
+        second.weight.copy_(torch.tensor([[1.0, -1.0], [0.0, 0.0]]))
+        second.bias.zero_()
+    assert torch.equal(first.weight[0] - first.weight[1], w)
+    return nn.Sequential(first, second), w
+
+
+def test_a_badly_conditioned_network() -> None:
+    """Its certificate over the real numbers, margin/‖w‖, rounded down: true there, and refuted where it is run."""
+    model, w = cancelling(20)
+    images = grey_images(6, 20)
+    bias = model[0].bias.detach()  # type: ignore[union-attr]
+    constant = Fraction(float(bias[0])) - Fraction(float(bias[1]))
+    norm = sum(Fraction(v) ** 2 for v in w.tolist())
+    radii, predictions = [], []
+    for image in images.tolist():
+        margin = constant + sum(Fraction(v) * Fraction(p) for v, p in zip(w.tolist(), image, strict=True))
+        predictions.append(0 if margin > 0 else 1)
+        radius = float(abs(margin)) / float(norm) ** 0.5 * (1 - 1e-12)
+        assert Fraction(radius) ** 2 * norm < margin**2  # so no real point within the radius has another sign
+        radii.append(radius)
+    claimed = torch.tensor(radii, dtype=torch.float64)
+    result = rounding_search(model, images, torch.tensor(predictions), claimed)
+    assert bool(result.clean.all())
+    assert bool(result.success.all())
+    assert_proved(result, images, claimed)
+    for point, prediction in zip(result.images, predictions, strict=True):
+        exact = constant + sum(Fraction(v) * Fraction(p) for v, p in zip(w.tolist(), point.tolist(), strict=True))
+        assert (exact > 0) == (prediction == 0)  # the real network is right there,
+        assert bool(wrong(model, point[None], torch.tensor([prediction])))  # the one that runs is not
+    # A certificate that leaves room for the rounding: each of the two large numbers is wrong by less than
+    # 22·2⁻⁵³·Σ|2³⁰a_i x_i| and the like for the bias, less than 1e-4 in all, and ‖w‖ ≥ 1.
+    sound = (claimed - 1e-4).clamp_min(0)
+    assert bool((sound > 0).any())
+    assert not bool(rounding_search(model, images, torch.tensor(predictions), sound).success.any())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("features", [12, 150])
+def test_the_plain_radius_of_a_linear_classifier(features: int, device: str) -> None:
+    """margin/‖w_t − w_j‖ in float64, without a thought for rounding, as Jin et al. broke it. A little less is sound:
+
+    the logits' errors are below 152·2⁻⁵³·Σ|w_i x_i| < 2e-13 each, so that 1e-12 less leaves room for all of them.
+    """
+    model = linear_classifier(features, 3)
+    images = grey_images(12, features)
+    predictions = logits64(model, images).argmax(dim=1)
+    radii = minimal_distances(model, images, predictions)
+    model.to(device)
+    result = rounding_search(model, images, predictions, radii)
+    assert int(result.success.sum()) >= 4
+    assert_proved(result, images, radii)
+    assert bool((result.margins[result.success] <= 0).all())
+    safe = radii - 1e-12
+    careful = rounding_search(model, images, predictions, safe)
+    assert not bool(careful.success.any())
+    assert_proved(careful, images, safe)
+    assert bool((careful.margins < 1e-10).all())  # it did get there
+
+
+def test_neighbours_find_what_the_line_does_not() -> None:
+    """A little inside the radius, where it takes some luck with the rounding: more rounds refute more."""
+    model = linear_classifier(150, 3)
+    images = grey_images(12, 150)
+    predictions = logits64(model, images).argmax(dim=1)
+    radii = minimal_distances(model, images, predictions)
+    few, many = 0, 0
+    for less in (2e-16, 5e-16):
+        inside = radii - less
+        few += int(rounding_search(model, images, predictions, inside, rounds=1).success.sum())
+        many += int(rounding_search(model, images, predictions, inside, rounds=8).success.sum())
+    assert many > few
+
+
+def test_a_lipschitz_network_below_its_radius() -> None:
+    """margin/√2 over a bound that is a little too large, less what float64 can lose: sound, so nothing is found."""
+    torch.manual_seed(0)
+    model = Small((1, 8, 8), classes=4)
+    images = grey_images(5, 1, 8, 8)
+    logits = logits64(model, images)
+    top = logits.topk(2, dim=1)
+    radii = (top.values[:, 0] - top.values[:, 1]) / (2**0.5 * 1.001) - 1e-9
+    result = rounding_search(model, images, top.indices[:, 0], radii, steps=20, rounds=2, candidates=16)
+    assert bool(result.clean.all()) and not bool(result.success.any())
+    assert_proved(result, images, radii)
+
+
+class BatchOfOne(nn.Module):
+    """Answers otherwise when asked about one image alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = x.mean(dim=1, keepdim=True) + 1
+        return torch.cat([score, -score], dim=1) * (-1 if len(x) == 1 else 1)
+
+
+def test_batches_of_other_sizes_are_tried() -> None:
+    images = grey_images(4, 3)
+    result = rounding_search(BatchOfOne(), images, torch.zeros(4, dtype=torch.int64), 0.01, steps=2, rounds=1)
+    assert bool(result.clean.all()) and bool(result.success.all())
+
+
+def test_only_points_that_are_exactly_inside_refute() -> None:
+    """A point one float further out than the radius is nothing, whatever the network says there."""
+    images = torch.zeros(1, 2, dtype=torch.float64)
+    findings = Findings(
+        linear_classifier(2, 2), images, torch.tensor([0]), 0.5, batch_size=None, device=None, progress=None
+    )
+    findings.margins[:] = 1.0
+    half = torch.tensor(0.5, dtype=torch.float64)
+    beyond = torch.stack([torch.nextafter(half, half + 1), torch.zeros_like(half)])
+    points = torch.stack([beyond, beyond])[None]
+    refuting = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
+    _refute(findings, torch.tensor([0]), images, findings.epsilon, points, refuting)
+    assert findings.margins.tolist() == [1.0]
+    points[0, 1, 0] = 0.5
+    _refute(findings, torch.tensor([0]), images, findings.epsilon, points, refuting)
+    assert findings.margins.tolist() == [-1.0] and torch.equal(findings.points, points[:, 1])
+
+
+def test_candidates_walk_through_the_sphere() -> None:
+    """The line crosses it, float after float; neighbours differ from the centre by up to eight last places."""
+    images = grey_images(3, 30)
+    radii = torch.tensor([1e-6, 0.01, 0.2], dtype=torch.float64)
+    line = _on_the_line(images, grey_images(3, 30, seed=2), radii, 64)
+    beyond = excess(images.repeat_interleave(64, dim=0), line, radii.repeat_interleave(64)).reshape(3, 64)
+    assert bool(((beyond.diff(dim=1) > 0).double().mean(dim=1) > 0.4).all())  # a step for most of the steps
+    assert bool((beyond.min(dim=1).values <= 0).all()) and bool((beyond.max(dim=1).values > 0).all())
+    offsets = _offsets(64, images.shape[1:], 0, 1)
+    assert offsets.abs().max() == 8 and bool((offsets == offsets.round()).all())
+    near = _neighbours(images, offsets).reshape(3, 64, 30)
+    assert torch.equal((near - images[:, None]) * 2.0**54, offsets.expand(3, -1, -1) * spacings(images)[:, None])
+    assert len({tuple(row) for row in near[0].tolist()}) > 50
+
+
+def spacings(images: Tensor) -> Tensor:
+    """Of the floats at each pixel, in units of 2⁻⁵⁴: one for [1/4, 1/2), two for [1/2, 1)."""
+    return torch.where(images < 0.5, 1.0, 2.0)
+
+
+def test_a_radius_of_zero_claims_nothing() -> None:
+    model = linear_classifier(6, 3)
+    images = grey_images(4, 6)
+    predictions = logits64(model, images).argmax(dim=1)
+    radii = torch.tensor([0.0, 1e-5, 0.0, 1e-5], dtype=torch.float64)
+    predictions[:2] = (predictions[:2] + 1) % 3
+    result = rounding_search(model, images, predictions, radii)
+    assert result.clean.tolist() == [False, False, True, True]
+    assert result.success.tolist() == [False, True, False, False]
+    assert result.norms[:3].tolist() == [0, 0, 0]
+
+
+def test_determinism_progress_and_randomness() -> None:
+    model = linear_classifier(10, 3)
+    images = grey_images(7, 10)
+    predictions = logits64(model, images).argmax(dim=1)
+    radii = minimal_distances(model, images, predictions)
+    told: list[tuple[int, int]] = []
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first = rounding_search(model, images, predictions, radii, batch_size=3, progress=lambda *x: told.append(x))
+    assert torch.equal(torch.get_rng_state(), before[0]) and np.array_equal(np.random.get_state()[1], before[1])
+    again = rounding_search(model, images, predictions, radii, batch_size=3)
+    assert torch.equal(first.images, again.images)
+    assert told == [(3, 7), (6, 7), (7, 7)]
+
+
+def test_no_images() -> None:
+    result = rounding_search(
+        linear_classifier(3, 2), torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    )
+    assert result.images.shape == (0, 3)

@@ -1,0 +1,394 @@
+"""Honest certificates for the tests of the checker, made from torch's own forward pass, dense singular values and mpmath.
+
+It shares no code with the checker, nor with the certifier that users call.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from fractions import Fraction
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mpmath
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from isoconv.certify.check import main
+
+mpmath.mp.dps = 60
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+PADS = (nn.CircularPad1d, nn.CircularPad2d)
+GENEROUS = 1 + 1e-6
+
+
+class Scale(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+class Abs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+class Outcome(NamedTuple):
+    """What the checker left: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+def check(*arguments: Any) -> Outcome:
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse's way out
+            code = int(stop.code or 0)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def up(value: Any) -> float:
+    """The smallest float that is not below a number (of mpmath, a fraction or a float)."""
+    nearest = float(value)
+    below = Fraction(nearest) < value if isinstance(value, Fraction) else mpmath.mpf(nearest) < value
+    return math.nextafter(nearest, math.inf) if below else nearest
+
+
+def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for name, child in model.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from leaves(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def settings(module: nn.Module) -> dict[str, Any]:
+    dimensions = int(type(module).__name__[-2]) if type(module).__name__[-2:] in ("1d", "2d") else 0
+
+    def each(value: Any, count: int = dimensions) -> list[int]:
+        return list(value) if isinstance(value, (tuple, list)) else [value] * count
+
+    match module:
+        case nn.Conv1d() | nn.Conv2d():
+            lists = {name: each(getattr(module, name)) for name in ("stride", "padding", "dilation")}
+            return {**lists, "groups": module.groups, "padding_mode": module.padding_mode}
+        case nn.CircularPad1d() | nn.CircularPad2d() | nn.ZeroPad1d() | nn.ZeroPad2d():
+            return {"padding": each(module.padding, 2 * dimensions)}
+        case nn.MaxPool1d() | nn.MaxPool2d():
+            return {n: each(getattr(module, n)) for n in ("kernel_size", "stride", "padding", "dilation")}
+        case nn.AvgPool1d() | nn.AvgPool2d():
+            return {n: each(getattr(module, n)) for n in ("kernel_size", "stride", "padding")}
+        case nn.Flatten():
+            return {"start_dim": module.start_dim, "end_dim": module.end_dim}
+        case nn.PixelUnshuffle():
+            return {"downscale_factor": module.downscale_factor}
+        case nn.PixelShuffle():
+            return {"upscale_factor": module.upscale_factor}
+        case Scale():
+            return {"factor": module.factor.hex()}
+    return {"group_size": module.group_size} if type(module).__name__ == "GroupSort" else {}
+
+
+def without_bias(module: nn.Module, x: Tensor) -> Tensor:
+    """The linear part, in float64."""
+    zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters() if name.endswith("bias")}
+    weights = {name: p.double() for name, p in module.named_parameters()}
+    return torch.func.functional_call(module, {**weights, **{n: z.double() for n, z in zeros.items()}}, (x,))
+
+
+def dense(module: nn.Module, shape: Sequence[int]) -> np.ndarray:
+    """The matrix (outputs, inputs) of a linear module."""
+    size = math.prod(shape)
+    images = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
+    return without_bias(module, images).detach().reshape(size, -1).T.numpy()
+
+
+def spectral_norm(matrix: np.ndarray) -> float:
+    """numpy's largest singular value; of the matrix divided by its largest entry, whose squares cannot vanish."""
+    largest = np.abs(matrix).max()
+    return float(largest * np.linalg.svd(matrix / largest, compute_uv=False)[0]) if largest else 0.0
+
+
+def norm_on_torus(weight: Tensor, stride: int, size: Sequence[int]) -> float:
+    """Of a circular convolution, from the frequencies that a stride makes aliases of each other: no folding."""
+    symbols = torch.fft.fft2(weight.double(), s=tuple(size)).permute(2, 3, 0, 1)
+    height, width = size[0] // stride, size[1] // stride
+    aliases = [
+        symbols[i * height : (i + 1) * height, j * width : (j + 1) * width]
+        for i in range(stride)
+        for j in range(stride)
+    ]
+    return float(torch.linalg.svdvals(torch.cat(aliases, -1)).max()) / stride
+
+
+def linear_norm(module: nn.Module, shape: Sequence[int]) -> float:
+    if math.prod(shape) <= 1100:
+        return spectral_norm(dense(module, shape))
+    parts = list(module) if isinstance(module, nn.Sequential) else [module]
+    last = parts[-1]
+    if isinstance(last, nn.Linear):
+        weight = last.weight.detach().double()
+        return float(torch.linalg.eigvalsh(weight @ weight.T)[-1]) ** 0.5  # quicker than singular values
+    assert isinstance(last, nn.Conv2d) and last.groups == 1 and last.dilation == (1, 1)
+    return norm_on_torus(last.weight.detach(), last.stride[0], shape[1:])
+
+
+def largest_count(module: nn.Module, shape: Sequence[int]) -> int:
+    """How often one number of the input occurs in what a pad or a pool's windows see: by trying each."""
+    if isinstance(module, (nn.MaxPool1d, nn.MaxPool2d)):
+        outputs = math.prod(module(torch.zeros(1, *shape)).shape[1:])
+        counts = torch.zeros(math.prod(shape))
+        position = torch.zeros(1, *shape, dtype=torch.float64)
+        for i in range(counts.numel()):
+            position.view(-1)[i] = 1
+            counts[i] = module(position).sum()
+            position.view(-1)[i] = 0
+        assert outputs >= counts.max()
+        return int(counts.max())
+    return int(dense(module, shape).sum(0).max())
+
+
+class Layer(NamedTuple):
+    """A leaf with the shape that reaches it, the shape it gives, and its constant."""
+
+    name: str
+    module: nn.Module
+    shape: torch.Size
+    result: torch.Size
+    norm: float
+    fused: nn.Module | None  # the circular pad in front that is bounded with it
+    skipped: bool  # is such a pad
+
+
+def traced(model: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
+    x = torch.zeros(1, *input_shape, dtype=torch.float64)
+    result: list[Layer] = []
+    found = list(leaves(model))
+    pad: nn.Module | None = None
+    for (name, module), (_, following) in zip(found, [*found[1:], ("", nn.Identity())], strict=True):
+        unpadded = isinstance(following, CONVOLUTIONS) and not any(following.padding)
+        skipped = isinstance(module, PADS) and unpadded
+        y = without_bias(module, x)
+        start = result[-1].shape if pad is not None else x.shape[1:]
+        bounded = module if pad is None else nn.Sequential(pad, module)
+        norm = 1.0 if skipped else constant(bounded, module, start)
+        result.append(Layer(name, module, start, y.shape[1:], norm, pad, skipped))
+        pad = module if skipped else None
+        x = y
+    return result
+
+
+def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int]) -> float:
+    match module:
+        case nn.Conv1d() | nn.Conv2d() | nn.Linear():
+            return linear_norm(bounded, shape) * GENEROUS
+        case nn.AvgPool1d() | nn.AvgPool2d():
+            return spectral_norm(dense(module, shape)) * GENEROUS
+        case nn.CircularPad1d() | nn.CircularPad2d() | nn.MaxPool1d() | nn.MaxPool2d():
+            return up(mpmath.sqrt(largest_count(module, shape)))
+        case Scale():
+            return abs(module.factor)
+    return 1.0
+
+
+def copies(layer: Layer) -> int:
+    """The largest number of outputs that are the same because a circular padding has gone around: by comparing windows."""
+    module = layer.module
+    wraps = layer.fused is not None or (module.padding_mode == "circular" and any(module.padding))
+    if not wraps:
+        return 1
+    total = 1
+    sizes, outputs = layer.shape[1:], layer.result[1:]
+    for size, count, stride in zip(sizes, outputs, module.stride, strict=True):
+        starts = [j * stride % size for j in range(count)]
+        total *= max(starts.count(start) for start in starts)
+    return total
+
+
+def error_terms(layers: Sequence[Layer], arithmetic: str) -> tuple[Any, Any]:
+    """α and β of the format's recursion, in 60 decimal digits."""
+    unit, tiny = (mpmath.mpf(2) ** -53, mpmath.mpf(2) ** -1022) if arithmetic == "float64" else (
+        mpmath.mpf(2) ** -24, mpmath.mpf(2) ** -126)  # fmt: skip
+    size, error = (mpmath.mpf(0), mpmath.mpf(1)), (mpmath.mpf(0), mpmath.mpf(0))
+    for layer in layers:
+        if layer.skipped:
+            continue
+        L = mpmath.mpf(layer.norm)
+        n, A, B = products_and_norms(layer, L)
+        if n is None:
+            size, error = tuple(L * s for s in size), tuple(L * e for e in error)
+            continue
+        gamma = (n + 1) * unit / (1 - (n + 1) * unit)
+        outputs = mpmath.sqrt(math.prod(layer.result))
+        fixed = gamma * B + outputs * (n + 1) * tiny
+        error = tuple(
+            L * e + gamma * A * (s + e) + (fixed if k == 0 else 0)
+            for k, (s, e) in enumerate(zip(size, error, strict=True))
+        )
+        size = (L * size[0] + B, L * size[1])
+    return error[0], error[1]
+
+
+def products_and_norms(layer: Layer, L: Any) -> tuple[int | None, Any, Any]:
+    module = layer.module
+    if isinstance(module, Scale):
+        return 0, L, mpmath.mpf(0)
+    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)):
+        return math.prod(settings(module)["kernel_size"]), L, mpmath.mpf(0)
+    if not isinstance(module, (*CONVOLUTIONS, nn.Linear)):
+        return None, None, None
+    weight = module.weight.detach().double().abs()
+    groups = getattr(module, "groups", 1)
+    blocks = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    row = largest_sum(blocks.flatten(0, 1).flatten(1))
+    column = largest_sum(blocks.transpose(1, 2).flatten(0, 1).flatten(1))
+    if not isinstance(module, nn.Linear):
+        column *= copies(layer)
+    B = mpmath.mpf(0)
+    if module.bias is not None:
+        positions = math.prod(layer.result) // len(module.bias)
+        B = mpmath.sqrt(positions * mpmath.fsum(mpmath.mpf(b) ** 2 for b in module.bias.tolist()))
+    return weight[0].numel(), mpmath.sqrt(row * column), B
+
+
+def largest_sum(rows: Tensor) -> Any:
+    """To twice a double's digits, of those rows that may have the largest sum."""
+    sums = rows.sum(1)
+    result = mpmath.mpf(0)
+    for values in rows[sums >= sums.max() * (1 - 1e-9)].tolist():
+        total = math.fsum(values)
+        result = max(result, mpmath.mpf(total) + mpmath.mpf(math.fsum([*values, -total])))
+    return result
+
+
+def pair_constants(layers: Sequence[Layer], classes: int) -> list[list[float]]:
+    last = layers[-1]
+    rest = mpmath.fprod(layer.norm for layer in layers[:-1])
+    whole = mpmath.sqrt(2) * rest * last.norm
+    result = [[0.0] * classes for _ in range(classes)]
+    rows = last.module.weight.detach().double().tolist() if isinstance(last.module, nn.Linear) else None
+    for i in range(classes):
+        for j in range(classes):
+            if i == j:
+                continue
+            value = whole
+            if rows is not None:
+                squares = mpmath.fsum((mpmath.mpf(a) - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True))
+                value = min(whole, mpmath.sqrt(squares) * rest)
+            result[i][j] = up(value)
+    return result
+
+
+def largest_radius(logits: Sequence[float], norm: float, pairs: Sequence[Sequence[float]], a: float, b: float) -> float:
+    """The largest float that the certificate's inequality allows, or 0."""
+    p = int(np.argmax(logits))
+    root = Fraction(str(mpmath.sqrt(2) * (1 + mpmath.mpf(10) ** -40)))
+    best = None
+    for j, logit in enumerate(logits):
+        if j != p:
+            margin = Fraction(logits[p]) - Fraction(logit) - root * (2 * Fraction(a) + 2 * Fraction(b) * Fraction(norm))
+            radius = margin / (Fraction(pairs[p][j]) + root * Fraction(b))
+            best = radius if best is None else min(best, radius)
+    if best is None or best <= 0:
+        return 0.0
+    radius = math.nextafter(float(best), math.inf)
+    while Fraction(radius) >= best:
+        radius = math.nextafter(radius, 0.0)
+    return radius
+
+
+def weights_hash(state: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        array = state[name].detach().numpy()
+        shape = ",".join(map(str, array.shape))
+        digest.update(name.encode() + b"\0" + str(array.dtype).encode() + b"\0" + shape.encode() + b"\0")
+        digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()
+
+
+class Certificate:
+    """A model, its certificate as a JSON table that a test may change, and the files of both."""
+
+    def __init__(
+        self, folder: Path, model: nn.Module, input_shape: Sequence[int], images: int = 3, arithmetic: str = "float64"
+    ) -> None:
+        self.folder, self.model, self.arithmetic = folder, model.eval(), arithmetic
+        self.input_shape = tuple(input_shape)
+        self.layers = traced(model, input_shape)
+        assert len(self.layers[-1].result) == 1
+        classes = self.layers[-1].result[0]
+        pairs = pair_constants(self.layers, classes)
+        alpha, beta = (up(term) for term in error_terms(self.layers, arithmetic))
+        generator = torch.Generator().manual_seed(7)
+        self.pixels = torch.rand(images, *input_shape, generator=generator, dtype=torch.float64)
+        if arithmetic == "float32":
+            self.pixels = self.pixels.float().double()
+        self.table: dict[str, Any] = {
+            "format": "isoconv certificate",
+            "version": 1,
+            "claim": "An honest one.",
+            "arithmetic": arithmetic,
+            "norm": "2",
+            "input_shape": list(input_shape),
+            "input_range": [0.0.hex(), 1.0.hex()],
+            "classes": classes,
+            "weights_sha256": weights_hash(model.state_dict()),
+            "layers": [
+                {"name": layer.name, "kind": type(layer.module).__name__, "settings": settings(layer.module),
+                 "lipschitz": layer.norm.hex()}
+                for layer in self.layers
+            ],
+            "lipschitz": up(mpmath.fprod(layer.norm for layer in self.layers)).hex(),
+            "pair_constants": [[value.hex() for value in row] for row in pairs],
+            "error_offset": alpha.hex(),
+            "error_slope": beta.hex(),
+            "images": [self._image(k, pairs, alpha, beta) for k in range(images)],
+        }  # fmt: skip
+        self.model_file = folder / "model.safetensors"
+        self.save_model()
+
+    def _image(self, k: int, pairs: list[list[float]], alpha: float, beta: float) -> dict[str, Any]:
+        x = self.pixels[k]
+        norm = up(mpmath.sqrt(mpmath.fsum(mpmath.mpf(v) ** 2 for v in x.flatten().tolist())))
+        logits = self.logits(x[None])[0].tolist()
+        radius = largest_radius(logits, norm, pairs, alpha, beta)
+        prediction = int(np.argmax(logits))
+        return {"index": k, "label": 0, "prediction": prediction, "input_norm": norm.hex(),
+                "logits": [value.hex() for value in logits], "radius": radius.hex()}  # fmt: skip
+
+    def logits(self, x: Tensor) -> Tensor:
+        dtype = getattr(torch, self.arithmetic)
+        weights = {name: p.to(dtype) for name, p in self.model.state_dict().items()}
+        return torch.func.functional_call(self.model, weights, (x.to(dtype),)).detach().double()
+
+    def save_model(self) -> None:
+        save_file({name: p.contiguous() for name, p in self.model.state_dict().items()}, self.model_file)
+
+    def check(self, change: Callable[[dict[str, Any]], Any] | None = None, images: Any = None) -> Outcome:
+        """The checker's verdict on the certificate after a change to it, which is not kept."""
+        table = json.loads(json.dumps(self.table))
+        if change is not None:
+            change(table)
+        file = self.folder / "certificate.json"
+        file.write_text(json.dumps(table))
+        if images is None:
+            return check(file, self.model_file)
+        np.save(self.folder / "images.npy", images)
+        return check(file, self.model_file, "--images", self.folder / "images.npy")
+
+    def layer(self, kind: str, number: int = 0) -> int:
+        """The position of the number-th layer of a kind."""
+        return [i for i, entry in enumerate(self.table["layers"]) if entry["kind"] == kind][number]

@@ -1,0 +1,293 @@
+"""The radius against the truth, where the truth can be computed: distances to decision boundaries, exactly."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isoconv
+from certify.exact_network import exact as exact_tensor
+from certify.exact_network import (
+    exact_logits,
+    fractions,
+    images,
+    labelled_images,
+    linear_classifier,
+    root_down,
+    root_up,
+    trained_small,
+)
+from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound
+from isoconv.models import CONVOLUTIONS
+from isoconv.nn import Abs, MaxMin, Scale
+
+# (inputs, classes): two classes, as many as inputs, more, a single input
+SIZES = [(1, 2), (2, 2), (7, 3), (5, 5), (3, 12), (64, 10)]
+
+
+def random_classifier(inputs: int, classes: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Linear:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(classes, inputs, generator=generator, dtype=torch.float64)
+    return linear_classifier(weight.to(dtype), torch.randn(classes, generator=generator).to(dtype))
+
+
+def rows_and_margins(model: nn.Linear, x: Tensor) -> tuple[int, list[list[Fraction]], list[Fraction]]:
+    """The true prediction, w_t − w_j and y_t − y_j for every other class j, all exact."""
+    logits = exact_logits(model, x)
+    t = max(range(len(logits)), key=lambda j: logits[j])
+    rows = [fractions(exact_tensor(row)) for row in model.weight]
+    others = [j for j in range(len(logits)) if j != t]
+    return (
+        t,
+        [[a - b for a, b in zip(rows[t], rows[j], strict=True)] for j in others],
+        [logits[t] - logits[j] for j in others],
+    )
+
+
+def dual_norm(row: list[Fraction], p: float) -> Fraction:
+    """A lower bound of ‖row‖_q, q dual to p: exact for p = 1 and ∞, by 2⁻¹⁹⁰ for 2, by a relative 1e-12 for others."""
+    if p == 1:
+        return max(abs(v) for v in row)
+    if p == math.inf:
+        return sum((abs(v) for v in row), Fraction(0))
+    if p == 2:
+        return root_down(sum((v * v for v in row), Fraction(0)))
+    q = p / (p - 1)
+    return Fraction(sum(abs(float(v)) ** q for v in row) ** (1 / q) * (1 - 1e-12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("inputs", "classes"), SIZES)
+def test_linear_classifier_exactly(inputs: int, classes: int, dtype: torch.dtype) -> None:
+    """Below the distance to the nearest boundary, and no more than a millionth below."""
+    model = random_classifier(inputs, classes, dtype)
+    x = images(12, inputs)
+    found = certify(model, x)
+    assert found.radius.dtype == torch.float64 and found.radius.shape == (12,)
+    for n in range(12):
+        t, rows, margins = rows_and_margins(model, x[n])
+        assert found.prediction[n] == t
+        distance = min(
+            margin / root_up(sum((v * v for v in row), Fraction(0))) for row, margin in zip(rows, margins, strict=True)
+        )
+        assert found.radius[n] > 0 and Fraction(found.radius[n].item()) < distance
+        assert found.radius[n].item() >= (1 - 1e-6) * float(distance)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 1.5, 17.0, math.inf])
+@pytest.mark.parametrize(("inputs", "classes"), SIZES)
+def test_linear_classifier_in_other_norms(inputs: int, classes: int, p: float) -> None:
+    """Below the true distance in that norm; at least what the L2 ball inside or around gives."""
+    model = random_classifier(inputs, classes)
+    x = images(6, inputs)
+    radius, euclidean = certified_radius(model, x, p=p), certified_radius(model, x)
+    for n in range(6):
+        _, rows, margins = rows_and_margins(model, x[n])
+        distance = min(margin / dual_norm(row, p) for row, margin in zip(rows, margins, strict=True))
+        assert radius[n] > 0 and Fraction(radius[n].item()) <= distance
+        inside = 1.0 if p <= 2 else inputs ** (1 / p - 1 / 2) if p < math.inf else inputs**-0.5
+        assert radius[n].item() >= inside * euclidean[n].item() * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("p", [1, 3, math.inf])
+def test_other_norms_of_a_deep_network(p: float) -> None:
+    """Random corners, axes and points of the ball in the p-norm: none is classified otherwise."""
+    shape = (1, 8, 8)
+    model = trained_small("bcop", shape)
+    x, _ = labelled_images(4, shape, seed=3)
+    found = certify(model, x, p=p)
+    assert (found.radius > 0).all()
+    network = isoconv.plain(model).double()
+    generator = torch.Generator().manual_seed(0)
+    for n in range(4):
+        noise = torch.randn(300, 64, generator=generator, dtype=torch.float64)
+        delta = {1: torch.cat([torch.eye(64), -torch.eye(64)]).double(), math.inf: noise.sign()}.get(p, noise)
+        delta = delta / torch.linalg.vector_norm(delta, p, dim=1, keepdim=True) * found.radius[n] * (1 - 1e-9)
+        assert (network(x[n] + delta.reshape(-1, *shape)).argmax(dim=1) == found.prediction[n]).all()
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_per_class_is_never_larger(conv: str, arithmetic: str) -> None:
+    shape = (1, 8, 8)
+    model = trained_small(conv, shape)
+    x, _ = labelled_images(8, shape, seed=3)
+    pairs = certified_radius(model, x, arithmetic=arithmetic)
+    per_class = certified_radius(model, x, criterion="per-class", arithmetic=arithmetic)
+    assert (per_class <= pairs).all() and (per_class > 0).any()
+
+
+@pytest.mark.parametrize(("inputs", "classes"), SIZES)
+def test_per_class_is_sound_and_smaller_for_linear_classifiers(inputs: int, classes: int) -> None:
+    model = random_classifier(inputs, classes)
+    x = images(6, inputs)
+    assert (certified_radius(model, x, criterion="per-class") <= certified_radius(model, x)).all()
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_float32_costs_something(conv: str) -> None:
+    """The rounding of float32 is a million times larger, and so is its part of the margin."""
+    shape = (1, 8, 8)
+    model = trained_small(conv, shape)
+    x, _ = labelled_images(8, shape, seed=3)
+    single, double = (certified_radius(model, x, arithmetic=a) for a in ("float32", "float64"))
+    assert (single <= double).all() and (single < double).any() and (single > 0).any()
+
+
+def distances_along_rays(model: nn.Module, x: Tensor, prediction: int, count: int, reach: float) -> Tensor:
+    """How far it is, in each of `count` directions of the plane, to another prediction; `reach` where none was met.
+
+    A scan in 200 steps, then bisection: the end that is kept is always one where the prediction is another.
+    """
+    angles = torch.arange(count, dtype=torch.float64) * (2 * math.pi / count)
+    rays = torch.stack([angles.cos(), angles.sin()], dim=1)
+    steps = torch.linspace(0, reach, 201, dtype=torch.float64)[1:]
+    with torch.no_grad():
+        points = x + rays[:, None] * steps[:, None]
+        wrong = model(points.flatten(0, 1)).argmax(dim=1).reshape(count, -1) != prediction
+        first = torch.where(wrong.any(dim=1), wrong.int().argmax(dim=1), len(steps) - 1)
+        far = steps[first]
+        near = far - steps[0]
+        for _ in range(60):
+            middle = (near + far) / 2
+            wrong_there = model(x + rays * middle[:, None]).argmax(dim=1) != prediction
+            near, far = torch.where(wrong_there, near, middle), torch.where(wrong_there, middle, far)
+    return torch.where(wrong.any(dim=1), far, reach)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, MaxMin, Abs, nn.LeakyReLU])
+@pytest.mark.parametrize("seed", range(3))
+def test_piecewise_linear_in_the_plane(activation: type[nn.Module], seed: int) -> None:
+    """Every boundary that thousands of rays meet lies outside of the certified disc."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(2, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 4)]
+    model = nn.Sequential(*layers).double()
+    x = images(6, 2, seed=seed)
+    found = certify(model, x)
+    for n in range(6):
+        nearest = distances_along_rays(model, x[n], int(found.prediction[n]), 720, 4.0).min()
+        assert found.radius[n] <= nearest * (1 + 1e-12)
+
+
+def test_folded_plane_with_a_known_boundary() -> None:
+    """y = (|a|, 3/8) for a = x₁ − x₂ after a rotation: both sides of the fold count, and the constants are exact."""
+    s = math.sqrt(0.5)
+    model = nn.Sequential(linear_classifier([[s, -s]], [0.0]), Abs(), linear_classifier([[1.0], [0.0]], [0.0, 0.375]))
+    x = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.5, 0.5], [0.6, 0.4]], dtype=torch.float64)
+    found = certify(model, x)
+    a = ((x[:, 0] - x[:, 1]).abs() * s).tolist()
+    assert found.prediction.tolist() == [0, 0, 1, 1]
+    for n in range(4):
+        truth = abs(a[n] - 0.375)
+        assert truth * (1 - 1e-6) <= found.radius[n] <= truth
+
+
+@pytest.mark.parametrize("factor", [2.0**-20, 0.5, 2.0**20])
+def test_scaling_changes_no_prediction_and_no_radius(factor: float) -> None:
+    """Scaled before the last layer: the constants are as good as without. After it: never above the truth."""
+    model, x = random_classifier(6, 4), images(8, 6)
+    truth = certified_radius(model, x)
+    scaled = random_classifier(6, 4)
+    with torch.no_grad():
+        scaled.bias.mul_(factor)
+    assert torch.allclose(certified_radius(nn.Sequential(Scale(factor), scaled), x), truth, rtol=1e-6, atol=0)
+    after = certified_radius(nn.Sequential(model, Scale(factor)), x)
+    assert (after > 0.3 * truth).all() and (after <= truth * (1 + 1e-6)).all()
+
+
+def test_a_negative_factor_turns_the_prediction() -> None:
+    model, x = random_classifier(6, 2), images(8, 6)
+    turned = certify(nn.Sequential(model, Scale(-1.0)), x)
+    straight = certify(model, x)
+    assert (turned.prediction == 1 - straight.prediction).all()
+    assert (turned.radius > 0).all() and (turned.radius <= straight.radius * (1 + 1e-6)).all()
+
+
+def test_only_the_image_matters() -> None:
+    """Neither the size of the batches nor the neighbours in them."""
+    shape = (1, 8, 8)
+    model = trained_small("rko", shape)
+    x, _ = labelled_images(9, shape, seed=3)
+    whole = certified_radius(model, x)
+    for size in (1, 2, 4):
+        assert torch.allclose(certified_radius(model, x, batch_size=size), whole, rtol=1e-9, atol=0)
+    single = torch.cat([certified_radius(model, image[None]) for image in x])
+    assert torch.allclose(single, whole, rtol=1e-9, atol=0)
+
+
+def test_what_a_certificate_holds() -> None:
+    shape = (1, 8, 8)
+    model = trained_small("bcop", shape)
+    x, _ = labelled_images(5, shape, seed=3)
+    found = certify(model, x)
+    network = isoconv.plain(model).double()
+    assert torch.allclose(found.logits, network(x), rtol=0, atol=1e-12) and found.logits.dtype == torch.float64
+    assert (found.prediction == network(x).argmax(dim=1)).all()
+    for n in range(5):
+        square = sum((v * v for v in fractions(exact_tensor(x[n]))), Fraction(0))
+        assert square <= Fraction(found.input_norm[n].item()) ** 2 <= square * (1 + Fraction(1, 10**12))
+    certifier = Certifier(model, shape)
+    bound = lipschitz_bound(model, shape).value
+    assert bound <= certifier.lipschitz.value <= bound * (1 + 1e-6)
+    constants = torch.as_tensor(certifier.pair_constants)
+    assert (constants == constants.T).all() and (constants.diagonal() == 0).all()
+    assert (constants <= math.sqrt(2) * certifier.lipschitz.value * (1 + 1e-9)).all()
+
+
+def test_an_inequality_that_every_certificate_meets() -> None:
+    """margin > L·r + the rounding of both ends: with what the certifier says of itself, in exact arithmetic."""
+    shape = (3, 8, 8)
+    for arithmetic in ("float64", "float32"):
+        model = trained_small("bcop", shape)
+        certifier = Certifier(model, shape, arithmetic=arithmetic)
+        x, _ = labelled_images(8, shape, seed=5)
+        found = certify(model, x, arithmetic=arithmetic)
+        constants = torch.as_tensor(certifier.pair_constants, dtype=torch.float64)
+        a, b = Fraction(certifier.error.offset), Fraction(certifier.error.slope)
+        for n in range(8):
+            logits = [Fraction(v) for v in found.logits[n].tolist()]
+            t, r = int(found.prediction[n]), Fraction(found.radius[n].item())
+            norm = root_up(sum((v * v for v in fractions(exact_tensor(x[n]))), Fraction(0)))
+            rounding = root_up(Fraction(2)) * (2 * a + b * (2 * norm + r))
+            assert r > 0
+            for j in range(len(logits)):
+                if j != t:
+                    assert logits[t] - logits[j] > Fraction(constants[t, j].item()) * r + rounding
+
+
+def dense_norm(modules: list[nn.Module], shape: tuple[int, ...]) -> float:
+    """The norm of the linear part of one layer (with its padding), by a dense SVD."""
+    network = nn.Sequential(*modules).double()
+    zero = torch.zeros(1, *shape, dtype=torch.float64)
+    identity = torch.eye(zero.numel(), dtype=torch.float64).reshape(-1, *shape)
+    with torch.no_grad():
+        matrix = (network(identity) - network(zero)).flatten(1)
+    return float(torch.linalg.matrix_norm(matrix, 2))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8)], ids=str)
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_each_layers_bound_is_close_to_its_norm(conv: str, shape: tuple[int, int, int]) -> None:
+    """Within 1e-4 for orthogonal layers, 1e-3 for the others, after a few steps of training."""
+    model = trained_small(conv, shape)
+    bounds = {layer.name: layer.bound for layer in lipschitz_bound(model, shape).layers}
+    network = isoconv.plain(model)
+    before: list[nn.Module] = []
+    x = torch.zeros(1, *shape)
+    compared = 0
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Sequential):
+            continue
+        before.append(module)
+        if isinstance(module, nn.CircularPad2d):
+            continue  # belongs to the convolution that follows
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            truth = dense_norm(before, tuple(x.shape[1:]))
+            orthogonal = conv.startswith("bcop") or (conv != "standard" and isinstance(module, nn.Linear))
+            assert truth * (1 - 1e-12) <= bounds[name] <= truth * (1 + (1e-4 if orthogonal else 1e-3))
+            compared += 1
+        x = nn.Sequential(*before).float()(x)
+        before = []
+    assert compared == 4

@@ -1,0 +1,560 @@
+"""The checker of certificates: honest ones are accepted, each single lie is found."""
+
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import isoconv
+from certify.certificate_maker import Abs, Certificate, Scale, check
+from isoconv.certify import check as entry_point
+from isoconv.models import Large
+from isoconv.models.layers import LayerMaker
+from isoconv.nn import GroupSort, MaxMin
+
+METHODS = ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"]
+Table = dict[str, Any]
+Maker = Callable[..., Certificate]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Maker:
+    def make(model: nn.Module, *shape: int, **options: Any) -> Certificate:
+        return Certificate(tmp_path, model, shape, **options)
+
+    return make
+
+
+def small_like(conv: str) -> nn.Module:
+    make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
+    return nn.Sequential(
+        make.convolution(4, 4, stride=2), make.activation(), make.convolution(6, 4, stride=2), make.activation(),
+        nn.Flatten(), make.linear(make.features, 12), make.activation(), make.linear(12, 5),
+    )  # fmt: skip
+
+
+def large_like(conv: str) -> nn.Module:
+    make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
+    return nn.Sequential(
+        make.convolution(4, 3), make.activation(), make.convolution(4, 4, stride=2), make.activation(),
+        make.convolution(6, 3), make.activation(), make.convolution(6, 4, stride=2), make.activation(), nn.Flatten(),
+        make.linear(make.features, 16), make.activation(), make.linear(16, 16), make.activation(), make.linear(16, 5),
+    )  # fmt: skip
+
+
+def every_kind_2d() -> nn.Module:
+    """On (2, 9, 6): every two-dimensional kind, odd sizes, images and kernels that are not square."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, (3, 2), stride=(1, 2), padding=(1, 0), padding_mode="circular"),  # (4, 9, 3)
+        MaxMin(),
+        nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2, bias=False),  # zeros: (8, 5, 2)
+        nn.Sequential(nn.ZeroPad2d((1, 1, 0, 1)), GroupSort(4), nn.AvgPool2d(3, stride=1, padding=1)),  # (8, 6, 4)
+        nn.PixelUnshuffle(2),  # (32, 3, 2)
+        nn.Conv2d(32, 4, (2, 1), dilation=(2, 1)),  # (4, 1, 2)
+        nn.PixelShuffle(2),  # (1, 2, 4)
+        Abs(),
+        nn.CircularPad2d((1, 3, 1, 0)),  # (1, 3, 8)
+        nn.Identity(),
+        nn.MaxPool2d(2, stride=(1, 2), padding=(1, 0)),  # (1, 4, 4)
+        nn.Sequential(nn.CircularPad2d((1, 2, 2, 2)), nn.Conv2d(1, 3, (2, 3), stride=(1, 2))),  # (3, 7, 3)
+        nn.Dropout(),
+        Scale(-0.75),
+        nn.Flatten(),
+        nn.Linear(63, 7),
+        nn.ReLU(),
+        nn.Linear(7, 4),
+    )
+
+
+def every_kind_1d() -> nn.Module:
+    """On (3, 11). The last layer is not linear."""
+    return nn.Sequential(
+        nn.Sequential(nn.CircularPad1d((2, 1)), nn.Conv1d(3, 4, 4, stride=3)),  # 11 is no multiple of 3: (4, 4)
+        GroupSort(None),
+        nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular", groups=4),
+        nn.ZeroPad1d((3, 0)),  # (4, 7)
+        nn.MaxPool1d(3, stride=2, dilation=2),  # (4, 2)
+        nn.CircularPad1d((2, 0)),  # (4, 4)
+        MaxMin(),
+        nn.AvgPool1d(2),  # (4, 2)
+        nn.Linear(2, 2),  # along the last axis
+        nn.Flatten(),
+        nn.Linear(8, 4),
+        Scale(1.5),
+    )
+
+
+NETWORKS = {
+    **{f"small {conv}": (lambda conv=conv: isoconv.plain(small_like(conv)), (2, 8, 8)) for conv in METHODS},
+    **{f"large {conv}": (lambda conv=conv: isoconv.plain(large_like(conv)), (2, 8, 8)) for conv in METHODS},
+    "2d": (every_kind_2d, (2, 9, 6)),
+    "1d": (every_kind_1d, (3, 11)),
+}
+
+
+def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    torch.manual_seed(0)
+    model, shape = NETWORKS[name]
+    return model(), shape
+
+
+def change(value: str, factor: float) -> str:
+    return (float.fromhex(value) * factor).hex()
+
+
+def nudge(value: str, steps: int) -> str:
+    number = float.fromhex(value)
+    for _ in range(abs(steps)):
+        number = math.nextafter(number, math.copysign(math.inf, steps))
+    return number.hex()
+
+
+# ---------------------------------------------------------------------------------------------- honest certificates
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_honest_certificates_are_accepted(name, arithmetic, certificate):
+    model, shape = network(name)
+    honest = certificate(model, *shape, arithmetic=arithmetic)
+    outcome = honest.check(images=honest.pixels.numpy())
+    assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
+    assert outcome.out.startswith(f"valid: Lipschitz constant at most {float.fromhex(honest.table['lipschitz'])!r} ")
+    certified = sum(float.fromhex(image["radius"]) > 0 for image in honest.table["images"])
+    assert f"and {certified} of 3 images certified" in outcome.out and "3 recomputed from their pixels" in outcome.out
+    if arithmetic == "float64":
+        assert certified == 3
+
+
+def test_float64_weights_are_accepted_in_float64(certificate):
+    model, shape = network("2d")
+    assert certificate(model.double(), *shape).check().code == 0
+
+
+def test_the_large_network_of_the_paper_is_checked_in_seconds(certificate):
+    """About 2 s on one core, of which 0.5 s are the 4096→512 layer; the limit leaves room for a busy machine."""
+    torch.manual_seed(0)
+    honest = certificate(isoconv.plain(Large((3, 32, 32))), 3, 32, 32, images=1)
+    start = time.perf_counter()
+    outcome = honest.check()
+    assert outcome.code == 0 and outcome.out.startswith("valid: Lipschitz constant at most 1.00001")
+    assert time.perf_counter() - start < 30
+
+
+def test_it_says_what_it_did_not_check(certificate):
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    assert "not checked without --images: the images' norms and logits" in honest.check().out
+    outcome = honest.check(images=honest.pixels.numpy()[:2])
+    assert "2 recomputed" in outcome.out and "not checked: 1 images that the file does not hold, labels" in outcome.out
+
+
+def test_images_as_bytes_are_values_over_255(certificate, tmp_path):
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    bytes_ = np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)
+    honest.pixels = torch.from_numpy(bytes_ / 255)
+    pairs = [[float.fromhex(value) for value in row] for row in honest.table["pair_constants"]]
+    terms = [float.fromhex(honest.table[name]) for name in ("error_offset", "error_slope")]
+    honest.table["images"] = [honest._image(k, pairs, *terms) for k in range(3)]
+    assert honest.check(images=bytes_).code == 0
+    bytes_[1, 0, 0] ^= 1
+    assert honest.check(images=bytes_).code == 1
+
+
+def test_a_run_folder_stands_for_its_model(certificate):
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    honest.check()
+    assert check(honest.folder / "certificate.json", honest.folder).code == 0
+
+
+def test_it_runs_as_a_plain_file_on_python_and_numpy_alone(certificate, tmp_path):
+    """Copied to a folder of its own, with no site-packages on the path and numpy the only package that can be found."""
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    honest.check()
+    source = Path(entry_point.__file__)
+    shutil.copytree(source.parent / "checker", tmp_path / "alone" / "checker")
+    shutil.copy(source, tmp_path / "alone")
+    numpy_alone = tmp_path / "site"
+    numpy_alone.mkdir()
+    for folder in Path(np.__file__).parents[1].glob("numpy*"):
+        (numpy_alone / folder.name).symlink_to(folder)
+    command = [sys.executable, "-S", tmp_path / "alone" / "check.py", tmp_path / "certificate.json", honest.model_file]
+    environment = {"PYTHONPATH": str(numpy_alone)}
+    run = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, check=False)
+    assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith("valid: ")
+    for package in ("isoconv", "torch", "safetensors"):
+        command = [sys.executable, "-S", "-c", f"import {package}"]
+        assert subprocess.run(command, capture_output=True, cwd="/", env=environment, check=False).returncode == 1
+
+
+def test_it_runs_as_a_module(certificate, tmp_path):
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    honest.check()
+    command = [sys.executable, "-m", "isoconv.certify.check", tmp_path / "certificate.json", honest.model_file]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0 and run.stdout.startswith("valid: ") and run.stderr == ""
+
+
+# --------------------------------------------------------------------------------------------------------------- lies
+
+
+@pytest.mark.parametrize("name", ["large svcm", "2d", "1d"])
+def test_a_constant_below_the_truth_is_found_in_every_layer(name, certificate):
+    model, shape = network(name)
+    honest = certificate(model, *shape)
+    for number, layer in enumerate(honest.layers):
+        weighted = hasattr(layer.module, "weight") or isinstance(layer.module, (nn.AvgPool1d, nn.AvgPool2d))
+        true = layer.norm / (1 + 1e-6) if weighted else layer.norm
+
+        def lie(table: Table, number=number, true=true) -> None:
+            table["layers"][number]["lipschitz"] = (true * (1 - 1e-6)).hex()
+
+        outcome = honest.check(lie)
+        assert outcome.code == 1, layer
+        kind = type(layer.module).__name__
+        assert outcome.out.startswith(
+            f"INVALID: layer {layer.name} ({kind}) claims a constant of {true * (1 - 1e-6)!r}"
+        )
+
+
+def test_constants_close_to_the_truth_are_accepted(certificate):
+    """To a relative 1e-9 above it, where the checker's own rounding has to stay below that."""
+    for name in ("large svcm", "2d", "1d"):
+        model, shape = network(name)
+        honest = certificate(model, *shape, images=0)
+
+        def tighten(table: Table, honest=honest) -> None:
+            for entry, layer in zip(table["layers"], honest.layers, strict=True):
+                if hasattr(layer.module, "weight"):
+                    entry["lipschitz"] = (layer.norm / (1 + 1e-6) * (1 + 1e-9)).hex()
+
+        assert honest.check(tighten).code == 0
+
+
+LIES: dict[str, tuple[Callable[[Table], Any], str]] = {
+    "product": (lambda t: t.update(lipschitz=nudge(t["lipschitz"], -1)), "lipschitz is .*, less than the product"),
+    "pair constant": (
+        lambda t: [t["pair_constants"][i].__setitem__(j, nudge(t["pair_constants"][i][j], -1)) for i, j in [(1, 3), (3, 1)]],
+        "the pair constant of classes 1 and 3, .*, is too small",
+    ),
+    "pair constants not symmetric": (
+        lambda t: t["pair_constants"][1].__setitem__(3, nudge(t["pair_constants"][1][3], 1)),
+        "pair_constants of classes 1 and 3: expected symmetric",
+    ),
+    "pair constants' diagonal": (
+        lambda t: t["pair_constants"][2].__setitem__(2, 1.0.hex()), "pair_constants of classes 2 and 2"
+    ),
+    "error offset": (lambda t: t.update(error_offset=nudge(t["error_offset"], -1)), "error_offset is .*, less than"),
+    "error slope": (lambda t: t.update(error_slope=nudge(t["error_slope"], -1)), "error_slope is .*, less than"),
+    "radius": (
+        lambda t: t["images"][1].update(radius=nudge(t["images"][1]["radius"], 1)),
+        "image 1: the margin to class . does not carry a radius",
+    ),
+    "prediction": (
+        lambda t: t["images"][2].update(prediction=(t["images"][2]["prediction"] + 1) % 5),
+        "image 2: class . has the largest logit, not class",
+    ),
+    "tie": (
+        lambda t: t["images"][0].update(logits=[max(t["images"][0]["logits"], key=float.fromhex)] * 5),
+        "image 0: the largest logit is tied",
+    ),
+    "image twice": (lambda t: t["images"][2].update(index=0), "image 0 occurs twice"),
+    "norm of an image in [0, 255]": (
+        lambda t: t["images"][0].update(input_norm=change(t["images"][0]["input_norm"], 255)),
+        "image 0: no input in the range has the norm",
+    ),
+    "hash": (lambda t: t.update(weights_sha256="0" + t["weights_sha256"][1:-1] + "g"), "weights_sha256 is '0.*g', but"),
+    "linear layer left out": (lambda t: t["layers"].pop(13), "layer 12 follows layer 10: one is left out"),
+    "last layers left out": (lambda t: t["layers"].__delitem__(slice(-2, None)), "the model holds 13.bias, which no"),
+    "activation left out": (lambda t: t["layers"].pop(1), "layer 2.0 follows layer 0: one is left out"),
+    "layers swapped": (
+        lambda t: t["layers"].__setitem__(slice(-3, None), t["layers"][:-4:-1]),
+        "layer 13 follows layer 10: one is left out or out of order",
+    ),
+    "layer renamed": (lambda t: t["layers"][-1].update(name="14"), "layer 14 follows layer 12: one is left out"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    model, shape = network("large bcop")
+    return Certificate(tmp_path_factory.mktemp("large"), model, shape)
+
+
+def test_names_that_are_not_numbers_and_slices_of_networks_are_honest(certificate):
+    """Only where neighbours are numbered have the numbers to follow each other; a slice keeps those that it has."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(3, 4), MaxMin(), nn.Linear(4, 4))[1:]
+    model = nn.Sequential()
+    model.add_module("first", nn.Linear(3, 4))
+    model.add_module("rest", inner)
+    model.add_module("last", nn.Linear(4, 2))
+    honest = certificate(model, 3)
+    assert [layer.name for layer in honest.layers] == ["first", "rest.1", "rest.2", "last"]
+    assert honest.check().code == 0
+    for number, name, message in [
+        (2, "rest.4", "INVALID: layer rest.4 follows layer rest.1"),
+        (2, "rest", "INVALID: layer rest follows layer rest.1"),
+        (0, "x", "INVALID: layer x (Linear): the model holds no x.weight"),
+    ]:
+        assert message in honest.check(lambda t, n=number, name=name: t["layers"][n].update(name=name)).out
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_each_lie_is_found_and_named(lie, large):
+    tell, message = LIES[lie]
+    outcome = large.check(tell)
+    assert outcome.code == 1 and outcome.err == ""
+    assert re.match(f"INVALID: {message}", outcome.out)
+
+
+def test_the_inequality_is_met_to_the_last_digit(large):
+    """The honest radius is the largest that the inequality allows; the one above it is a lie (in LIES)."""
+    assert large.check().code == 0
+    zero = large.check(lambda t: t["images"][1].update(radius=(0.0).hex()))
+    assert zero.code == 0 and "2 of 3 images certified" in zero.out
+
+
+def test_pair_constants_may_use_either_bound(large):
+    """√2 times the whole constant, where the rows of the last layer are farther apart than its norm promises."""
+
+    def larger(table: Table) -> None:
+        root = float(math.sqrt(2)) * float.fromhex(table["lipschitz"]) * (1 + 1e-12)
+        table["pair_constants"] = [[(root if i != j else 0.0).hex() for j in range(5)] for i in range(5)]
+        table["images"] = []
+
+    assert large.check(larger).code == 0
+
+
+def test_a_pad_that_is_part_of_a_convolution_does_not_round(large):
+    """A larger constant of its own makes the product larger, but the error terms are those of the convolution alone."""
+
+    def doubled(table: Table) -> None:
+        table["layers"][2].update(lipschitz=(2.0).hex())
+        table["lipschitz"] = change(table["lipschitz"], 2)
+        table["pair_constants"] = [[change(constant, 2) for constant in row] for row in table["pair_constants"]]
+        table["images"] = []
+
+    assert large.table["layers"][2]["kind"] == "CircularPad2d" and large.check(doubled).code == 0
+
+
+def test_swapped_and_altered_weights_are_found(large, tmp_path):
+    data = bytearray(large.model_file.read_bytes())
+    for position in (-1, -2001, 8 + int.from_bytes(data[:8], "little")):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        (tmp_path / "flipped.safetensors").write_bytes(flipped)
+        large.check()
+        outcome = check(large.folder / "certificate.json", tmp_path / "flipped.safetensors")
+        assert outcome.code == 1 and outcome.out.startswith("INVALID: weights_sha256 is ")
+    swapped = bytearray(data)
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    assert b'"0.bias"' in header and b'"2.1.bias"' in header  # both of four numbers
+    renamed = header.replace(b'"0.bias"', b'"x"').replace(b'"2.1.bias"', b'"0.bias"').replace(b'"x"', b'"2.1.bias"')
+    swapped[8 : 8 + len(header)] = renamed
+    (tmp_path / "swapped.safetensors").write_bytes(swapped)
+    outcome = check(large.folder / "certificate.json", tmp_path / "swapped.safetensors")
+    assert outcome.code == 1 and outcome.out.startswith("INVALID: weights_sha256 is ")
+
+
+# Settings of layers of "2d" that are altered, and how it shows without the images.
+ALTERED = [
+    ("Conv2d", 0, "stride", [1, 1], 2, "Expected an image \\(channels, height, width\\) whose size 2 divides"),
+    ("Conv2d", 0, "padding", [0, 0], 2, "Expected"),
+    ("Conv2d", 0, "padding", [3, 0], 2, "Expected"),
+    ("Conv2d", 1, "groups", 4, 2, r"layer 2 \(Conv2d\): Expected 8 channels in 4 groups"),
+    ("Conv2d", 1, "stride", [1, 1], 2, "Expected"),
+    ("Conv2d", 2, "dilation", [1, 1], 2, "Expected"),
+    ("Conv2d", 3, "stride", [1, 1], 2, "an input of 63 features"),
+    ("CircularPad2d", 1, "padding", [0, 1, 2, 2], 2, "an input of 63 features"),
+    ("CircularPad2d", 1, "padding", [2, 1, 2, 2], 0, "valid"),  # a shift, which no norm notices
+    ("CircularPad2d", 0, "padding", [3, 1, 1, 0], 0, "valid"),
+    ("MaxPool2d", 0, "stride", [1, 1], 2, "an input of 63 features"),
+    ("AvgPool2d", 0, "kernel_size", [2, 2], 2, "Expected"),
+    ("Flatten", 0, "start_dim", 2, 2, "an input of 63 features"),
+    ("Scale", 0, "factor", (0.76).hex(), 1, r"layer 13 \(Scale\) claims a constant of 0.75"),
+    ("GroupSort", 0, "group_size", 3, 2, "a number of channels that 3 divides"),
+    ("GroupSort", 0, "group_size", 2, 0, "valid"),  # just as 1-Lipschitz
+]
+
+
+@pytest.mark.parametrize(("kind", "number", "setting", "value", "code", "message"), ALTERED)
+def test_altered_settings_are_found(kind, number, setting, value, code, message, certificate):
+    """By a shape that does not fit or by a constant; and where both stay, by the logits."""
+    model, shape = network("2d")
+    honest = certificate(model, *shape)
+
+    def alter(table: Table) -> None:
+        settings = table["layers"][honest.layer(kind, number)]["settings"]
+        assert settings[setting] != value
+        settings[setting] = value
+
+    outcome = honest.check(alter)
+    assert outcome.code == code and re.search(message, outcome.out + outcome.err)
+    if code == 0:
+        outcome = honest.check(alter, images=honest.pixels.numpy())
+        assert outcome.code == 1 and ": the network gives " in outcome.out
+
+
+def test_settings_that_raise_the_norm_are_found(certificate):
+    """Same shape, same weights, another operator: each has a larger norm than the one whose constant is claimed."""
+    torch.manual_seed(0)
+    kernel = torch.ones(4, 4, 3, 3)  # its norm is that of a sum over a window, so every change of the geometry shows
+    conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+    conv.weight.data = kernel
+    honest = certificate(nn.Sequential(conv, nn.Flatten(), nn.Linear(4 * 25, 3)), 4, 5, 5)
+    assert honest.check().code == 0
+    wrapped = honest.check(lambda t: t["layers"][0]["settings"].update(padding_mode="circular"))
+    assert wrapped.code == 1 and "layer 0 (Conv2d) claims a constant of 29.8" in wrapped.out
+    assert re.search(r"but no bound below about (36\.0|35\.9999999)", wrapped.out)
+
+    grouped = nn.Conv2d(4, 4, 3, padding=1, bias=False, groups=2)
+    honest = certificate(nn.Sequential(grouped, nn.Flatten(), nn.Linear(4 * 25, 3)), 4, 5, 5)
+    assert honest.check(lambda t: t["layers"][0]["settings"].update(groups=1)).code == 2
+
+
+def test_a_hidden_scale_is_found(certificate):
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    images = honest.pixels.numpy()
+
+    def as_identity(table: Table) -> None:
+        table["layers"][-1] = {**table["layers"][-1], "kind": "Identity", "settings": {}}
+
+    def left_out(table: Table) -> None:
+        del table["layers"][-1]
+
+    def understated(table: Table) -> None:
+        table["layers"][-1].update(lipschitz=(1.0).hex())
+
+    assert "INVALID: image 0: the network gives" in honest.check(as_identity, images=images).out
+    assert "INVALID: " in honest.check(left_out, images=images).out
+    assert "INVALID: layer 11 (Scale) claims a constant of 1.0" in honest.check(understated).out
+
+
+def test_images_that_are_not_those_of_the_certificate_are_found(certificate):
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    images = honest.pixels.numpy()
+    assert "image 0: the network gives" in honest.check(images=images * (1 - 1e-3)).out
+    assert honest.check(images=images[::-1]).code == 1
+    assert "image 0: a pixel lies outside of the input range from 0.0 to 1.0" in honest.check(images=255 * images).out
+    for value in (np.nan, np.nextafter(0.0, -1)):
+        broken = images.copy()
+        broken[2, 0, 0] = value
+        assert "image 2: a pixel lies outside" in honest.check(images=broken).out
+    norm = honest.table["images"][1]["input_norm"]
+    smaller = honest.check(lambda t: t["images"][1].update(input_norm=nudge(norm, -1)), images=images)
+    assert smaller.code == 1 and "image 1: its norm is larger than input_norm" in smaller.out
+
+    def shifted_logit(table: Table) -> None:
+        table["images"][2]["logits"][1] = (float.fromhex(table["images"][2]["logits"][1]) - 1e-3).hex()
+
+    outcome = honest.check(shifted_logit, images=images)
+    assert outcome.code == 1 and "image 2: the network gives" in outcome.out and "for logit 1" in outcome.out
+
+
+# -------------------------------------------------------------------------------------------------------------- traps
+
+
+def trap_network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular", bias=False), MaxMin(),
+        nn.Conv2d(4, 3, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(3 * 12, 3, bias=False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype"),
+    [
+        (1e-30, torch.float32),  # squares underflow in float32
+        (1e-41, torch.float32),  # subnormal in float32
+        (1e30, torch.float32),
+        (1e-170, torch.float64),  # squares underflow in float64
+        (3e-310, torch.float64),  # subnormal in float64
+        (1e150, torch.float64),
+    ],
+)
+def test_weights_of_any_size(factor, dtype, certificate):
+    """Accepted at the true norm, and not below it, by the same relative margins as ordinary weights."""
+    torch.manual_seed(0)
+    model = trap_network().to(dtype)
+    conv = model[0] if factor > 1 else model[2]
+    conv.weight.data *= factor
+    honest = certificate(model, 2, 3, 4)
+    assert honest.check(images=honest.pixels.numpy()).code == 0
+    for number in (0, 2, 4):
+        lower = honest.layers[number].norm * (1 - 2e-6)
+        outcome = honest.check(lambda t, n=number, lower=lower: t["layers"][n].update(lipschitz=lower.hex()))
+        assert outcome.code == 1 and f"INVALID: layer {number} " in outcome.out
+
+
+def test_zero_weights(certificate):
+    torch.manual_seed(0)
+    model = trap_network()
+    model[2].weight.data.zero_()
+    honest = certificate(model, 2, 3, 4, images=0)
+    assert float.fromhex(honest.table["lipschitz"]) == 0 and honest.check().code == 0
+    model[2].weight.data[0, 0, 1, 1] = 2.0**-149
+    honest = certificate(model, 2, 3, 4, images=0)
+    assert honest.check().code == 0
+    for low in (0.0, 2.0**-150):
+        assert honest.check(lambda t, low=low: t["layers"][2].update(lipschitz=low.hex())).code == 1
+
+
+def test_sums_that_may_overflow_are_not_certified(certificate):
+    """A float32 certificate whose logits came from elsewhere: 1e30·1e30 is no float32, though the last layer undoes it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    for layer, factor in zip(model, (1e30, 1e30, 1e-38), strict=True):
+        layer.weight.data *= factor
+    honest = certificate(model, 3)
+    assert honest.check().code == 0
+
+    def in_float32(table: Table) -> None:
+        table.update(arithmetic="float32", error_slope=(1e25).hex(), error_offset=(1e25).hex())
+
+    outcome = honest.check(lambda t: [in_float32(t), [image.update(radius=(0.0).hex()) for image in t["images"]]])
+    assert outcome.code == 0
+    outcome = honest.check(in_float32)
+    assert outcome.code == 1 and "layer 1 (Linear): sums may overflow in float32" in outcome.out
+
+
+SMALL_IMAGES = [
+    # channels, height, width, kernel, stride, pad (left, right, top, bottom)
+    (2, 1, 1, (1, 1), (1, 1), (0, 0, 0, 0)),
+    (2, 1, 1, (3, 3), (1, 1), (1, 1, 1, 1)),
+    (2, 1, 1, (2, 2), (1, 1), (1, 1, 1, 1)),
+    (3, 2, 3, (4, 5), (1, 1), (2, 2, 1, 2)),
+    (2, 3, 5, (3, 2), (1, 1), (4, 5, 3, 3)),
+    (1, 5, 4, (2, 3), (2, 3), (1, 2, 2, 0)),
+]
+
+
+@pytest.mark.parametrize(("channels", "height", "width", "kernel", "stride", "pad"), SMALL_IMAGES)
+def test_padding_that_reaches_around(channels, height, width, kernel, stride, pad, certificate):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.CircularPad2d(pad), nn.Conv2d(channels, 2, kernel, stride=stride), nn.Flatten())
+    model.append(nn.Linear(model(torch.zeros(1, channels, height, width)).shape[1], 3))
+    honest = certificate(model, channels, height, width)
+    assert honest.check(images=honest.pixels.numpy()).code == 0
+    lower = honest.layers[1].norm / (1 + 1e-6) * (1 - 1e-9)
+    outcome = honest.check(lambda t: t["layers"][1].update(lipschitz=lower.hex()))
+    assert outcome.code == 1 and "INVALID: layer 1 (Conv2d) claims" in outcome.out
+    for term in ("error_offset", "error_slope"):  # which count the copies too
+        outcome = honest.check(lambda t, term=term: t.update({term: nudge(t[term], -1)}))
+        assert outcome.code == 1 and f"INVALID: {term} is " in outcome.out

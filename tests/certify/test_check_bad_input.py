@@ -1,0 +1,319 @@
+"""What the checker refuses to read: one line on stderr, exit code 2, nothing on stdout, and never a traceback."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from certify.certificate_maker import Certificate, Outcome, check, weights_hash
+from isoconv.nn import MaxMin
+
+Table = dict[str, Any]
+
+
+def tiny() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Sequential(nn.CircularPad2d((1, 0, 1, 0)), nn.Conv2d(2, 4, 2)), MaxMin(), nn.MaxPool2d(2, stride=1),
+        nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    result = Certificate(tmp_path_factory.mktemp("honest"), tiny(), (2, 4, 3), images=2)
+    assert result.check(images=result.pixels.numpy()).code == 0
+    return result
+
+
+def require_refused(outcome: Outcome, message: str) -> None:
+    assert outcome.code == 2 and outcome.out == ""
+    assert outcome.err.count("\n") == 1 and re.search(message, outcome.err), outcome.err
+
+
+def put(*path: Any, value: Any) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        target: Any = table
+        for step in path[:-1]:
+            target = target[step]
+        target[path[-1]] = value
+
+    return change
+
+
+def drop(*path: Any) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        target: Any = table
+        for step in path[:-1]:
+            target = target[step]
+        del target[path[-1]]
+
+    return change
+
+
+HEX = "a finite hexadecimal number"
+CONV = ("layers", 1, "settings")
+REFUSED: dict[str, tuple[Callable[[Table], None], str]] = {
+    "another format": (put("format", value="something"), "Expected format 'isoconv certificate'. Got 'something'."),
+    "another version": (put("version", value=2), "Expected version 1. Got 2."),
+    "a version that is true": (put("version", value=True), "Expected version 1. Got True."),
+    "another norm": (put("norm", value="inf"), "Expected norm '2'. Got 'inf'."),
+    "another arithmetic": (put("arithmetic", value="bfloat16"), "Expected arithmetic 'float64' or 'float32'. Got 'bf"),
+    "no claim": (drop("claim"), "Expected the certificate to have an entry 'claim'. Got none."),
+    "no layers": (drop("layers"), "Expected the certificate to have an entry 'layers'"),
+    "not one layer": (put("layers", value=[]), "Expected at least one layer. Got none."),
+    "layers that are no list": (put("layers", value={}), r"Expected layers to be a list. Got \{\}."),
+    "a layer that is no table": (put("layers", 2, value="MaxMin"), "Expected entry 2 of layers to be a JSON object"),
+    "a layer without a constant": (drop("layers", 2, "lipschitz"), "Expected entry 2 of layers to have an entry 'lips"),
+    "a negative constant": (put("layers", 2, "lipschitz", value="-0x1.0p+0"), "to be at least 0. Got -1.0."),
+    "NaN": (put("layers", 2, "lipschitz", value="nan"), f"the lipschitz of entry 2 of layers to be {HEX}.* Got 'nan'."),
+    "infinity": (put("lipschitz", value="inf"), f"Expected lipschitz to be {HEX}.* Got 'inf'."),
+    "overflow": (put("lipschitz", value="0x1.0p+1024"), f"Expected lipschitz to be {HEX}. Got '0x1.0p\\+1024'."),
+    "too many digits": (put("lipschitz", value="0x1.00000000000001p+0"), f"Expected lipschitz to be {HEX}"),
+    "a decimal string": (put("error_slope", value="1.5"), f"Expected error_slope to be {HEX}.* Got '1.5'."),
+    "a JSON number": (put("error_offset", value=0.1), f"Expected error_offset to be {HEX}.* Got 0.1."),
+    "a negative error": (put("error_offset", value="-0x1.0p-9"), "Expected error_offset to be at least 0."),
+    "no axis": (put("input_shape", value=[]), "Expected input_shape to have at least one axis"),
+    "an empty axis": (put("input_shape", value=[2, 0, 3]), "Expected input_shape to be a whole number of at least 1"),
+    "half a pixel": (put("input_shape", value=[2, 4, 2.5]), "Expected input_shape to be a whole number .* Got 2.5."),
+    "an enormous image": (put("input_shape", value=[2, 10**9, 10**9]), "Expected at most 2147483648 numbers"),
+    "a range upside down": (put("input_range", value=[1.0.hex(), 0.0.hex()]), "Expected input_range to begin with its"),
+    "a range of three": (put("input_range", value=[0.0.hex()] * 3), "Expected input_range to be a list of 2"),
+    "no classes": (put("classes", value=0), "Expected classes to be a whole number of at least 1. Got 0."),
+    "a missing row of pairs": (drop("pair_constants", 1), "Expected pair_constants to be a list of 3"),
+    "a short row of pairs": (drop("pair_constants", 1, 2), "Expected row 1 of pair_constants to be a list of 3"),
+    "an unknown kind": (put("layers", 2, "kind", value="BatchNorm2d"), r"Got 'BatchNorm2d' \(layer 1\)."),
+    "a kind with a similar name": (put("layers", 6, "kind", value="Linear1d"), "Got 'Linear1d'"),
+    "an unknown setting": (put("layers", 2, "settings", "slope", value=1), r"Expected layer 1 \(MaxMin\) without a set"),
+    "a pooling that rounds up": (put("layers", 3, "settings", "ceil_mode", value=True), "without a setting 'ceil_mode'"),
+    "a missing setting": (drop(*CONV, "groups"), "the settings of layer 0.1 .* to have an entry 'groups'"),
+    "reflection": (put(*CONV, "padding_mode", value="reflect"), "Expected padding_mode 'zeros' or 'circular'. Got 'refl"),
+    "no stride": (put(*CONV, "stride", value=[0, 1]), "Expected the stride of layer 0.1 .* of at least 1|from 1"),
+    "one stride": (put(*CONV, "stride", value=[1]), "Expected the stride of layer 0.1 .* to be a list of 2"),
+    "a word for padding": (put(*CONV, "padding", value="same"), "Expected the padding of layer 0.1 .* to be a list of 2"),
+    "negative padding": (put("layers", 0, "settings", "padding", value=[1, 0, -1, 0]), "Expected the padding of layer 0.0"),
+    "enormous padding": (put("layers", 0, "settings", "padding", value=[1, 0, 2**70, 0]), "Expected the padding of layer"),
+    "enormous dilation": (put(*CONV, "dilation", value=[2**62, 1]), "Expected the dilation of layer 0.1"),
+    "too many groups": (put(*CONV, "groups", value=2), "Expected 4 channels in 2 groups. Got shape"),
+    "a kernel beyond the image": (put(*CONV, "dilation", value=[9, 1]), "Expected an input large enough for one output"),
+    "a pool without a view": (put("layers", 3, "settings", "padding", value=[9, 0]), "Expected every window to reach"),
+    "a layer twice": (put("layers", 2, "name", value="2"), "Expected each layer once. Got '2' again."),
+    "a flattened batch": (put("layers", 5, "settings", "start_dim", value=0), "Expected the start_dim of layer 4"),
+    "shapes that do not fit": (put("input_shape", value=[2, 6, 3]), "Expected an input of 4 features. Got shape"),
+    "channels that do not fit": (put("input_shape", value=[3, 4, 3]), "Expected 2 channels in 1 groups. Got shape"),
+    "a vector for an image": (put("input_shape", value=[24]), r"Expected an input \(channels, height, width\). Got shape"),
+    "images that are no list": (put("images", value=None), "Expected images to be a list. Got None."),
+    "an image without logits": (drop("images", 1, "logits"), "Expected entry 1 of images to have an entry 'logits'"),
+    "too few logits": (drop("images", 1, "logits", 0), "Expected the logits of entry 1 of images to be a list of 3"),
+    "an infinite logit": (put("images", 1, "logits", 0, value="-inf"), f"Expected the logits of entry 1 .* {HEX}"),
+    "a class too many": (put("images", 0, "prediction", value=3), "Expected the prediction of .* from 0 to 2. Got 3."),
+    "a label too many": (put("images", 0, "label", value=3), "Expected the label of entry 0 of images to be a whole"),
+    "a negative radius": (put("images", 0, "radius", value="-0x1.0p-1074"), "Expected the radius of .* at least 0"),
+    "a negative index": (put("images", 0, "index", value=-1), "Expected the index of entry 0 of images to be a whole"),
+    "a negative norm": (put("images", 0, "input_norm", value="-0x1.0p+0"), "Expected the input_norm of entry 0"),
+    "names with line breaks": (put("layers", 2, "kind", value="a\nb\x1b[2J\ud800"), "Got 'a.nb.x1b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_malformed_certificates_are_refused(case, honest):
+    change, message = REFUSED[case]
+    require_refused(honest.check(change), message)
+
+
+def test_the_number_of_logits_has_to_be_the_number_of_classes(honest):
+    """A network of two layers fewer gives numbers, but not logits."""
+
+    def shorter(table: Table) -> None:
+        table["classes"] = 4
+        table["pair_constants"] = [[(0.0).hex()] * 4] * 4
+        table["images"] = []
+
+    require_refused(honest.check(shorter), r"Expected layers that give 4 logits. Got shape \[3\].")
+
+
+def test_files_that_are_not_there_or_not_certificates(honest, tmp_path):
+    honest.check()
+    file, model = honest.folder / "certificate.json", honest.model_file
+    require_refused(check(tmp_path / "none.json", model), "none.json cannot be read: No such file or directory.")
+    require_refused(check(tmp_path, model), "cannot be read: Is a directory.")
+    require_refused(check(file, tmp_path), "model.safetensors cannot be read: No such file or directory.")
+    require_refused(check(f"{file}\0", model), "cannot be read")
+    for text, message in {
+        b"": "is not valid JSON",
+        b"{": "is not valid JSON",
+        b"[1, 2]": "to be a JSON object",
+        b"\xff\xfe": "is not valid JSON",
+        b'{"format": 1, "format": 2}': "the name 'format' occurs twice",
+        b"[" * 100_000: "is not valid JSON",
+        b'{"version": ' + b"9" * 5000 + b"}": "is not valid JSON",
+    }.items():
+        (tmp_path / "bad.json").write_bytes(text)
+        require_refused(check(tmp_path / "bad.json", model), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: FILE, MODEL. Usage: check FILE MODEL"),
+        (["a", "b", "c"], "unrecognized arguments: c. Usage"),
+        (["a", "b", "--images"], "argument --images: expected one argument. Usage"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    require_refused(check(*arguments), message)
+
+
+def header_of(data: bytes) -> tuple[Table, bytes]:
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def with_header(header: Any, body: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+BROKEN_MODELS: dict[str, tuple[Callable[[Table, bytes], bytes], str]] = {
+    "empty": (lambda header, body: b"", "is truncated or not a safetensors file"),
+    "cut in the header": (lambda header, body: with_header(header, body)[:40], "is truncated or not a safetensors file"),
+    "cut in the weights": (lambda header, body: with_header(header, body[:-1]), "it is truncated"),
+    "bytes behind": (lambda header, body: with_header(header, body + b"1234"), "4 bytes belong to no tensor"),
+    "no JSON": (lambda header, body: b"\x02" + bytes(7) + b"{]" + body, "is not valid JSON"),
+    "an enormous header": (lambda header, body: b"\xff" * 8 + body, "is truncated or not a safetensors file"),
+    "a header that is a list": (lambda header, body: with_header([header], body), "to be a JSON object"),
+    "bfloat16": (
+        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "dtype": "BF16"}}, body),
+        "to be F32 or F64. Got 'BF16'",
+    ),
+    "another shape": (
+        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "shape": [4]}}, body),
+        r"has 12 bytes, which do not fit its shape \[4\]",
+    ),
+    "no axis at all": (
+        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "shape": [0, 10**30]}}, body),
+        "Expected the shape of tensor '5.bias' .* to be a whole number of at least 1. Got 0.",
+    ),
+    "offsets backwards": (
+        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "data_offsets": [9, 3]}}, body),
+        "lies outside of the file",
+    ),
+    "overlap": (
+        lambda header, body: with_header(
+            {**header, "x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, body
+        ),
+        "its tensors overlap or leave gaps",
+    ),
+    "half a surrogate pair": (
+        lambda header, body: with_header({**header, "\ud800": header["5.bias"]}, body), "Expected a printable name"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN_MODELS)
+def test_broken_models_are_refused(case, honest, tmp_path):
+    honest.check()
+    change, message = BROKEN_MODELS[case]
+    (tmp_path / "model.safetensors").write_bytes(change(*header_of(honest.model_file.read_bytes())))
+    require_refused(check(honest.folder / "certificate.json", tmp_path), message)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value, tmp_path):
+    model = tiny()
+    certificate = Certificate(tmp_path, model, (2, 4, 3), images=0)
+    model[5].bias.data[1] = value
+    certificate.save_model()
+    certificate.table["weights_sha256"] = weights_hash(model.state_dict())
+    require_refused(certificate.check(), "5.bias holds a number that is not finite")
+
+
+def test_float64_weights_in_a_float32_certificate_are_refused(tmp_path):
+    certificate = Certificate(tmp_path, tiny().double(), (2, 4, 3))
+    message = "Expected float32 weights for float32 arithmetic. Got float64 for 0.1.weight."
+    require_refused(certificate.check(put("arithmetic", value="float32")), message)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((2, 2, 4, 3), np.float32), "to hold one array of float64 or uint8. Got float32."),
+        (np.zeros((2, 2, 4, 3), ">f8"), "to hold one array of float64 or uint8. Got >f8."),
+        (np.zeros((2, 4, 3)), r"Expected images of shape \[2, 4, 3\] in .*. Got \[2, 4, 3\]."),
+        (np.zeros((1, 3, 4, 2)), r"Expected images of shape \[2, 4, 3\] in .*. Got \[1, 3, 4, 2\]."),
+        (np.zeros(()), r"Expected images of shape \[2, 4, 3\]"),
+    ],
+)
+def test_images_of_another_kind_are_refused(images, message, honest):
+    require_refused(honest.check(images=images), message)
+
+
+def test_files_of_images_that_cannot_be_read(honest, tmp_path):
+    honest.check()
+    arguments = [honest.folder / "certificate.json", honest.model_file, "--images"]
+    require_refused(check(*arguments, tmp_path / "none.npy"), "none.npy cannot be read: No such file or directory.")
+    np.savez(tmp_path / "several.npz", a=np.zeros(3))
+    require_refused(check(*arguments, tmp_path / "several.npz"), "Got several")
+    np.save(tmp_path / "pickle.npy", np.array([{}], object), allow_pickle=True)
+    require_refused(check(*arguments, tmp_path / "pickle.npy"), "cannot be read: it is not a complete .npy file")
+    np.save(tmp_path / "cut.npy", honest.pixels.numpy())
+    data = (tmp_path / "cut.npy").read_bytes()
+    for length in (0, 4, 40, len(data) - 1):
+        (tmp_path / "cut.npy").write_bytes(data[:length])
+        require_refused(check(*arguments, tmp_path / "cut.npy"), "cannot be read: it is not a complete .npy file")
+
+
+def paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield (*before, key)
+        yield from paths(inner, (*before, key))
+
+
+def test_no_wrong_value_anywhere_is_accepted_or_ends_in_a_traceback(honest):
+    """Each place in the file holds, in turn, each wrong value."""
+    wrong = [None, True, -1, 10**30, 0.5, "x", "0x1.0p-1074", [], {}, [[]]]
+    images = honest.pixels.numpy()
+    accepted = set()
+    for path in paths(honest.table):
+        there: Any = honest.table
+        for step in path:
+            there = there[step]
+        for value in wrong:
+            outcome = honest.check(put(*path, value=value), images=images)
+            assert (outcome.out + outcome.err).count("\n") == 1
+            if outcome.code == 0 and repr(value) != repr(there):
+                accepted.add(path)
+    # The words are for people, and so is the name of a layer without weights; with no images, nothing is said about any; no
+    # image need be in the file of images; a range that holds the images and a smaller radius are true as well.
+    weightless = [n for n, layer in enumerate(honest.table["layers"]) if layer["kind"] not in ("Conv2d", "Linear")]
+    names = {("layers", n, "name") for n in weightless}
+    assert accepted == {("claim",), ("images",), ("input_range", 0), *names} | {
+        ("images", k, key) for k in range(2) for key in ("index", "radius")
+    }
+
+
+def test_no_corrupted_file_ends_in_a_traceback(honest, tmp_path):
+    """Random bytes changed, in the certificate and in the model."""
+    honest.check()
+    generator = random.Random(0)
+    sources = {"certificate.json": honest.folder / "certificate.json", "model.safetensors": honest.model_file}
+    for name, source in sources.items():
+        data = source.read_bytes()
+        files = {**sources, name: tmp_path / name}
+        for _ in range(300):
+            changed = bytearray(data)
+            for _ in range(generator.choice([1, 1, 4])):
+                changed[generator.randrange(len(data))] = generator.randrange(256)
+            (tmp_path / name).write_bytes(changed[: generator.choice([len(data), generator.randrange(len(data))])])
+            outcome = check(files["certificate.json"], files["model.safetensors"])
+            assert outcome.code in (0, 1, 2) and (outcome.out + outcome.err).count("\n") == 1
+            if name == "model.safetensors" and outcome.code == 0:  # then only the header's white space has changed
+                assert header_of(bytes(changed)) == header_of(data)

@@ -1,0 +1,273 @@
+"""What the checker of certificates rests on: its proofs of norms against dense singular values, and its exact arithmetic."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from certify.certificate_maker import norm_on_torus, spectral_norm
+from isoconv.certify.checker import exact, geometry, norms, products, unit_circle
+
+# -------------------------------------------------------------------------------------------------- norms, by numpy
+
+# inputs per group, outputs per group, groups, sizes, taps, strides, dilations, pads ((before, after), …), circular
+OPERATORS = [
+    (3, 4, 1, (5, 5), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), True),
+    (4, 2, 1, (6, 4), (4, 4), (2, 2), (1, 1), ((2, 0), (2, 0)), True),
+    (2, 2, 1, (7, 5), (3, 2), (1, 1), (1, 1), ((1, 1), (1, 0)), True),
+    (2, 3, 2, (6, 6), (3, 3), (2, 3), (1, 1), ((1, 1), (2, 1)), True),
+    (1, 1, 3, (4, 4), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), True),
+    (2, 3, 1, (1, 9), (1, 4), (1, 3), (1, 1), ((0, 0), (2, 1)), True),
+    (2, 3, 1, (1, 10), (1, 4), (1, 4), (1, 1), ((0, 0), (2, 1)), True),  # stride and size share a factor of 2
+    (2, 2, 1, (5, 7), (3, 3), (1, 1), (2, 3), ((2, 2), (3, 3)), True),
+    (3, 2, 1, (2, 3), (5, 5), (1, 1), (1, 1), ((2, 2), (2, 2)), True),  # taps meet
+    (2, 2, 1, (1, 1), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), True),
+    (2, 3, 1, (3, 4), (2, 2), (1, 1), (1, 1), ((2, 2), (3, 2)), True),  # outputs occur twice and more
+    (2, 2, 1, (4, 5), (2, 2), (1, 1), (1, 1), ((0, 0), (5, 6)), True),  # exactly three and some times around
+    (2, 3, 1, (6, 5), (3, 3), (1, 1), (1, 1), ((0, 0), (1, 1)), True),  # fewer outputs than the circle has
+    (3, 4, 1, (5, 5), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), False),
+    (2, 4, 1, (7, 6), (4, 4), (2, 2), (1, 1), ((1, 1), (1, 1)), False),
+    (4, 2, 2, (5, 4), (3, 2), (1, 2), (1, 1), ((1, 1), (0, 0)), False),
+    (2, 2, 1, (6, 5), (3, 3), (1, 1), (2, 1), ((2, 2), (0, 0)), False),
+    (2, 2, 1, (3, 3), (1, 1), (1, 1), (1, 1), ((2, 2), (3, 1)), False),  # windows that see padding alone
+    (2, 2, 1, (4, 4), (1, 1), (3, 2), (1, 1), ((0, 0), (0, 0)), False),
+    (1, 2, 1, (1, 8), (1, 5), (1, 2), (1, 1), ((0, 0), (2, 2)), False),
+    (2, 1, 1, (1, 1), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), False),
+]  # fmt: skip
+
+
+def written_out(kernel: np.ndarray, groups: int, window: geometry.Window) -> np.ndarray:
+    """The operator as a matrix, from the definition: output j sees the input at j·stride + t·dilation − before."""
+    outputs, per_group, *taps = kernel.shape
+    (a, b), counts = window.axes, [axis.outputs for axis in window.axes]
+    matrix = np.zeros((outputs, *counts, groups * per_group, a.size, b.size))
+    for o, j, k, i, t, u in np.ndindex(outputs, *counts, per_group, *taps):
+        y, x = j * a.stride + t * a.dilation - a.before, k * b.stride + u * b.dilation - b.before
+        if window.circular:
+            y, x = y % a.size, x % b.size
+        if 0 <= y < a.size and 0 <= x < b.size:
+            matrix[o, j, k, o // (outputs // groups) * per_group + i, y, x] += kernel[o, i, t, u]
+    return matrix.reshape(outputs * math.prod(counts), -1)
+
+
+def operator(row: tuple, seed: int = 0) -> tuple[np.ndarray, int, geometry.Window, float]:
+    inputs, outputs, groups, sizes, taps, *rest = row
+    kernel = np.random.default_rng(seed).standard_normal((groups * outputs, inputs, *taps)).astype(np.float32)
+    kernel = kernel.astype(np.float64)
+    window = geometry.window(sizes, taps, *rest)
+    return kernel, groups, window, spectral_norm(written_out(kernel, groups, window))
+
+
+@pytest.mark.parametrize("row", OPERATORS, ids=str)
+def test_norms_of_convolutions_against_dense_singular_values(row):
+    kernel, groups, window, true = operator(row)
+    assert norms.convolution_norm(kernel, groups, window, Fraction(true * (1 + 1e-9))) is None
+    estimate = norms.convolution_norm(kernel, groups, window, Fraction(true * (1 - 1e-9)))
+    assert estimate == pytest.approx(true, rel=1e-8)
+    parts = kernel.reshape(groups, -1, *kernel.shape[1:])
+    assert norms.dense_norm(parts, window, Fraction(true * (1 + 1e-9))) is None
+    assert norms.dense_norm(parts, window, Fraction(true * (1 - 1e-9))) == pytest.approx(true, rel=1e-8)
+
+
+@pytest.mark.parametrize("row", [row for row in OPERATORS if row[-1]], ids=str)
+def test_large_circular_convolutions_go_by_the_torus(row, monkeypatch):
+    """What is too large to be written out: the norm of one whole turn, times √copies, which is never below the truth.
+
+    A stride that does not divide the size visits the multiples of what the two have in common.
+    """
+    monkeypatch.setattr(norms, "_DENSE_WORK", 0)
+    kernel, groups, window, true = operator(row)
+    assert norms.convolution_norm(kernel, groups, window, Fraction(true * (1 - 1e-9))) is not None
+    common = tuple(math.gcd(axis.stride, axis.size) for axis in window.axes)
+    once_around = tuple((axis.reach, 0) for axis in window.axes)
+    one_turn = geometry.window(row[3], row[4], common, row[6], once_around, circular=True)
+    bound = spectral_norm(written_out(kernel, groups, one_turn)) * math.sqrt(window.copies)
+    assert bound >= true * (1 - 1e-12)
+    assert norms.convolution_norm(kernel, groups, window, Fraction(bound * (1 + 1e-9))) is None
+    if all(axis.whole_circle for axis in window.axes):
+        assert bound == pytest.approx(true, rel=1e-12)
+
+
+@pytest.mark.parametrize("row", [row for row in OPERATORS if not row[-1]], ids=str)
+def test_large_zero_padded_convolutions_go_by_a_larger_torus(row, monkeypatch):
+    """Every torus that is offered bounds the truth; the norm on the torus of size n + k − 1 is accepted."""
+    monkeypatch.setattr(norms, "_DENSE_WORK", 0)
+    kernel, groups, window, true = operator(row)
+    parts = kernel.reshape(groups, -1, *kernel.shape[1:])
+    assert norms.convolution_norm(kernel, groups, window, Fraction(true * (1 - 1e-9))) is not None
+    folds = tuple(axis.stride for axis in window.axes)
+    for sizes in zip(*(axis.circles() for axis in window.axes), strict=False):
+        assert norms.torus_norm(parts, window, sizes, folds, Fraction(true * (1 - 1e-9))) is not None
+    if folds == (1, 1) and groups == 1 and all(axis.dilation == 1 for axis in window.axes):
+        sizes = [axis.size + axis.taps - 1 for axis in window.axes]
+        bound = norm_on_torus(torch.from_numpy(kernel), 1, sizes)
+        assert norms.convolution_norm(kernel, groups, window, Fraction(bound * (1 + 1e-9))) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (5, 9), (9, 5), (40, 40), (64, 300), (300, 64)], ids=str)
+@pytest.mark.parametrize("kind", ["normal", "orthogonal", "rank one", "wide range"])
+def test_norms_of_matrices_against_singular_values(shape, kind):
+    generator = np.random.default_rng(0)
+    matrix = generator.standard_normal(shape)
+    if kind == "orthogonal":
+        u, _, v = np.linalg.svd(matrix, full_matrices=False)
+        matrix = u @ v
+    elif kind == "rank one":
+        matrix = np.outer(matrix[:, 0], matrix[0])
+    elif kind == "wide range":
+        matrix = matrix * 10.0 ** generator.integers(-200, 3, shape)
+    true = spectral_norm(matrix)
+    assert norms.matrix_norm(matrix, Fraction(true * (1 + 1e-9))) is None
+    assert norms.matrix_norm(matrix, Fraction(true * (1 - 1e-9))) == pytest.approx(true, rel=1e-8)
+
+
+def test_exact_norms_of_integer_matrices_are_not_passed_by_one():
+    """[[3, 4], …] has the squared norm 25·k exactly: 25k is provable with some room, 25k − 1 never."""
+    matrix = np.array([[[3, 4, 0, 0], [0, 0, 3, 4]]], np.int64) << 20
+    square = 25 << 40
+    assert norms.has_witness(matrix, None, square + (square >> 29))
+    for limit in (square - 1, square // 2, 1, 0, -1):
+        assert not norms.has_witness(matrix, None, limit)
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+def test_no_witness_proves_a_false_claim(complex_, monkeypatch):
+    """Whatever the factorisation returns: nothing, noise, infinities, the factor of another matrix, an exact root."""
+    generator = np.random.default_rng(0)
+    real = generator.integers(-(1 << 40), 1 << 40, (2, 5, 7))
+    imaginary = generator.integers(-(1 << 40), 1 << 40, (2, 5, 7)) if complex_ else None
+    matrix = real + 1j * imaginary if complex_ else real.astype(float)
+    largest = np.linalg.svd(matrix, compute_uv=False).max()
+    limit = int(largest**2 * (1 - 1e-7))
+
+    def clipped_root(rest: np.ndarray) -> np.ndarray:
+        values, vectors = np.linalg.eigh(rest)
+        return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]
+
+    guesses: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "zeros": lambda rest: np.zeros_like(rest),
+        "noise": lambda rest: generator.standard_normal(rest.shape) * largest,
+        "infinite": lambda rest: np.full_like(rest, np.inf),
+        "nan": lambda rest: np.full_like(rest, np.nan),
+        "huge": lambda rest: np.full_like(rest, 2.0**62),
+        "of another": lambda rest: np.broadcast_to(largest * np.eye(5), rest.shape) + 0 * rest,
+        "clipped root": clipped_root,
+    }
+    for guess in guesses.values():
+        monkeypatch.setattr(np.linalg, "cholesky", guess)
+        assert not norms.has_witness(real, imaginary, limit)
+    assert norms.has_witness(
+        real, imaginary, int(largest**2 * (1 + 1e-7))
+    )  # by the clipped root: a witness is a witness
+
+
+def test_rows_may_be_parallel_in_the_imaginary_part_alone(monkeypatch):
+    """(1, 1) and (i, i): each of squared norm 2, real part of their product 0, and yet the matrix has squared norm 4."""
+    monkeypatch.setattr(np.linalg, "cholesky", np.zeros_like)
+    ones, zeros = [1, 1], [0, 0]
+    real, imaginary = np.array([[ones, zeros]]), np.array([[zeros, ones]])
+    assert [limit for limit in range(6) if norms.has_witness(real, imaginary, limit)] == [4, 5]
+
+
+# --------------------------------------------------------------------------------------------------- exact arithmetic
+
+
+def integers(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    """Whole numbers up to ±2⁵³, many of them at the ends of digits and of the range."""
+    numbers = generator.integers(-(2**53), 2**53 + 1, shape)
+    extremes = [2**53, -(2**53), 2**53 - 1, 2**17, -(2**17), 2**17 - 1, 2**35, -(2**35) - 2**17, 0, 1, -1]
+    return np.where(generator.random(shape) < 0.5, generator.choice(extremes, shape), numbers)
+
+
+def value(limbs: list[np.ndarray]) -> np.ndarray:
+    return sum(limb.astype(object) * (1 << 18 * k) for k, limb in enumerate(limbs))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 2), (5, 70, 6), (2, 1000, 2)], ids=str)
+def test_products_are_exact(shape):
+    m, terms, n = shape
+    generator = np.random.default_rng(m)
+    left, right = integers(generator, m, terms), integers(generator, terms, n)
+    limbs = products.product(left, right)
+    expected = [[sum(Fraction(int(a)) * int(b) for a, b in zip(row, column, strict=True)) for column in right.T]
+                for row in left]  # fmt: skip
+    assert (value(limbs) == np.array(expected, object)).all()
+    balanced = products.normalised(limbs)
+    assert (value(balanced) == value(limbs)).all()
+    assert all(np.abs(limb).max() <= 1 << 17 for limb in balanced[:-1])
+
+
+def test_products_of_the_largest_numbers_over_more_terms_than_one_piece_has():
+    """The largest digits, all odd and of one sign, over so many terms that one float64 could not hold their sum."""
+    terms = (1 << 20) + 3
+    largest = 2**17 - 1 + (2**17 - 1) * 2**18 + (2**17 - 1) * 2**36
+    numbers = np.full((1, terms), largest, np.int64)
+    assert value(products.product(numbers, numbers.T))[0, 0] == terms * largest**2
+    lowest = np.full((1, terms), -(2**53), np.int64)
+    assert value(products.product(lowest, numbers.T))[0, 0] == -terms * largest * 2**53
+
+
+def test_batches_of_products_are_exact():
+    generator = np.random.default_rng(0)
+    left, right = integers(generator, 4, 3, 5), integers(generator, 4, 5, 2)
+    expected = np.stack([a.astype(object) @ b.astype(object) for a, b in zip(left, right, strict=True)])
+    assert (value(products.product(left, right)) == expected).all()
+
+
+def test_digits_refuse_what_they_cannot_hold():
+    for number in (2**53 + 1, -(2**53) - 1, -(2**63), 2**63 - 1):
+        with pytest.raises(ArithmeticError, match="beyond 2"):
+            products.digits(np.array([[number]], np.int64))
+
+
+def test_rescaling_rounds_by_less_than_one():
+    generator = np.random.default_rng(1)
+    left, right = integers(generator, 6, 9), integers(generator, 9, 6) // 16
+    limbs = products.product(left, right)
+    error = products.rescaled(limbs).astype(object) * 2**53 - value(limbs)
+    assert np.abs(error).max() < 2**53
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 16, 34, 97])
+def test_the_unit_circle_is_right_to_the_last_bit(parts):
+    cosines, sines = unit_circle.circle(parts)
+    with mpmath.workdps(60):
+        for j in range(parts):
+            angle = 2 * mpmath.pi * j / parts
+            assert abs(int(cosines[j]) - mpmath.cos(angle) * 2**53) <= mpmath.mpf("0.5000001")
+            assert abs(int(sines[j]) - mpmath.sin(angle) * 2**53) <= mpmath.mpf("0.5000001")
+
+
+@pytest.mark.parametrize(
+    "square", [0, 1, 2, 4, Fraction(1, 4), Fraction(2, 3), Fraction(10**40, 7), Fraction(1, 3**500)]
+)
+def test_roots_lie_on_their_side_and_close(square):
+    above, below = exact.root_up(square), exact.root_down(square)
+    assert below**2 <= square <= above**2
+    assert above - below <= below * Fraction(1, 2**90)
+    if square in (0, 1, 4, Fraction(1, 4)):
+        assert above == below
+
+
+def test_floats_become_integers_exactly():
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((6, 5)) * 10.0 ** generator.integers(-320, 300, (6, 5))
+    values[2, 3] = 0
+    values[1] = [5e-324, -5e-324, 1e-310, 1.7e308, 0]
+    whole, exponent = exact.as_integers(values)
+    fractions = [[Fraction(v) for v in row] for row in values.tolist()]
+    assert [[w * Fraction(2) ** exponent for w in row] for row in whole.tolist()] == fractions
+    assert exact.sum_of_squares(values) == sum(v**2 for row in fractions for v in row)
+    assert exact.largest_row_sum(values) == max(sum(abs(v) for v in row) for row in fractions)
+    assert exact.largest_row_sum(np.zeros((2, 2))) == 0
+    assert exact.largest_row_sum(np.array([[0.0, 2.0**70], [3.0, -(2.0**80)]])) == 2**80 + 3
+
+
+def test_bytes_over_255_do_not_depend_on_the_way_to_float32():
+    """float32 pixels are what torch makes of bytes directly, although the checker rounds twice."""
+    pixels = np.arange(256, dtype=np.uint8)
+    assert ((pixels / 255).astype(np.float32) == pixels.astype(np.float32) / np.float32(255)).all()
