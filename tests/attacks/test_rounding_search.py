@@ -19,6 +19,7 @@ from attacks.attack_reference import (
 )
 from isoconv.attacks import AttackResult, rounding_search
 from isoconv.attacks.ball import excess
+from isoconv.attacks.deployed import Deployed
 from isoconv.attacks.findings import Findings
 from isoconv.attacks.rounding_search import _neighbours, _offsets, _on_the_line, _refute
 from isoconv.models import Small
@@ -130,10 +131,10 @@ def test_a_lipschitz_network_below_its_radius() -> None:
 
 
 class BatchOfOne(nn.Module):
-    """Answers otherwise when asked about one image alone."""
+    """Answers otherwise when asked about one image alone. Neighbouring floats have very different scores, all positive."""
 
     def forward(self, x: Tensor) -> Tensor:
-        score = x.mean(dim=1, keepdim=True) + 1
+        score = 1 + 0.5 * torch.sin(1e16 * x.sum(dim=1, keepdim=True))
         return torch.cat([score, -score], dim=1) * (-1 if len(x) == 1 else 1)
 
 
@@ -141,6 +142,20 @@ def test_batches_of_other_sizes_are_tried() -> None:
     images = grey_images(4, 3)
     result = rounding_search(BatchOfOne(), images, torch.zeros(4, dtype=torch.int64), 0.01, steps=2, rounds=1)
     assert bool(result.clean.all()) and bool(result.success.all())
+
+
+def test_what_is_out_of_reach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A margin that rounding cannot change is not walked around: only the first round asks about it."""
+    asked: list[int] = []
+    margins = Deployed.margins
+    monkeypatch.setattr(Deployed, "margins", lambda self, x, labels: asked.append(len(x)) or margins(self, x, labels))
+    model, images = linear_classifier(3, 2), grey_images(4, 3)
+    predictions = logits64(model, images).argmax(dim=1)
+    rounding_search(model, images, predictions, 1e-3, steps=2, rounds=8, candidates=16)
+    few = len(asked)
+    asked.clear()
+    rounding_search(BatchOfOne(), images, torch.zeros(4, dtype=torch.int64), 1e-3, steps=2, rounds=8, candidates=16)
+    assert len(asked) >= few + 7
 
 
 def test_only_points_that_are_exactly_inside_refute() -> None:

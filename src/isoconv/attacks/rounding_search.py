@@ -20,6 +20,8 @@ from isoconv.attacks.result import AttackResult
 
 _BATCH_SIZES = (1, 2, 3, 7, 32)  # libraries sum in another order for another number of images
 _TARGETS = 3
+# An image leaves whose smallest margin is this many times what the margin varies by among neighbouring floats.
+_OUT_OF_REACH = 1000
 _EXACT_CHECKS = 16  # of points of one image in one round; what comes here is inside by 100 bits already
 
 
@@ -65,30 +67,34 @@ def rounding_search(
     )
     runs = apgd_runs(findings, "margin", 1, steps, 1, seed)
     runs += apgd_runs(findings, "targeted-margin", _TARGETS, steps, 1, seed + 1)
+    offsets = [_offsets(candidates, images.shape[1:], seed, number) for number in range(1, rounds)]
+    offsets = [each.to(findings.network.device) for each in offsets]
     for batch in findings.batches(findings.standing()):
         climb(findings, batch, runs, early_stop=True, finished=lambda count: None)
         for index in findings.standing(batch).split(max(1, findings.batch_size // candidates)):
-            _walk(findings, index, rounds, candidates, seed)
+            _walk(findings, index, candidates, offsets)
         findings.finish(len(batch))
     found = findings.result()
     return replace(found, success=found.success & (found.epsilon > 0))
 
 
-def _walk(findings: Findings, index: Tensor, rounds: int, candidates: int, seed: int) -> None:
-    """Floats around the worst points, from the worst ones found so far each time; last in batches of several sizes."""
+def _walk(findings: Findings, index: Tensor, candidates: int, offsets: list[Tensor]) -> None:
+    """Floats around the worst points, from the worst ones found so far each time; last in batches of several sizes.
+
+    What no rounding can reach is given up: most images, where the network is less steep than it might be.
+    """
     images, labels, radii = findings.rows(index)
     centres = findings.points[index].to(images)
     lowest = findings.margins[index].to(radii)
-    for number in range(rounds):
+    for offset in (None, *offsets):
         if not len(index):
             return
-        if number == 0:
-            points = _on_the_line(images, centres, radii, candidates)
-        else:
-            points = _neighbours(centres, _offsets(candidates, images.shape[1:], seed, number).to(images))
+        points = _on_the_line(images, centres, radii, candidates) if offset is None else _neighbours(centres, offset)
         repeated = images.repeat_interleave(candidates, dim=0)
         inside = excess(repeated, points, radii.repeat_interleave(candidates)) <= 0
         margins = findings.network.margins(points, labels.repeat_interleave(candidates))
+        everywhere = margins.reshape(len(images), candidates)
+        variation = everywhere.amax(dim=1) - everywhere.amin(dim=1)
         margins = torch.where(inside, margins, torch.inf).reshape(len(images), candidates)
         points = points.reshape(len(images), candidates, *images.shape[1:])
         _refute(findings, index, images, radii, points, margins)
@@ -97,8 +103,9 @@ def _walk(findings: Findings, index: Tensor, rounds: int, candidates: int, seed:
         lowest = torch.where(lower, best.values, lowest)
         chosen = points[torch.arange(len(images), device=images.device), best.indices]
         centres = torch.where(column(lower, images), chosen, centres)
-        # Those that were refuted leave.
-        left = (findings.margins[index] > 0).nonzero()[:, 0].to(images.device)
+        # Those that were refuted leave, and those that cannot be (NaN and infinities stay).
+        standing = (findings.margins[index] > 0).to(images.device)
+        left = (standing & ~(lowest > _OUT_OF_REACH * variation)).nonzero()[:, 0]
         images, labels, radii, centres, lowest = (t[left] for t in (images, labels, radii, centres, lowest))
         index = index[left.to(index.device)]
     for size in _BATCH_SIZES:
