@@ -36,7 +36,7 @@ def boundary(
     labels: Tensor,
     epsilon: float | Tensor,
     *,
-    steps: int = 5000,
+    steps: int = 25_000,
     early_stop: bool = True,
     seed: int = 0,
     batch_size: int | None = None,
