@@ -1,13 +1,13 @@
 """From a data set to clean and certified accuracy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.certifier import Certified, Certifier, joined
+from isoconv.certify.certifier import Certified, Certifier, checked_batch_size, joined
 from isoconv.errors import IsoconvError
 
 
@@ -50,6 +50,7 @@ class RobustAccuracy:
 
     def at(self, epsilon: float) -> float:
         """Certified accuracy at ε; at 0, clean accuracy."""
+        _check_radii([epsilon])
         return self.clean if epsilon == 0 else _percent(self.right & (self.certificates.radius >= epsilon))
 
     def curve(self) -> tuple[Tensor, Tensor]:
@@ -73,16 +74,11 @@ def robust_accuracy(
 
     `data` is a pair (images, labels) or a data set of `isoconv.data`; `options` are those of `Certifier`.
     """
-    images, labels = data if isinstance(data, tuple) else (data.images, data.labels)
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
-        raise IsoconvError(
-            f"Expected a whole number as label of each of {len(images)} images. Got {tuple(labels.shape)}."
-        )
-    if not len(images):
-        raise IsoconvError("Expected at least one image. Got none.")
-    for epsilon in epsilons:
-        if not epsilon >= 0:
-            raise IsoconvError(f"Expected radii of at least 0. Got {epsilon}.")
+    images, labels = _images_and_labels(data)
+    _check_radii(epsilons)
+    checked_batch_size(batch_size)
+    if isinstance(model, Certifier) and options:
+        raise IsoconvError(f"Expected no options beside a certifier, which has its own. Got {', '.join(options)}.")
     certifier = model if isinstance(model, Certifier) else Certifier(model, images.shape[1:], **options)  # type: ignore[arg-type]
     classes = certifier.pair_constants.shape[0]
     if not (int(labels.min()) >= 0 and int(labels.max()) < classes):
@@ -106,6 +102,28 @@ def robust_accuracy(
     right = _right(found, labels)
     certified = {float(e): _percent(right & (found.radius >= e) if e > 0 else right) for e in epsilons}
     return RobustAccuracy(_percent(right), certified, found, labels, certifier)
+
+
+def _images_and_labels(data: LabelledImages | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    pair = data if isinstance(data, (tuple, list)) else (getattr(data, "images", None), getattr(data, "labels", None))
+    images, labels = pair if len(pair) == 2 else (None, None)
+    if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
+        raise IsoconvError("Expected a pair of tensors, images and labels, or a data set of isoconv.data. Got neither.")
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise IsoconvError(
+            f"Expected a whole number as label of each of {len(images)} images. Got {tuple(labels.shape)}."
+        )
+    if not len(images):
+        raise IsoconvError("Expected at least one image. Got none.")
+    return images, labels
+
+
+def _check_radii(epsilons: Sequence[float]) -> None:
+    if not isinstance(epsilons, Iterable) or isinstance(epsilons, str):
+        raise IsoconvError(f"Expected radii as a list of numbers. Got {epsilons}.")
+    for epsilon in epsilons:
+        if not isinstance(epsilon, (int, float)) or not epsilon >= 0:
+            raise IsoconvError(f"Expected radii of at least 0. Got {epsilon}.")
 
 
 def _right(found: Certified, labels: Tensor) -> Tensor:

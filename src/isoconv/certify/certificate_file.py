@@ -7,12 +7,15 @@ All numbers that matter are hexadecimal floats, so that none is rounded on the w
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from isoconv.certify.certifier import Certified, Certifier
+from isoconv.certify.convolutions import pads_of
 from isoconv.certify.layers import Layer
 from isoconv.errors import IsoconvError
 from isoconv.nn import Abs, GroupSort, MaxMin, Scale
@@ -30,7 +33,13 @@ def write_certificate(
     if certifier.p != 2 or certifier.criterion != "pairs":
         raise IsoconvError("Expected a certificate for p = 2 with a constant per pair of classes. Others have no file.")
     found = certificates.cpu()
-    known = [None] * len(found.radius) if labels is None else labels.tolist()
+    known = _checked_labels(labels, len(found.radius), len(certifier.pair_constants))
+    if found.logits.shape[1:] != (len(certifier.pair_constants),) or not torch.equal(
+        torch.minimum(certifier.from_logits(found.logits, found.input_norm).radius, found.radius), found.radius
+    ):
+        raise IsoconvError(
+            "Expected certificates that this certifier made. Got radii that do not follow from its bounds."
+        )
     images = [
         {
             "index": index,
@@ -78,20 +87,36 @@ def write_certificate(
     _write_whole(Path(path), json.dumps(content, indent=1) + "\n")
 
 
+def _checked_labels(labels: Tensor | None, images: int, classes: int) -> list[int | None]:
+    if labels is None:
+        return [None] * images
+    if labels.shape != (images,) or labels.is_floating_point() or not all(0 <= n < classes for n in labels.tolist()):
+        raise IsoconvError(f"Expected a label from 0 to {classes - 1} for each of {images} images. Got others.")
+    return list(labels.tolist())
+
+
 def weights_sha256(model: nn.Module) -> str:
     """The hash of a plain network's weights: names, types, shapes and bytes of its state, sorted by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         kind, shape = str(tensor.dtype).removeprefix("torch."), ",".join(map(str, tensor.shape))
         digest.update(name.encode() + b"\0" + kind.encode() + b"\0" + shape.encode() + b"\0")
-        digest.update(tensor.detach().cpu().contiguous().numpy().astype(f"<f{tensor.element_size()}").tobytes())
+        digest.update(_little_endian(tensor))
     return digest.hexdigest()
+
+
+def _little_endian(tensor: Tensor) -> bytes:
+    octets = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    swapped = octets.reshape(-1, tensor.element_size())[:, ::-1] if sys.byteorder == "big" else octets
+    return bytes(swapped.tobytes())
 
 
 def _settings(layer: Layer) -> dict[str, Any]:
     """A module's constructor arguments, as far as they matter to what it computes."""
     module = layer.module
     unusual = [name for name in ("ceil_mode", "divisor_override", "return_indices") if getattr(module, name, None)]
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)) and pads_of(module) != [(p, p) for p in module.padding]:
+        unusual.append("padding")
     for kind, names in _SETTINGS.items():
         if type(module) is kind and not unusual:
             dimensions = len(layer.input_shape) - 1
@@ -107,8 +132,6 @@ def _plain_value(name: str, value: Any, dimensions: int) -> Any:
         return float(value).hex()
     if name in ("kernel_size", "stride", "dilation") or (name == "padding" and isinstance(value, int)):
         return [value] * dimensions if isinstance(value, int) else list(value)
-    if isinstance(value, str) and name == "padding":
-        raise IsoconvError(f"Expected padding in numbers. Got {value!r}: its certificate cannot be written to a file.")
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -20,13 +20,13 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from isoconv.certify.forward_error import ARITHMETICS, LARGEST_NORM, forward_error
-from isoconv.certify.layers import Layer, layers_of
+from isoconv.certify.layers import Layer, checked_shape, layers_of, refuse_strangers
 from isoconv.certify.lipschitz import LayerBound, LipschitzBound, layer_bound
 from isoconv.certify.other_norms import lipschitz_bound_in_norm
 from isoconv.errors import IsoconvError
@@ -77,13 +77,11 @@ class Certifier:
             raise IsoconvError(f"Expected arithmetic to be one of {', '.join(ARITHMETICS)}. Got {arithmetic!r}.")
         if criterion not in CRITERIA:
             raise IsoconvError(f"Expected criterion to be one of {', '.join(CRITERIA)}. Got {criterion!r}.")
-        if not p >= 1:
+        if not isinstance(p, (int, float)) or not p >= 1:
             raise IsoconvError(f"Expected a norm with p of at least 1. Got {p}.")
-        low, high = input_range
-        if not -math.inf < low < high < math.inf:
-            raise IsoconvError(f"Expected an input range such as (0, 1). Got {tuple(input_range)}.")
         self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
-        self.input_range, self.input_shape = (float(low), float(high)), torch.Size(input_shape)
+        self.input_range, self.input_shape = _checked_range(input_range), checked_shape(input_shape)
+        refuse_strangers(model)
         self.deployed = plain(model).eval().requires_grad_(False)  # as it is kept in a file
         if arithmetic == "float32" and any(p.dtype == torch.float64 for p in self.deployed.parameters()):
             raise IsoconvError("Expected float32 weights for a float32 certificate. Got float64 ones.")
@@ -124,26 +122,26 @@ class Certifier:
     def __call__(self, x: Tensor) -> Certified:
         """Certify a batch (N, *input_shape) of floating-point inputs; they are read exactly."""
         x = self._checked(x)
-        logits = self.logits(x)
+        found = self.from_logits(self.logits(x), _norm_up(x))
+        finite = x.flatten(1).isfinite().all(dim=1)
+        return replace(found, radius=torch.where(finite, found.radius, 0.0))
+
+    def from_logits(self, logits: Tensor, norm: Tensor) -> Certified:
+        """What follows from computed logits (N, classes) of inputs whose norms are at most `norm` (N,)."""
         prediction = logits.argmax(dim=1)
-        norm = _norm_up(x)
         numerators = _down(logits.gather(1, prediction[:, None]) - logits)
         errors = _up(_SQRT2 * _up(2 * self.error.offset + _up(_up(norm * self.error.slope) * 2)))
         numerators = _down(numerators - errors[:, None])
         others = torch.ones_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], False)
         radius = self._radius(numerators, prediction, others)
-        whole = logits.isfinite().all(dim=1) & x.flatten(1).isfinite().all(dim=1) & (norm < LARGEST_NORM / 2)
+        whole = logits.isfinite().all(dim=1) & (norm < LARGEST_NORM / 2)
         won = torch.where(others, numerators > 0, True).all(dim=1)  # false for NaN
-        radius = torch.where(whole & won, radius, 0.0).clamp(max=LARGEST_NORM / 2)
+        radius = torch.where(whole & won, radius, 0.0).clamp(max=LARGEST_NORM / 2 / self._stretch())
         return Certified(prediction, radius, logits, norm)
 
     def _radius(self, numerators: Tensor, prediction: Tensor, others: Tensor) -> Tensor:
         """The largest r for every competitor j, and the smallest of these, in the norm asked for."""
-        dimension = math.prod(self.input_shape)
-        # ‖·‖_2 ≤ stretch·‖·‖_p on vectors of this dimension
-        power = 0.0 if self.p <= 2 else 0.5 - (0.0 if self.p == math.inf else 1 / self.p)
-        stretch = 1.0 if power == 0 else up(up(float(dimension) ** up(power)) * (1 + 2.0**-50))
-        slope = mul_up(_SQRT2, self.error.slope)
+        stretch, slope = self._stretch(), mul_up(_SQRT2, self.error.slope)
         two = _smallest_quotient(numerators, _up(self.pair_constants + slope), prediction, others)
         if self.p == 2:
             return two
@@ -159,10 +157,15 @@ class Certifier:
             radius = torch.maximum(radius, _smallest_quotient(numerators, constants, prediction, others))
         return radius
 
+    def _stretch(self) -> float:
+        """‖·‖_2 ≤ stretch·‖·‖_p for vectors of the input's dimension."""
+        power = 0.0 if self.p <= 2 else 0.5 - (0.0 if self.p == math.inf else 1 / self.p)
+        return 1.0 if power == 0 else up(up(float(math.prod(self.input_shape)) ** up(power)) * (1 + 2.0**-50))
+
     def logits(self, x: Tensor) -> Tensor:
-        """The network's outputs in the certificate's arithmetic, as float64."""
+        """The network's outputs in the certificate's arithmetic, as float64. Modules in place work on a copy."""
         with _sums_as_they_are(self.arithmetic, x):
-            return self.network(x.to(getattr(torch, self.arithmetic))).double()
+            return self.network(x.to(getattr(torch, self.arithmetic), copy=True)).double()
 
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -170,6 +173,8 @@ class Certifier:
             raise IsoconvError(
                 f"Expected inputs as a floating-point tensor of pixels in {self.input_range}. Got {kind}."
             )
+        if x.layout != torch.strided or x.is_meta:
+            raise IsoconvError(f"Expected inputs with a value for each pixel. Got a {x.layout} tensor on {x.device}.")
         if x.shape[1:] != self.input_shape or x.dim() != len(self.input_shape) + 1:
             raise IsoconvError(
                 f"Expected inputs of shape (N, {', '.join(map(str, self.input_shape))}). Got {tuple(x.shape)}."
@@ -183,6 +188,11 @@ class Certifier:
             raise IsoconvError(f"Expected pixels from {low:g} to {high:g}. Got values from {found}.")
         device = next((p.device for p in self.network.parameters()), x.device)
         return x.detach().to(device, torch.float64)
+
+
+def checked_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise IsoconvError(f"Expected a batch size of at least 1. Got {batch_size}.")
 
 
 def joined(parts: Sequence[Certified]) -> Certified:
@@ -207,6 +217,14 @@ def certified_radius(model: nn.Module, x: Tensor, *, batch_size: int = 500, **op
     float64, (N,); 0 where nothing is proved (equal logits, NaN, infinities). `options` are those of `Certifier`.
     """
     return certify(model, x, batch_size=batch_size, **options).radius
+
+
+def _checked_range(given: tuple[float, float]) -> tuple[float, float]:
+    numbers = [n for n in given if isinstance(n, (int, float))] if isinstance(given, (tuple, list)) else []
+    if len(numbers) != 2 or len(given) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
+        shown = tuple(given) if isinstance(given, (tuple, list)) else given
+        raise IsoconvError(f"Expected an input range such as (0, 1). Got {shown}.")
+    return float(numbers[0]), float(numbers[1])
 
 
 def _with_room(bound: float, layer: Layer) -> float:
@@ -248,7 +266,7 @@ def _sums_as_they_are(arithmetic: str, x: Tensor) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of Intel GPUs
         try:
-            with torch.backends.cudnn.flags(enabled=False):
+            with torch.backends.cudnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
                 yield
         finally:
             torch._C._set_mkldnn_enabled(onednn)

@@ -21,7 +21,7 @@ def convolution_bound(module: nn.Conv1d | nn.Conv2d, shape: torch.Size, circular
     size = tuple(shape[1:])
     kernel = _dilated(module.weight, module.dilation)
     mode = module.padding_mode
-    pads = _pads(module, kernel) if circular is None else list(circular)
+    pads = pads_of(module) if circular is None else list(circular)
     if circular is not None or mode == "circular":
         return _per_group(kernel, module, lambda part: _circular_bound(part, module.stride, size, pads))
     if mode == "zeros" or not any(any(pad) for pad in pads):
@@ -71,7 +71,7 @@ def absolute_sums(
     """
     size = tuple(shape[1:])
     kernel = _dilated(module.weight, module.dilation)
-    pads = _pads(module, kernel) if circular is None else list(circular)
+    pads = pads_of(module) if circular is None else list(circular)
     copies = 1.0
     if circular is not None or module.padding_mode == "circular":
         copies = float(_turns(kernel.shape[2:], module.stride, size, pads))
@@ -93,17 +93,22 @@ def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
     return kernel
 
 
-def _pads(module: nn.Conv1d | nn.Conv2d, kernel: Tensor) -> list[tuple[int, int]]:
+def pads_of(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
+    """(before, after) per axis of what the module pads by itself."""
+    if module.padding_mode != "zeros":  # torch goes by this list, made when the module was
+        flat = list(module._reversed_padding_repeated_twice)
+        return list(zip(flat[-2::-2], flat[-1::-2], strict=True))
     if module.padding == "valid":
-        return [(0, 0)] * (kernel.dim() - 2)
+        return [(0, 0)] * len(module.kernel_size)
     if module.padding == "same":  # torch puts the odd one behind
-        return [((k - 1) // 2, k - 1 - (k - 1) // 2) for k in kernel.shape[2:]]
+        reach = [(k - 1) * d for k, d in zip(module.weight.shape[2:], module.dilation, strict=True)]
+        return [(r // 2, r - r // 2) for r in reach]
     return [(int(p), int(p)) for p in module.padding]
 
 
 def _copies_of_padding(size: tuple[int, ...], pads: Pads, mode: str) -> float:
-    pixels = torch.zeros(1, 1, *size, dtype=torch.float64, requires_grad=True)
     flat = [pad for pair in reversed(list(pads)) for pad in pair]
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        pixels = torch.zeros(1, 1, *size, dtype=torch.float64, requires_grad=True)
         (counts,) = torch.autograd.grad(F.pad(pixels, flat, mode=mode).sum(), pixels)
     return sqrt_up(float(counts.max()))

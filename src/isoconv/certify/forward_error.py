@@ -71,43 +71,49 @@ def forward_error(layers: Sequence[Layer], bounds: Sequence[float], arithmetic: 
         if layer.merged or type(layer.module) in _EXACT:
             size, error = size.times(bound), error.times(bound)
             continue
-        terms, absolute, constant = _sums(layer, bound, arithmetic)
+        terms, absolute, constant, divisor = _sums(layer, bound, arithmetic)
         relative = up((terms + 1) * unit)
         relative = div_up(relative, math.nextafter(1 - relative, 0.0))
         if not 0 < relative < 1:
             raise IsoconvError(f"Expected sums short enough for {arithmetic}. Got {terms} terms at {layer.name}.")
         underflow = mul_up(sqrt_up(float(math.prod(layer.output_shape))), float(2 * (terms + 1)), tiny)
-        sums = size.plus(error).times(absolute).shifted(constant)  # all partial sums are below this
-        if not sums.offset + sums.slope * LARGEST_NORM < huge:
+        sums = size.plus(error).times(absolute).shifted(constant)
+        if not (sums.offset + sums.slope * LARGEST_NORM) * divisor < huge:  # above all partial sums
             return ForwardError(math.inf, math.inf)
         rounding = sums.times(relative).shifted(underflow)
         size, error = size.times(bound).shifted(constant), error.times(bound).plus(rounding)
     return ForwardError(error.offset, error.slope)
 
 
-def _sums(layer: Layer, bound: float, arithmetic: str) -> tuple[int, float, float]:
-    """(number of products in a sum, bound of ‖|A|‖, norm of what is added) of a layer that rounds."""
+def _sums(layer: Layer, bound: float, arithmetic: str) -> tuple[int, float, float, float]:
+    """(products in a sum, bound of ‖|A|‖, norm of what is added, what the sum is divided by) of a layer that rounds."""
     module = layer.module
     if type(module) in (nn.Conv1d, nn.Conv2d):
         assert isinstance(module, (nn.Conv1d, nn.Conv2d))
         rows, columns = absolute_sums(module, layer.input_shape, layer.circular)
-        return module.weight[0].numel(), sqrt_up(mul_up(rows, columns)), _bias_norm(module.bias, layer.output_shape)
+        return (
+            module.weight[0].numel(),
+            sqrt_up(mul_up(rows, columns)),
+            _bias_norm(module.bias, layer.output_shape),
+            1.0,
+        )
     if type(module) is nn.Linear:
         assert isinstance(module, nn.Linear)
         rows, columns = largest_absolute_sums(module.weight)
-        return module.in_features, sqrt_up(mul_up(rows, columns)), _bias_norm(module.bias, layer.output_shape)
+        return module.weight.shape[1], sqrt_up(mul_up(rows, columns)), _bias_norm(module.bias, layer.output_shape), 1.0
     if type(module) in (nn.AvgPool1d, nn.AvgPool2d):
         assert isinstance(module, (nn.AvgPool1d, nn.AvgPool2d))
         sizes = module.kernel_size
-        # The weights are positive, so |A| = A.
-        return math.prod(sizes) if isinstance(sizes, tuple) else sizes ** (len(layer.input_shape) - 1), bound, 0.0
+        count = math.prod(sizes) if isinstance(sizes, tuple) else sizes ** (len(layer.input_shape) - 1)
+        divisor = max(1.0, abs(float(getattr(module, "divisor_override", None) or count)))
+        return count, bound, 0.0, divisor  # the weights have one sign, so ‖|A|‖ = ‖A‖
     if type(module) is Scale:
         assert isinstance(module, Scale)
         if arithmetic == "float32" and float(torch.tensor(module.factor, dtype=torch.float32)) != module.factor:
             raise IsoconvError(f"Expected a factor that float32 can hold. Got {module.factor} at {layer.name}.")
-        return 0, bound, 0.0
+        return 0, bound, 0.0, 1.0
     if type(module) is nn.LeakyReLU:
-        return 1, bound, 0.0
+        return 1, bound, 0.0, 1.0
     raise IsoconvError(
         f"Expected modules whose rounding is known. Got {layer.kind} at {layer.name}: "
         f"fold it into a convolution or a linear layer, or leave it out."
@@ -117,7 +123,7 @@ def _sums(layer: Layer, bound: float, arithmetic: str) -> tuple[int, float, floa
 def _bias_norm(bias: torch.Tensor | None, output_shape: torch.Size) -> float:
     if bias is None:
         return 0.0
-    (largest, _), positions = largest_absolute_sums(bias[:, None]), math.prod(output_shape[1:])
+    (largest, _), positions = largest_absolute_sums(bias[:, None]), math.prod(output_shape) // bias.numel()
     if largest == 0:
         return 0.0
     # Scaled, so that neither the squares of tiny biases vanish nor those of huge ones overflow.

@@ -88,8 +88,8 @@ def _copies(module: nn.Module, shape: torch.Size) -> float:
         raise IsoconvError(
             f"Expected an nn.Upsample with mode 'nearest'. Got {module.mode!r}, of which no bound is known."
         )
-    pixels = torch.zeros(1, *shape, dtype=torch.float64, requires_grad=True)
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        pixels = torch.zeros(1, *shape, dtype=torch.float64, requires_grad=True)
         (counts,) = torch.autograd.grad(module(pixels).sum(), pixels)
     return sqrt_up(float(counts.max())) if float(counts.max()) != 1 else 1.0
 
@@ -131,20 +131,26 @@ def _batch_norm(module: nn.Module, shape: torch.Size) -> float:
     gains = []
     for gamma, variance in zip(weight.double().tolist(), module.running_var.double().tolist(), strict=True):
         total = math.nextafter(variance + module.eps, 0.0)
-        if not total > 0:
-            raise IsoconvError(f"Expected positive running variances. Got {variance}.")
+        if not 0 < total < math.inf or not math.isfinite(gamma):
+            raise IsoconvError(f"Expected finite weights and positive running variances. Got {gamma} and {variance}.")
         gains.append(div_up(abs(gamma), math.nextafter(math.sqrt(total), 0.0)))
     return up(max(gains, default=1.0))
 
 
 def _leaky(module: nn.Module, shape: torch.Size) -> float:
     assert isinstance(module, nn.LeakyReLU)
-    return max(1.0, abs(module.negative_slope))
+    return max(1.0, _finite(abs(module.negative_slope)))
 
 
 def _scale(module: nn.Module, shape: torch.Size) -> float:
     assert isinstance(module, Scale)
-    return abs(module.factor)
+    return _finite(abs(module.factor))
+
+
+def _finite(value: float) -> float:
+    if not value < math.inf:
+        raise IsoconvError(f"Expected a finite slope. Got {value}.")
+    return value
 
 
 def _per_axis(value: int | Sequence[int], dimensions: int) -> list[int]:
@@ -154,7 +160,7 @@ def _per_axis(value: int | Sequence[int], dimensions: int) -> list[int]:
 _Rule = Callable[[nn.Module, torch.Size], float]
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], _Rule], ...] = (
     ((Abs, MaxMin, GroupSort, nn.Flatten, nn.Unflatten, nn.Identity, nn.PixelShuffle, nn.PixelUnshuffle), _one),
-    ((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Dropout), _one),
+    ((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Dropout), _one),
     ((nn.LeakyReLU,), _leaky),
     ((Scale,), _scale),
     ((nn.MaxPool1d, nn.MaxPool2d), _max_pool),

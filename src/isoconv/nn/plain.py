@@ -34,10 +34,17 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if isinstance(model, InvertibleUpsampling):
         return nn.PixelShuffle(model.factor)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
-    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+    if is_ordinary_sequence(model):
         result: nn.Module = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
     else:
         result = copy.deepcopy(model, {id(child): None for child in model.children()})  # without its children
     for name, child in children.items():
         result._modules[name] = child
     return result.train(model.training)
+
+
+def is_ordinary_sequence(model: nn.Module) -> bool:
+    """Whether a model is an nn.Sequential, or a subclass that only says which children it has, one after the other."""
+    ways = ("forward", "__call__", "__iter__")
+    inherited = all(getattr(type(model), way, None) is getattr(nn.Sequential, way) for way in ways)
+    return isinstance(model, nn.Sequential) and inherited and "forward" not in vars(model)
