@@ -167,14 +167,18 @@ class Certifier:
         with _sums_as_they_are(self.arithmetic, x):
             return self.network(x.to(getattr(torch, self.arithmetic), copy=True)).double()
 
+    @staticmethod
+    def check_dense(x: Tensor) -> None:
+        if x.layout != torch.strided or x.is_meta:
+            raise IsoconvError(f"Expected inputs with a value for each pixel. Got a {x.layout} tensor on {x.device}.")
+
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise IsoconvError(
                 f"Expected inputs as a floating-point tensor of pixels in {self.input_range}. Got {kind}."
             )
-        if x.layout != torch.strided or x.is_meta:
-            raise IsoconvError(f"Expected inputs with a value for each pixel. Got a {x.layout} tensor on {x.device}.")
+        self.check_dense(x)
         if x.shape[1:] != self.input_shape or x.dim() != len(self.input_shape) + 1:
             raise IsoconvError(
                 f"Expected inputs of shape (N, {', '.join(map(str, self.input_shape))}). Got {tuple(x.shape)}."
@@ -204,10 +208,11 @@ def joined(parts: Sequence[Certified]) -> Certified:
 def certify(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Certified:
     """Predictions that are proved, and how far they hold; `options` are those of `Certifier`."""
     if not isinstance(x, Tensor) or x.dim() < 2:
-        raise IsoconvError(
-            f"Expected a batch of inputs (N, …). Got {tuple(x.shape) if isinstance(x, Tensor) else x!r}."
-        )
+        came = tuple(x.shape) if isinstance(x, Tensor) else None if x is None else type(x).__name__
+        raise IsoconvError(f"Expected a batch of inputs (N, …). Got {came}.")
+    checked_batch_size(batch_size)
     certifier = Certifier(model, x.shape[1:], **options)  # type: ignore[arg-type]
+    certifier.check_dense(x)
     return joined([certifier(part) for part in (x.split(batch_size) if len(x) else [x])])
 
 
@@ -257,8 +262,9 @@ def _smallest_quotient(numerators: Tensor, constants: Tensor, prediction: Tensor
 
 @contextmanager
 def _sums_as_they_are(arithmetic: str, x: Tensor) -> Iterator[None]:
-    """No autocast; in float32 no TF32, no Winograd and no FFT either, which libraries may otherwise choose."""
-    with torch.autocast(x.device.type, enabled=False):
+    """No autocast, no TF32, no Winograd and no FFT, which libraries may otherwise choose."""
+    without_autocast = torch.autocast(x.device.type, enabled=False)
+    with without_autocast, torch.backends.cudnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
         if arithmetic == "float64":
             yield
             return
@@ -266,8 +272,7 @@ def _sums_as_they_are(arithmetic: str, x: Tensor) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of Intel GPUs
         try:
-            with torch.backends.cudnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
-                yield
+            yield
         finally:
             torch._C._set_mkldnn_enabled(onednn)
             torch.set_float32_matmul_precision(precision)

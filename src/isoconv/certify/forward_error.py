@@ -11,8 +11,8 @@ with ‖|A|‖ ≤ √(largest row sum · largest column sum of |A|). Activation
 reordering and max-pooling do not round: E' = L·E, H' = L·H. Beginning with H = ‖x‖, E = 0, both stay affine functions of
 ‖x‖. So the logits err by at most α + β‖x‖, for every input x.
 
-This takes a convolution for sums of products, the weights and the inputs as they are: no Winograd, no FFT, no TF32. float64
-convolutions are computed that way; in float32 `isoconv.certify` switches the others off.
+This takes a convolution for sums of products, the weights and the inputs as they are: no Winograd, no FFT, no TF32;
+`isoconv.certify` switches the libraries off that may choose them.
 """
 
 import math

@@ -116,10 +116,7 @@ def _flattened(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]
 
 
 def _pads_circularly(module: nn.Module) -> bool:
-    if type(module) not in (nn.CircularPad1d, nn.CircularPad2d):
-        return False
-    assert isinstance(module, (nn.CircularPad1d, nn.CircularPad2d))
-    return all(pad >= 0 for pad in module.padding)  # a negative one cuts off
+    return type(module) in (nn.CircularPad1d, nn.CircularPad2d)
 
 
 def _pads_nothing(module: nn.Module | None) -> bool:
@@ -136,6 +133,9 @@ def _output_shape(name: str, module: nn.Module, shape: torch.Size) -> torch.Size
     if dimensions is not None and len(shape) != dimensions + 1:
         expected = "(channels, length)" if dimensions == 1 else "(channels, height, width)"
         raise IsoconvError(f"Expected an input {expected} for {kind} at {name}. Got {tuple(shape)}.")
+    if isinstance(module, (nn.CircularPad1d, nn.CircularPad2d)) and any(pad < 0 for pad in module.padding):
+        # torch may fill what is cut off at one end and padded at the other with whatever lies in memory
+        raise IsoconvError(f"Expected circular padding of at least 0. Got {tuple(module.padding)} at {name}.")
     probe = next((p for p in module.parameters()), torch.zeros(()))
     try:
         sizes = [

@@ -1,0 +1,292 @@
+"""What the tests of certificates compare with: networks in exact rational arithmetic, and in any order of summation.
+
+Nothing of isoconv but the types of its modules.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, unfold
+
+import isoconv
+from isoconv.models import Small
+from isoconv.nn import Abs, GroupSort, MaxMin, Scale
+
+# Modules that only move numbers about, or put zeros between them.
+MOVES = (
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+    nn.Upsample,
+    nn.CircularPad1d,
+    nn.CircularPad2d,
+    nn.ReflectionPad1d,
+    nn.ReflectionPad2d,
+    nn.ReplicationPad1d,
+    nn.ReplicationPad2d,
+    nn.ZeroPad1d,
+    nn.ZeroPad2d,
+    nn.Dropout,
+    nn.Dropout2d,
+)
+AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+class Exact(NamedTuple):
+    """The real numbers whole × unit: one image (no batch), `whole` an array of Python integers."""
+
+    whole: np.ndarray
+    unit: Fraction
+
+
+def exact(tensor: Tensor) -> Exact:
+    """A floating-point tensor, exactly."""
+    # frexp would be wrong where subnormal numbers are flushed to zero; integer ratios are not.
+    ratios = [float(value).as_integer_ratio() for value in tensor.detach().double().flatten().tolist()]
+    bottom = max((denominator for _, denominator in ratios), default=1)
+    whole = np.empty(len(ratios), dtype=object)
+    whole[:] = [numerator * (bottom // denominator) for numerator, denominator in ratios]
+    return Exact(whole.reshape(tuple(tensor.shape)), Fraction(1, bottom))
+
+
+def fractions(values: Exact) -> list[Fraction]:
+    return [value * values.unit for value in values.whole.ravel()]
+
+
+def leaves(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of nested Sequentials in the order in which they run."""
+    if isinstance(model, nn.Sequential):
+        for child in model:
+            yield from leaves(child)
+    else:
+        yield model
+
+
+def exact_logits(model: nn.Module, x: Tensor) -> list[Fraction]:
+    """The plain network of `model` at one image, over the rationals."""
+    values = exact(x)
+    for module in leaves(isoconv.plain(model).eval()):
+        values = exact_module(module, values)
+    return fractions(values)
+
+
+def exact_module(module: nn.Module, x: Exact) -> Exact:
+    match module:
+        case nn.Linear() | nn.Conv1d() | nn.Conv2d():
+            return _affine(module, x)
+        case MaxMin() | GroupSort():
+            size = 2 if isinstance(module, MaxMin) else module.group_size or len(x.whole)
+            groups = x.whole.reshape(size, len(x.whole) // size, *x.whole.shape[1:])
+            return Exact(np.sort(groups, axis=0)[::-1].reshape(x.whole.shape), x.unit)
+        case nn.ReLU():
+            return Exact(np.where(x.whole > 0, x.whole, 0), x.unit)
+        case nn.LeakyReLU():
+            slope = Fraction(module.negative_slope)
+            whole = np.where(x.whole > 0, x.whole * slope.denominator, x.whole * slope.numerator)
+            return Exact(whole, x.unit / slope.denominator)
+        case Abs():
+            return Exact(abs(x.whole), x.unit)
+        case Scale():
+            factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
+            return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
+        case nn.MaxPool1d() | nn.MaxPool2d():
+            return Exact(_windows(module, x.whole, -math.inf).max(axis=1), x.unit)
+        case nn.AvgPool1d() | nn.AvgPool2d():
+            windows = _windows(module, x.whole, 0)
+            return Exact(windows.sum(axis=1), x.unit / windows.shape[1])
+        case _ if isinstance(module, MOVES):
+            return Exact(_moved(module, x.whole), x.unit)
+    raise AssertionError(f"the tests know no exact {type(module).__name__}")
+
+
+def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray) -> np.ndarray:
+    """What torch does with the places of the numbers, done to the numbers. Place 0 is what padding puts in: zero."""
+    places = torch.arange(1, whole.size + 1, dtype=torch.float64).reshape(1, *whole.shape)
+    return np.concatenate([[0], whole.ravel()])[move(places)[0].long().numpy()]
+
+
+def _pair(value: Any, count: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (value,) * count
+
+
+def _wide(settings: tuple[int, ...], fill: int) -> tuple[int, int]:
+    """Settings of a 1-D module for images of height 1."""
+    return (settings[0], settings[1]) if len(settings) == 2 else (fill, settings[0])
+
+
+def columns(module: nn.Conv1d | nn.Conv2d) -> Callable[[Tensor], Tensor]:
+    """From (1, C, …) to (1, C·taps, positions): what the convolution multiplies its kernel with."""
+    dimensions = module.weight.dim() - 2
+    if isinstance(module.padding, str):
+        reach = [(k - 1) * d for k, d in zip(module.kernel_size, module.dilation, strict=True)]
+        pads = [(0, 0) if module.padding == "valid" else (r // 2, r - r // 2) for r in reach]
+    else:
+        pads = [(p, p) for p in module.padding]
+    flat = [amount for before_after in reversed(pads) for amount in before_after]
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+
+    def move(x: Tensor) -> Tensor:
+        x = pad(x, flat, mode=mode) if any(flat) else x
+        x = x if dimensions == 2 else x[:, :, None]
+        kernel, stride, dilation = (_wide(s, 1) for s in (module.kernel_size, module.stride, module.dilation))
+        return unfold(x, kernel, dilation=dilation, stride=stride)
+
+    return move
+
+
+def output_size(module: nn.Conv1d | nn.Conv2d, shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(module(torch.zeros(1, *shape, dtype=module.weight.dtype)).shape[2:])
+
+
+def _affine(module: nn.Linear | nn.Conv1d | nn.Conv2d, x: Exact) -> Exact:
+    weight = exact(module.weight)
+    if isinstance(module, nn.Linear):
+        whole = x.whole @ weight.whole.T
+    else:
+        groups = module.groups
+        cols = _moved(columns(module), x.whole)
+        cols = cols.reshape(groups, len(cols) // groups, -1)
+        kernels = weight.whole.reshape(groups, module.out_channels // groups, -1)
+        whole = np.concatenate([kernel @ col for kernel, col in zip(kernels, cols, strict=True)])
+        whole = whole.reshape(module.out_channels, *output_size(module, x.whole.shape))
+    unit = weight.unit * x.unit
+    if module.bias is None:
+        return Exact(whole, unit)
+    bias = exact(module.bias)
+    common = Fraction(1, math.lcm(unit.denominator, bias.unit.denominator))
+    own = bias.whole * int(bias.unit / common)
+    own = own if isinstance(module, nn.Linear) else own.reshape(-1, *[1] * (whole.ndim - 1))
+    return Exact(whole * int(unit / common) + own, common)
+
+
+def _windows(pool: Any, whole: np.ndarray, border: float) -> np.ndarray:
+    """(C, window, …) of a pooling module; `border` stands outside of the image."""
+    dimensions = whole.ndim - 1
+    size, stride, padding = (_pair(s, dimensions) for s in (pool.kernel_size, pool.stride, pool.padding))
+    dilation = _pair(getattr(pool, "dilation", 1), dimensions)
+    conv_kind = nn.Conv1d if dimensions == 1 else nn.Conv2d
+    conv: Any = conv_kind(1, 1, size, stride, padding, dilation, bias=False)
+    outside = np.full_like(whole[:1], 1)
+    inside = _moved(columns(conv), outside)
+    taken = np.stack([_moved(columns(conv), channel[None]) for channel in whole])
+    taken = np.where(inside[None] == 1, taken, border)
+    return taken.reshape(len(whole), math.prod(size), *output_size(conv, (1, *whole.shape[1:])))
+
+
+def root_down(square: Fraction, bits: int = 200) -> Fraction:
+    """At most the square root, by less than a relative 2^−(bits − 2)."""
+    if square == 0:
+        return Fraction(0)
+    exponent = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
+    unit = Fraction(2) ** (exponent - bits)
+    return math.isqrt(math.floor(square / unit**2)) * unit
+
+
+def root_up(square: Fraction, bits: int = 200) -> Fraction:
+    """At least the square root, by less than a relative 2^−(bits − 3)."""
+    return root_down(square, bits) * (1 + Fraction(1, 2 ** (bits - 2)))
+
+
+def norm_square(values: Sequence[Fraction]) -> Fraction:
+    return sum((value**2 for value in values), Fraction(0))
+
+
+def distance_square(a: Tensor, b: Tensor) -> Fraction:
+    """‖a − b‖₂² of two tensors of floats, exactly."""
+    pairs = zip(a.flatten().tolist(), b.flatten().tolist(), strict=True)
+    return norm_square([Fraction(p) - Fraction(q) for p, q in pairs])
+
+
+def logit_error(computed: Tensor, truth: Sequence[Fraction]) -> Fraction:
+    """An upper bound, by less than 2⁻¹⁹⁰ of itself, of ‖computed − truth‖₂."""
+    return root_up(norm_square([Fraction(c) - t for c, t in zip(computed.flatten().tolist(), truth, strict=True)]))
+
+
+def input_norm(x: Tensor) -> Fraction:
+    """A lower bound, by less than 2⁻¹⁹⁰ of itself, of ‖x‖₂."""
+    return root_down(norm_square(fractions(exact(x))))
+
+
+def summed_in_order(model: nn.Module, x: Tensor, order: str, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """The logits of one image where every sum of a convolution or linear layer runs one term after the other.
+
+    order : "forward", "backward", "random" (the bias too), "rising" or "falling" (by absolute value, bias last)
+    """
+    generator = np.random.default_rng(seed)
+    x = x.to(dtype)[None]
+    for module in leaves(isoconv.plain(model).eval().to(dtype)):
+        if not isinstance(module, AFFINE):
+            x = module(x)
+            continue
+        if isinstance(module, nn.Linear):
+            cols, groups, shape = x[:, :, None], 1, (module.out_features,)
+        else:
+            cols, groups = columns(module)(x), module.groups
+            shape = (module.out_channels, *output_size(module, x.shape[1:]))
+        weight = module.weight.detach().reshape(groups, module.weight.shape[0] // groups, -1, 1).numpy()
+        terms = weight * cols.detach().reshape(groups, 1, weight.shape[2], -1).numpy()
+        terms = terms.reshape(module.weight.shape[0], terms.shape[2], -1)
+        if module.bias is not None:
+            bias = np.broadcast_to(module.bias.detach().numpy()[:, None, None], (len(terms), 1, terms.shape[2]))
+        else:
+            bias = np.zeros((len(terms), 0, terms.shape[2]), dtype=terms.dtype)
+        if order == "backward":
+            terms = terms[:, ::-1]
+        if order in ("rising", "falling"):
+            ranks = np.argsort(abs(terms), axis=1)
+            terms = np.take_along_axis(terms, ranks if order == "rising" else ranks[:, ::-1], axis=1)
+        terms = np.concatenate([bias, terms] if order == "falling" else [terms, bias], axis=1)
+        if order == "random":
+            terms = generator.permuted(terms, axis=1)
+        sums = np.cumsum(terms, axis=1)[:, -1]
+        assert sums.dtype == terms.dtype
+        x = torch.from_numpy(sums.copy()).reshape(1, *shape)
+    return x[0]
+
+
+def images(count: int, *shape: int, seed: int = 0) -> Tensor:
+    """Random images in [0, 1], as exact in float32 as in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, *shape, generator=generator, dtype=torch.float32).double()
+
+
+def linear_classifier(weight: Sequence[Sequence[float]] | Tensor, bias: Sequence[float] | Tensor | None) -> nn.Linear:
+    """In the dtype of the tensor, or float64."""
+    W = weight if isinstance(weight, Tensor) else torch.tensor(weight, dtype=torch.float64)
+    layer = nn.Linear(W.shape[1], W.shape[0], bias=bias is not None, dtype=W.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(W)
+        if bias is not None:
+            layer.bias.copy_(torch.as_tensor(bias, dtype=W.dtype))
+    return layer
+
+
+def trained_small(
+    conv: str, shape: tuple[int, int, int], steps: int = 12, classes: int = 4, seed: int = 0
+) -> nn.Module:
+    """Small after a few steps of Adam on images with a class each, in evaluation: no longer at its initialisation."""
+    torch.manual_seed(seed)
+    model = Small(shape, classes=classes, conv=conv)
+    descent = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    data, labels = labelled_images(32, shape, classes, seed)
+    for _ in range(steps):
+        descent.zero_grad()
+        nn.functional.multi_margin_loss(model(data.float()), labels, margin=2.0).backward()
+        descent.step()
+    return model.eval()
+
+
+def labelled_images(count: int, shape: Sequence[int], classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Noise around one random picture per class: easy enough to learn in a few steps."""
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.rand(classes, *shape, generator=generator)
+    labels = torch.arange(count) % classes
+    noise = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed + 1))
+    return (0.7 * pictures[labels] + 0.3 * noise).double(), labels

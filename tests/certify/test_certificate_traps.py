@@ -1,0 +1,459 @@
+"""Numbers and settings made to get a certificate that is not deserved; the truth is known in each."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isoconv
+from certify.exact_network import (
+    distance_square,
+    exact_logits,
+    images,
+    input_norm,
+    labelled_images,
+    linear_classifier,
+    logit_error,
+    summed_in_order,
+    trained_small,
+)
+from isoconv import IsoconvError
+from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound
+from isoconv.models import CONVOLUTIONS
+from isoconv.nn import Scale
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    """The plain network of a trained Small."""
+    return isoconv.plain(trained_small("bcop", SHAPE))
+
+
+@pytest.fixture(scope="module")
+def data() -> Tensor:
+    return labelled_images(6, SHAPE, seed=3)[0]
+
+
+# ---- Numbers that are too small, too large, or equal.
+
+
+def chain(*factors: float, dtype: torch.dtype) -> nn.Sequential:
+    """A product of diagonal matrices; the logits are (x₀, x₁) times the product of all factors."""
+    layers = [
+        linear_classifier(torch.eye(2, dtype=torch.float64).mul(f).to(dtype), None).requires_grad_(False)
+        for f in factors
+    ]
+    return nn.Sequential(*layers)
+
+
+def true_product(model: nn.Sequential) -> Fraction:
+    result = Fraction(1)
+    for layer in model:
+        result *= Fraction(float(layer.weight[0, 0])) if isinstance(layer, nn.Linear) else Fraction(layer.factor)  # type: ignore[arg-type,union-attr]
+    return abs(result)
+
+
+CHAINS = {
+    "float32 squares underflow": ((1e-30, 1e30), torch.float32),
+    "float32 subnormal": ((1e-42, 1e21, 1e21), torch.float32),
+    "float32 smallest": ((2.0**-149, 2.0**75, 2.0**74), torch.float32),
+    "float64 squares underflow": ((1e-170, 1e170), torch.float64),
+    "float64 squares underflow at the end": ((1e170, 1e-170), torch.float64),
+    "float64 subnormal": ((1e-310, 1e200, 1e110), torch.float64),
+    "float64 smallest": ((2.0**-1074, 2.0**1000, 2.0**74), torch.float64),
+    "float64 smallest at the end": ((2.0**1000, 2.0**74, 2.0**-1074), torch.float64),
+    "float64 halves of the smallest": ((2.0**-537, 2.0**-537, 2.0**537, 2.0**537), torch.float64),
+    "float32 overflows": ((1e30, 1e30, 1e-30, 1e-30), torch.float32),
+    "float64 overflows": ((1e200, 1e200, 1e-200, 1e-200), torch.float64),
+    "float64 subnormal in the middle": ((1e200, 1e-310, 1e110), torch.float64),
+    "float64 overflows at the end": ((1e-200, 1e-200, 1e200, 1e200), torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_of_extreme_weights(name: str) -> None:
+    """The logits are about (x₀, x₁): the constant is about 1 and the distance |x₀ − x₁|/√2, however they are computed."""
+    factors, dtype = CHAINS[name]
+    model = chain(*factors, dtype=dtype)
+    truth = true_product(model)
+    x = torch.tensor([[1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
+    bound = lipschitz_bound(model, (2,)).value
+    assert bound == math.inf or Fraction(bound) >= truth
+    radius = certified_radius(model, x)
+    network = isoconv.plain(model).double()
+    for n, distance in enumerate([1 / math.sqrt(2), 0.5 / math.sqrt(2)]):
+        assert 0 <= radius[n] <= distance
+        if radius[n] > 0:  # then it must be computed as certified, too
+            assert network(x)[n].argmax() == int(n == 1)
+
+
+@pytest.mark.parametrize("name", [name for name in CHAINS if "float32" in name])
+def test_chains_of_extreme_weights_in_float32(name: str) -> None:
+    """Whatever float32 makes of it: a certified prediction is the one that float32 computes, at the edge of the ball too."""
+    factors, dtype = CHAINS[name]
+    model = chain(*factors, dtype=dtype)
+    x = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+    found = certify(model, x, arithmetic="float32")
+    assert (found.radius <= torch.tensor([1.0, 0.5], dtype=torch.float64) / math.sqrt(2)).all()
+    towards = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]) / math.sqrt(2)
+    edge = x + towards * (found.radius * (1 - 1e-5))[:, None].float()
+    for points in (x, edge):
+        right = model(points).argmax(dim=1) == found.prediction
+        assert (right | (found.radius == 0)).all()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-40, 1e-45])
+def test_rows_whose_difference_is_tiny(size: float) -> None:
+    """‖w₀ − w₁‖² is far below the smallest float32: a constant of 0 would certify everything."""
+    model = linear_classifier(torch.tensor([[size, 0.0], [0.0, size]]), [0.0, 0.0])
+    x = torch.tensor([[1.0, 0.0]])
+    for arithmetic in ("float64", "float32"):
+        radius = certified_radius(model, x, arithmetic=arithmetic)
+        assert 0 <= radius.item() <= 1 / math.sqrt(2)
+    constants = torch.as_tensor(Certifier(model, (2,)).pair_constants)
+    assert constants[0, 1] > 0
+
+
+@pytest.mark.parametrize("size", [1e-154, 1e-170, 1e-300, 1e-310, 5e-324])
+def test_rows_whose_difference_is_tiny_in_float64(size: float) -> None:
+    model = linear_classifier([[size, 0.0], [0.0, size]], [0.0, 0.0])
+    x = torch.tensor([[1.0, 0.0]])
+    assert 0 <= certified_radius(model, x).item() <= 1 / math.sqrt(2)
+    constants = torch.as_tensor(Certifier(model, (2,)).pair_constants)
+    assert constants[0, 1] >= math.sqrt(2) * size
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-200, 1e-320])
+def test_rows_that_differ_in_their_last_bits(size: float) -> None:
+    """w₀ − w₁ is a rounding step of large weights, or a tiny entry beside large equal ones."""
+    model = linear_classifier([[1.0, size], [1.0, 0.0]], [0.0, 0.0])
+    constants = torch.as_tensor(Certifier(model, (2,)).pair_constants)
+    assert constants[0, 1] >= size
+    assert certified_radius(model, torch.tensor([[0.5, 1.0]])).item() <= 1
+    near = linear_classifier([[1.0, 1.0], [1.0, 1.0 - 2.0**-53]], [0.0, 0.0])
+    constants = torch.as_tensor(Certifier(near, (2,)).pair_constants)
+    assert constants[0, 1] >= 2.0**-53
+    assert certified_radius(near, torch.tensor([[0.0, 1.0]])).item() <= 1
+
+
+def test_equal_logits_are_not_certified() -> None:
+    x = images(3, 2)
+    for bias in ([0.0, 0.0, -1.0], [0.5, 0.5, 0.5]):
+        tied = linear_classifier([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]], bias)
+        assert (certified_radius(tied, x) == 0).all()
+    on_the_boundary = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    assert certified_radius(on_the_boundary, torch.tensor([[0.5, 0.5]])).item() == 0
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_duplicated_rows(arithmetic: str) -> None:
+    """Classes 0 and 1 differ by their bias alone: only class 2 can be reached, and it sets the radius."""
+    model = linear_classifier(torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]), [1.0, 0.5, 0.0])
+    radius = certified_radius(model, torch.tensor([[1.0, 0.5]]), arithmetic=arithmetic).item()
+    truth = (3 + 2 + 1) / 5
+    assert truth * (1 - 1e-5) <= radius <= truth
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+@pytest.mark.parametrize("huge", [False, True])
+def test_all_rows_duplicated(arithmetic: str, huge: bool) -> None:
+    """Over the reals the prediction never changes. In floating point it does, where the sums round or overflow."""
+    dtype = getattr(torch, arithmetic)
+    top = torch.finfo(dtype).max / 2 if huge else 1.0
+    model = linear_classifier(
+        torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=dtype), torch.tensor([0.0, top], dtype=dtype)
+    )
+    radius = Fraction(certified_radius(model, torch.tensor([[0.5, 0.5]]), arithmetic=arithmetic).item())
+    x = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for exponent in range(1024 if arithmetic == "float64" else 128):
+        far = torch.full((1, 2), 2.0**exponent, dtype=dtype)
+        if model(far).argmax().item() != 1:
+            assert distance_square(far[0].double(), x) > radius**2
+            return
+    raise AssertionError("no point was found where the prediction changes")
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_zero_weights(arithmetic: str) -> None:
+    """A constant network: its prediction never changes, so any radius is true; ties and NaN are still not certified."""
+    zero = torch.zeros(2, 3)
+    x = images(2, 3)
+    radius = certified_radius(linear_classifier(zero, [1.0, 0.0]), x, arithmetic=arithmetic)
+    assert (radius > 0).all() and not radius.isnan().any()
+    assert (certified_radius(linear_classifier(zero, None), x, arithmetic=arithmetic) == 0).all()
+    hidden = nn.Sequential(nn.Linear(3, 4), linear_classifier(torch.zeros(2, 4), [1.0, 0.0]))
+    assert not certified_radius(hidden, x, arithmetic=arithmetic).isnan().any()
+    dead = nn.Sequential(linear_classifier(torch.zeros(4, 3), None), linear_classifier(torch.ones(2, 4), [1.0, 0.0]))
+    assert not certified_radius(dead, x, arithmetic=arithmetic).isnan().any()
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_nan_and_infinity_are_not_certified(arithmetic: str) -> None:
+    model = linear_classifier(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), [0.0, 0.0])
+    x = torch.tensor([[1.0, 0.0], [math.nan, 0.0], [math.inf, 0.0], [0.0, -math.inf], [0.0, 1.0]])
+    radius = certified_radius(model, x, arithmetic=arithmetic)
+    assert (radius > 0).tolist() == [True, False, False, False, True]
+    assert not radius.isnan().any() and (radius[1:4] == 0).all()
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
+def test_nan_is_not_certified_in_any_norm(p: float) -> None:
+    model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    radius = certified_radius(model, torch.tensor([[math.nan, 1.0], [1.0, 0.0]]), p=p)
+    assert radius[0] == 0 and radius[1] > 0
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite(name: str, value: float) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    with torch.no_grad():
+        getattr(model[0], name).view(-1)[0] = value
+    with pytest.raises(IsoconvError, match=r"Expected finite weights. Got NaN or infinity"):
+        certified_radius(model, images(2, 3))
+
+
+def test_average_pooling_rounds_as_often_as_it_adds() -> None:
+    size, value = 512, 0.5195300579071045  # adding it up, float32 loses nearly half a last place each time
+    certifier = Certifier(nn.Sequential(nn.AvgPool2d(size), nn.Flatten()), (1, size, 2 * size), arithmetic="float32")
+    x = torch.full((1, 1, size, 2 * size), value)
+    error = math.sqrt(2) * abs(certifier(x).logits[0, 0].item() - value)
+    assert 1e-4 < error <= certifier.error.offset + certifier.error.slope * value * math.sqrt(2) * size
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_bias_of_a_linear_layer_on_many_rows(arithmetic: str) -> None:
+    """512 rows of one feature: the bias is added, and rounded, 512 times for each of two outputs."""
+    model = nn.Sequential(linear_classifier(torch.ones(2, 1), [1 / 3, 1 / 3]), nn.Flatten())
+    x = (images(1, 512, 1) / 1000).to(getattr(torch, arithmetic)).double()
+    certifier = Certifier(model, (512, 1), arithmetic=arithmetic)
+    error = logit_error(certifier(x).logits[0], exact_logits(model, x[0]))
+    assert error <= Fraction(certifier.error.offset) + Fraction(certifier.error.slope) * input_norm(x[0])
+
+
+def test_a_weight_that_was_replaced_by_a_wider_one() -> None:
+    model = nn.Linear(2, 3)
+    model.weight = nn.Parameter(torch.rand(3, 5000, generator=torch.Generator().manual_seed(0)) + 0.5)
+    x = images(1, 5000)
+    certifier = Certifier(model, (5000,), arithmetic="float32")
+    error = logit_error(summed_in_order(model, x[0], "forward", torch.float32), exact_logits(model, x[0]))
+    assert error <= Fraction(certifier.error.offset) + Fraction(certifier.error.slope) * input_norm(x[0])
+
+
+def test_a_slope_that_is_not_a_number() -> None:
+    """Where both are positive the slope is not seen; a step further the logits are NaN."""
+    model = nn.Sequential(linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0]), nn.LeakyReLU(math.nan))
+    x = torch.tensor([[1.0, 0.25]], dtype=torch.float64)
+    try:
+        radius = certified_radius(model, x).item()
+    except IsoconvError:
+        radius = 0.0
+    assert model(x - torch.tensor([[0.0, 0.26]])).isnan().any() and radius < 0.26
+
+
+def test_overflow_in_a_wide_ball() -> None:
+    """Logits (0, 1) whatever comes in, unless infinity times zero does."""
+    size = 2**20
+    model = nn.Sequential(Scale(2.0**89), nn.Linear(size, 1, bias=False), nn.Linear(1, 2))
+    with torch.no_grad():
+        model[1].weight.fill_(2.0**-10)  # type: ignore[union-attr]
+        model[2].weight.zero_()  # type: ignore[union-attr]
+        model[2].bias.copy_(torch.tensor([0.0, 1.0]))  # type: ignore[union-attr]
+    x = torch.full((1, size), 0.5)
+    radius = certified_radius(model, x, arithmetic="float32", p=math.inf).item()
+    with torch.no_grad():
+        assert model(x + radius).argmax().item() == 1 and model(x + radius).isfinite().all()
+
+
+def test_overflow_in_average_pooling() -> None:
+    model = nn.Sequential(Scale(float(torch.tensor(1.99 * 2.0**89))), nn.AvgPool2d(1024), nn.Flatten(), nn.Linear(1, 2))
+    with torch.no_grad():
+        model[3].weight.zero_()  # type: ignore[union-attr]
+        model[3].bias.copy_(torch.tensor([0.0, 1.0]))  # type: ignore[union-attr]
+    x = torch.full((1, 1, 1024, 1024), 0.5)
+    radius = certified_radius(model, x, arithmetic="float32").item()
+    with torch.no_grad():
+        assert model(x + radius / 1024 * (1 - 1e-6)).isfinite().all()
+
+
+def test_float32_convolutions_are_sums_of_products() -> None:
+    """Both logits are sums of zeros. From 16 images on NNPACK makes them differ, by more than the error bound allows."""
+    conv = nn.Conv2d(1, 1, 3, bias=False)
+    with torch.no_grad():
+        conv.weight.zero_()
+        conv.weight[0, 0, 0, 0] = 0.47700902819633484
+    x = torch.zeros(16, 1, 4, 3)
+    x[:, 0, 2, 2] = 0.6238062977790833
+    found = certify(nn.Sequential(conv, nn.Flatten()), x, arithmetic="float32")
+    assert (found.logits == 0).all() and (found.radius == 0).all()
+
+
+# ---- Settings of the process and of the model that must not reach the certificate.
+
+
+@contextmanager
+def flushed() -> Iterator[None]:
+    assert torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CIRCUMSTANCES = {
+    "medium": lambda: matmul_precision("medium"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast half": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "float64 by default": lambda: default_dtype(torch.float64),
+    "float16 by default": lambda: default_dtype(torch.float16),
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "gradients": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_circumstances_change_nothing(trained: nn.Module, data: Tensor, name: str, arithmetic: str) -> None:
+    """The same radii, logits and constants as without; and logits within their error bound of the exact ones."""
+    expected, before = certify(trained, data, arithmetic=arithmetic), Certifier(trained, SHAPE, arithmetic=arithmetic)
+    with CIRCUMSTANCES[name]():
+        found, certifier = (
+            certify(trained, data, arithmetic=arithmetic),
+            Certifier(trained, SHAPE, arithmetic=arithmetic),
+        )
+    assert torch.allclose(found.radius, expected.radius, rtol=1e-5, atol=0)
+    assert torch.equal(found.prediction, expected.prediction)
+    assert found.radius.dtype == torch.float64 and not found.radius.requires_grad
+    assert certifier.lipschitz.value == pytest.approx(before.lipschitz.value, rel=1e-12)
+    error = logit_error(found.logits[0], exact_logits(trained, data[0]))
+    assert error <= Fraction(certifier.error.offset) + Fraction(certifier.error.slope) * input_norm(data[0])
+    assert torch.get_default_dtype() == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("name", [name for name in CHAINS if "subnormal" in name or "smallest" in name])
+def test_certified_here_and_run_where_subnormals_are_flushed(name: str) -> None:
+    """A machine that reads subnormal weights as zero computes logits of zero: then the prediction may not be certified."""
+    factors, dtype = CHAINS[name]
+    model = chain(*factors, dtype=dtype)
+    model.append(linear_classifier(torch.eye(2, dtype=dtype), torch.tensor([0.0, 0.25], dtype=dtype)))
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    found = certify(model, x)
+    network = isoconv.plain(model).double()
+    with flushed():
+        there = network(x).argmax(dim=1)
+    assert found.radius.item() == 0 or there.item() == found.prediction.item()
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_subnormal_numbers_that_are_flushed_here_are_refused(trained: nn.Module, data: Tensor, arithmetic: str) -> None:
+    with flushed(), pytest.raises(IsoconvError, match=r"Got torch.set_flush_denormal\(True\): no bound is proved"):
+        certified_radius(trained, data, arithmetic=arithmetic)
+    expected = certified_radius(trained, data, arithmetic=arithmetic)
+    certifier = Certifier(trained, SHAPE, arithmetic=arithmetic)
+    with flushed():  # made before: what it proved includes numbers that vanish
+        radius = certifier(data).radius
+    assert torch.allclose(radius, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_model_left_as_it_was(data: Tensor, conv: str) -> None:
+    """In training mode, with and without gradients: the same radii; and nothing about the model changes."""
+    model = trained_small(conv, SHAPE)
+    expected = certified_radius(model, data)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    assert torch.equal(certified_radius(model, data), expected) and model.training
+    model.requires_grad_(False)
+    assert torch.equal(certified_radius(model, data), expected)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_layouts_of_the_input(trained: nn.Module) -> None:
+    """Not contiguous, channels last, expanded, requiring a gradient, float32: the same numbers, the same radii."""
+    model = trained_small("bcop", (3, 8, 8))
+    x, _ = labelled_images(6, (3, 8, 8), seed=3)
+    x = x.float().double()
+    expected = certified_radius(model, x)
+    wide = torch.zeros(6, 3, 8, 16, dtype=torch.float64)
+    wide[..., ::2] = x
+    forms = {
+        "channels last": x.contiguous(memory_format=torch.channels_last),
+        "strided": wide[..., ::2],
+        "transposed": x.mT.contiguous().mT,
+        "requires gradient": x.clone().requires_grad_(),
+        "float32": x.float(),
+    }
+    for name, form in forms.items():
+        assert torch.allclose(certified_radius(model, form), expected, rtol=1e-12, atol=0), name
+    one = x[:1].expand(4, -1, -1, -1)
+    assert torch.allclose(certified_radius(model, one), expected[:1].expand(4), rtol=1e-12, atol=0)
+
+
+def test_float64_images_in_a_float32_network() -> None:
+    """An image that float32 cannot hold would be certified around another image."""
+    model = linear_classifier(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), [0.0, 0.0])
+    x = torch.tensor([[0.5 + 2.0**-40, 0.5]], dtype=torch.float64)
+    with pytest.raises(IsoconvError, match="Expected inputs that float32 can hold"):
+        certified_radius(model, x, arithmetic="float32")
+
+
+def test_half_precision_models_are_certified_as_they_are() -> None:
+    """A bfloat16 model means the numbers that its weights are, not those from which they were rounded."""
+    torch.manual_seed(0)
+    full = nn.Linear(6, 3)
+    half = nn.Linear(6, 3).to(torch.bfloat16)
+    half.load_state_dict(full.state_dict())
+    x = images(4, 6)
+    found = certify(half, x)
+    assert torch.allclose(found.logits, half.double()(x), rtol=0, atol=1e-12)
+
+
+def test_certifier_holds_on_to_the_weights_it_saw() -> None:
+    """Training on after the certifier was made: it speaks of the weights that it bounded, never of a mixture."""
+    model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    certifier = Certifier(model, (2,))
+    with torch.no_grad():
+        model.weight.mul_(1000)
+        model.weight[1] *= -1
+    with torch.no_grad():
+        logits = certifier.network(x)
+    assert logits.abs().max() <= 1.5 * certifier.lipschitz.value
+
+
+def test_activations_that_work_in_place() -> None:
+    """The caller's images stay as they are, their norm is that of before, and −∞ is not certified."""
+    model = nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), linear_classifier([[0.0, 1.0], [0.0, 0.0]], [0.0, 0.0]))
+    x = torch.tensor([[-1.0, 0.5], [-math.inf, 0.5]], dtype=torch.float64)
+    before = x.clone()
+    found = certify(model, x, input_range=(-1, 1))
+    assert torch.equal(x, before)
+    assert found.input_norm[0] >= math.sqrt(1.25) and found.radius[1] == 0

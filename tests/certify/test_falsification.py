@@ -1,0 +1,205 @@
+"""Attacks on the certificates themselves: no point of a certified ball is classified otherwise, by any search we know."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isoconv
+from certify.exact_network import (
+    distance_square,
+    exact_logits,
+    labelled_images,
+    linear_classifier,
+    trained_small,
+)
+from isoconv.certify import Certified, certify
+from isoconv.models import CONVOLUTIONS
+from isoconv.nn import Abs, MaxMin
+
+attacks = pytest.importorskip("isoconv.attacks")
+
+SHAPES = [(1, 8, 8), (3, 8, 8)]
+CASES = [(conv, shape) for conv in CONVOLUTIONS for shape in SHAPES]
+IMAGES = 5
+
+
+def margins(network: nn.Module, points: Tensor, classes: Tensor) -> Tensor:
+    """y_t − max_{j ≠ t} y_j: not positive where another class wins, or ties."""
+    logits = network(points)
+    own = logits.gather(1, classes[:, None])[:, 0]
+    return own - logits.scatter(1, classes[:, None], -torch.inf).amax(dim=1)
+
+
+def clipped(delta: Tensor, radius: Tensor) -> Tensor:
+    """Onto the ball: a little inside, so that rounding does not carry it out again."""
+    length = torch.linalg.vector_norm(delta.flatten(1), dim=1)
+    scale = (radius * (1 - 1e-14) / length.clamp_min(1e-300)).clamp_max(1)
+    return delta * scale.reshape(-1, *[1] * (delta.dim() - 1))
+
+
+def pgd_on_the_margin(
+    network: nn.Module, x: Tensor, classes: Tensor, radius: Tensor, steps: int = 200, restarts: int = 5, seed: int = 0
+) -> Tensor:
+    """For every image the point of the ball with the smallest margin seen, in float64, not kept within [0, 1].
+
+    The first restart begins at the image, the others at random points of the sphere; steps fall linearly to nothing.
+    """
+    count = len(x)
+    x, classes, radius = (t.repeat_interleave(restarts, dim=0) for t in (x, classes, radius))
+    generator = torch.Generator().manual_seed(seed)
+    delta = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    delta = clipped(delta * 1e6, radius)
+    delta[::restarts] = 0
+    best, lowest = delta.clone(), torch.full_like(radius, torch.inf)
+    for step in range(steps + 1):
+        delta.requires_grad_()
+        margin = margins(network, x + delta, classes)
+        (gradient,) = torch.autograd.grad(margin.sum(), delta)
+        delta = delta.detach()
+        lower = margin.detach() < lowest
+        lowest = torch.where(lower, margin.detach(), lowest)
+        best[lower] = delta[lower]
+        length = torch.linalg.vector_norm(gradient.flatten(1), dim=1).clamp_min(1e-300)
+        size = radius * (2 - 1.9 * step / steps) / length
+        delta = clipped(delta - gradient * size.reshape(-1, *[1] * (x.dim() - 1)), radius)
+    choice = lowest.reshape(count, restarts).argmin(dim=1) + torch.arange(count) * restarts
+    return (x + best)[choice]
+
+
+def refuted(network: nn.Module, x: Tensor, points: Tensor, classes: Tensor, radius: Tensor) -> list[int]:
+    """The images whose point is inside the ball, exactly, and classified otherwise (or tied) in float64."""
+    with torch.no_grad():
+        wrong = margins(network, points, classes) <= 0
+    return [
+        n
+        for n in wrong.nonzero()[:, 0].tolist()
+        if distance_square(points[n], x[n]) <= Fraction(radius[n].item()) ** 2 and radius[n] > 0
+    ]
+
+
+class Case:
+    """A trained network, images and their certificates."""
+
+    def __init__(self, conv: str, shape: tuple[int, int, int]) -> None:
+        self.model = trained_small(conv, shape)
+        self.network = isoconv.plain(self.model).double().eval()
+        self.x, self.labels = labelled_images(IMAGES, shape, seed=0)
+        self.found: Certified = certify(self.model, self.x)
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[tuple[str, tuple[int, int, int]], Case]:
+    return {}
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1][0]}")
+def case(request: pytest.FixtureRequest, cases: dict[tuple[str, tuple[int, int, int]], Case]) -> Case:
+    if request.param not in cases:
+        cases[request.param] = Case(*request.param)
+    return cases[request.param]
+
+
+def test_pgd_on_the_margin(case: Case) -> None:
+    """Nothing at the radius, though the search does come closer to the boundary than the image is."""
+    found = case.found
+    assert (found.radius > 0).sum() >= IMAGES - 1
+    points = pgd_on_the_margin(case.network, case.x, found.prediction, found.radius)
+    with torch.no_grad():
+        near, clean = margins(case.network, points, found.prediction), margins(case.network, case.x, found.prediction)
+    assert refuted(case.network, case.x, points, found.prediction, found.radius) == []
+    assert (near < 0.8 * clean).any()
+
+
+def test_attacks_of_the_library(case: Case) -> None:
+    found = case.found
+    kept = found.radius > 0
+    arguments = (case.model, case.x[kept], found.prediction[kept], found.radius[kept])
+    results = {
+        "pgd": attacks.pgd(*arguments, steps=40, step_size=0.05, restarts=1),
+        "fgsm": attacks.fgsm(*arguments),
+        "apgd": attacks.apgd(*arguments, steps=40),
+        "rounding_search": attacks.rounding_search(*arguments, steps=30, rounds=3, candidates=16),
+    }
+    for name, result in results.items():
+        assert not result.success.any(), name
+        assert refuted(case.network, case.x[kept], result.images, found.prediction[kept], found.radius[kept]) == [], (
+            name
+        )
+
+
+@pytest.mark.parametrize(("conv", "shape"), [("bcop", (1, 8, 8)), ("svcm", (3, 8, 8))], ids=str)
+def test_decision_attacks(conv: str, shape: tuple[int, int, int]) -> None:
+    pytest.importorskip("foolbox")
+    case = Case(conv, shape)
+    found, x = case.found, case.x[:2]
+    arguments = (case.model, x, found.prediction[:2], found.radius[:2])
+    for result in (attacks.boundary(*arguments, steps=100), attacks.pointwise(*arguments, queries=1000)):
+        assert not result.success.any()
+        assert refuted(case.network, x, result.images, found.prediction[:2], found.radius[:2]) == []
+
+
+def test_the_search_has_teeth() -> None:
+    """At 1.5 times the radius it refutes certificates of several methods."""
+    hit = []
+    for conv in CONVOLUTIONS:
+        case = Case(conv, (1, 8, 8))
+        wide = 1.5 * case.found.radius
+        points = pgd_on_the_margin(case.network, case.x, case.found.prediction, wide, steps=60, restarts=2)
+        hit += [conv] * bool(refuted(case.network, case.x, points, case.found.prediction, wide))
+    assert "bcop" in hit and len(hit) >= 3
+
+
+@pytest.mark.parametrize("activation", [MaxMin, Abs])
+def test_a_radius_that_is_a_millionth_too_large_is_refuted(activation: type[nn.Module]) -> None:
+    """Orthogonal matrices and gradients that keep their norm: the bound is tight, and the search finds the edge of it."""
+    torch.manual_seed(0)
+    first, second = (torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q for _ in range(2))
+    model = nn.Sequential(
+        linear_classifier(first, torch.randn(8)), activation(), linear_classifier(second[:2], None)
+    ).double()
+    x = torch.rand(24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = certify(model, x)
+    points = pgd_on_the_margin(model, x, found.prediction, found.radius)
+    assert refuted(model, x, points, found.prediction, found.radius) == []
+    wide = found.radius * (1 + 1e-6)
+    points = pgd_on_the_margin(model, x, found.prediction, wide)
+    assert refuted(model, x, points, found.prediction, wide) != []
+
+
+def test_the_edge_of_a_linear_classifier() -> None:
+    """Along the gradient to the very edge: right at the radius, wrong a billionth beyond; exactly as in the rationals."""
+    generator = torch.Generator().manual_seed(0)
+    model = linear_classifier(torch.randn(2, 5, generator=generator, dtype=torch.float64), None)
+    x = torch.rand(50, 5, generator=generator, dtype=torch.float64)
+    found = certify(model, x)
+    across = model.weight[1 - found.prediction] - model.weight[found.prediction]
+    across = (across / across.norm(dim=1, keepdim=True)).detach()
+    for factor, all_right in ((1 - 1e-15, True), (1 + 1e-7, False)):
+        points = x + across * (found.radius * factor)[:, None]
+        right = [
+            (logits := exact_logits(model, point))[t] > logits[1 - t]
+            for point, t in zip(points, found.prediction.tolist(), strict=True)
+        ]
+        assert all(right) if all_right else not any(right)
+        with torch.no_grad():
+            computed = model(points).argmax(dim=1) == found.prediction
+        assert computed.all() if all_right else not computed.any()
+
+
+@pytest.mark.parametrize("conv", ["bcop", "rko"])
+def test_float32_certificates(conv: str) -> None:
+    """Certified for float32: attacked in float32, judged in float32, in batches of several sizes and orders."""
+    shape = (1, 8, 8)
+    model = trained_small(conv, shape)
+    x, _ = labelled_images(IMAGES, shape, seed=0)
+    x = x.float().double()
+    found = certify(model, x, arithmetic="float32")
+    single = isoconv.plain(model).float().eval()
+    assert (found.radius > 0).sum() >= IMAGES // 2
+    points = pgd_on_the_margin(isoconv.plain(model).double(), x, found.prediction, found.radius * (1 - 1e-5)).float()
+    with torch.no_grad():
+        for size in (1, 3, IMAGES):
+            predictions = torch.cat([single(batch).argmax(dim=1) for batch in points.split(size)])
+            assert ((predictions == found.prediction) | (found.radius == 0)).all()

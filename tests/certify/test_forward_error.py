@@ -1,0 +1,235 @@
+"""The bound of the logits' rounding error against networks in exact rational arithmetic, in several orders of summation."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import isoconv
+from certify.exact_network import exact_logits, images, input_norm, logit_error, summed_in_order, trained_small
+from isoconv import IsoconvError
+from isoconv.certify import Certifier
+from isoconv.models import CONVOLUTIONS
+from isoconv.nn import Abs, GroupSort, MaxMin, Scale
+
+ORDERS = ("forward", "backward", "random", "rising", "falling")
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / max(1, p[0].numel()) ** 0.5)
+    return model.eval()
+
+
+def head(features: int, *before: nn.Module) -> nn.Module:
+    return seeded(nn.Sequential(*before, nn.Flatten(), nn.Linear(features, 3)))
+
+
+TENTH = float(torch.tensor(0.1))  # as float32 holds it
+circular = {"padding_mode": "circular"}
+
+# The network, and the shape of its input without the batch.
+NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "linear": (seeded(nn.Linear(9, 3)), (9,)),
+    "linear without bias": (seeded(nn.Linear(9, 3, bias=False)), (9,)),
+    "conv": (head(36, nn.Conv2d(2, 4, 3)), (2, 5, 5)),
+    "conv zeros": (head(60, nn.Conv2d(2, 3, 3, padding=1)), (2, 5, 4)),
+    "conv same": (head(60, nn.Conv2d(2, 3, 2, padding="same", dilation=2)), (2, 5, 4)),
+    "conv circular": (head(60, nn.Conv2d(2, 3, 3, padding=1, **circular)), (2, 5, 4)),
+    "conv circular strided": (head(27, nn.Conv2d(2, 3, 4, 2, 1, **circular)), (2, 6, 6)),
+    "conv circular, stride does not divide": (head(27, nn.Conv2d(2, 3, 3, 2, 1, **circular)), (2, 5, 5)),
+    "conv circular, twice around": (head(100, nn.Conv2d(2, 1, 3, padding=4, **circular)), (2, 4, 4)),
+    "conv reflect": (head(60, nn.Conv2d(2, 3, 5, padding=2, padding_mode="reflect")), (2, 5, 4)),
+    "conv replicate": (head(60, nn.Conv2d(2, 3, 5, padding=2, padding_mode="replicate")), (2, 5, 4)),
+    "conv groups": (head(100, nn.Conv2d(4, 4, 3, padding=1, groups=2)), (4, 5, 5)),
+    "conv depthwise": (head(50, nn.Conv2d(2, 2, 3, padding=1, groups=2, **circular)), (2, 5, 5)),
+    "conv dilated": (head(75, nn.Conv2d(2, 3, 3, padding=2, dilation=2, **circular)), (2, 5, 5)),
+    "conv 1d": (head(21, nn.Conv1d(2, 3, 3, padding=1, **circular)), (2, 7)),
+    "conv 1d strided": (head(12, nn.Conv1d(2, 3, 4, 2, 2)), (2, 7)),
+    "pad and conv": (head(60, nn.CircularPad2d((1, 0, 1, 0)), nn.Conv2d(2, 3, 2)), (2, 5, 4)),
+    "wide pad and conv": (head(147, nn.CircularPad2d(2), nn.Conv2d(2, 3, 2)), (2, 4, 4)),
+    "pad, activation and conv": (head(75, nn.CircularPad2d(1), Abs(), nn.Conv2d(2, 3, 2)), (2, 4, 4)),
+    "pad and conv 1d": (head(18, nn.CircularPad1d((2, 1)), nn.Conv1d(2, 3, 4, stride=1)), (2, 6)),
+    "maxmin": (head(36, nn.Conv2d(2, 4, 3), MaxMin()), (2, 5, 5)),
+    "group sort": (head(36, nn.Conv2d(2, 4, 3), GroupSort(4)), (2, 5, 5)),
+    "full sort": (head(54, nn.Conv2d(2, 6, 3), GroupSort(None)), (2, 5, 5)),
+    "relu": (head(36, nn.Conv2d(2, 4, 3), nn.ReLU()), (2, 5, 5)),
+    "leaky relu": (head(36, nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.1)), (2, 5, 5)),
+    "steep leaky relu": (head(36, nn.Conv2d(2, 4, 3), nn.LeakyReLU(3.7)), (2, 5, 5)),
+    "negative leaky relu": (head(36, nn.Conv2d(2, 4, 3), nn.LeakyReLU(-0.9)), (2, 5, 5)),
+    "abs": (head(36, nn.Conv2d(2, 4, 3), Abs()), (2, 5, 5)),
+    "scale": (seeded(nn.Sequential(nn.Linear(9, 4), Scale(TENTH), Abs(), nn.Linear(4, 3), Scale(-4 * TENTH))), (9,)),
+    "scale alone": (Scale(TENTH), (3,)),
+    "average pooling": (head(18, nn.AvgPool2d(3, stride=2, padding=1)), (2, 5, 6)),
+    "average pooling 1d": (head(6, nn.AvgPool1d(3, padding=1)), (2, 7)),
+    "max pooling": (head(18, nn.MaxPool2d(3, stride=2, padding=1)), (2, 5, 6)),
+    "overlapping pooling": (head(18, nn.MaxPool2d(3, stride=1)), (2, 5, 5)),
+    "shuffles": (head(32, nn.PixelUnshuffle(2), nn.Conv2d(8, 8, 1), nn.PixelShuffle(2)), (2, 4, 4)),
+    "pads": (head(98, nn.ReflectionPad2d(1), nn.ReplicationPad2d((0, 1, 1, 0))), (2, 4, 4)),
+    "zero pad": (head(60, nn.ZeroPad2d((1, 0, 0, 2))), (2, 4, 4)),
+    "upsample": (head(128, nn.Upsample(scale_factor=2)), (2, 4, 4)),
+    "one pixel": (head(4, nn.Conv2d(3, 4, 3, padding=1, **circular)), (3, 1, 1)),
+    "dropout": (head(9, nn.Flatten(), nn.Dropout(0.5)), (9,)),
+    "deep": (seeded(nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(6, 6), MaxMin())], nn.Linear(6, 3))), (6,)),
+}
+
+
+def bound_at(certifier: Certifier, x: Tensor) -> Fraction:
+    return Fraction(certifier.error.offset) + Fraction(certifier.error.slope) * input_norm(x)
+
+
+def computed(model: nn.Module, x: Tensor, arithmetic: str) -> list[Tensor]:
+    """The logits of the first image: as torch computes them in batches of several sizes, and in orders of our own."""
+    dtype = DTYPES[arithmetic]
+    network = isoconv.plain(model).eval().to(dtype)
+    with torch.no_grad():
+        found = [network(x[:n].to(dtype))[0] for n in (1, 2, 17) if n <= len(x)]
+    found += [summed_in_order(model, x[0], order, dtype) for order in ORDERS]
+    return found
+
+
+@pytest.mark.parametrize("arithmetic", DTYPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_module(name: str, arithmetic: str) -> None:
+    model, shape = NETWORKS[name]
+    x = images(17, *shape)
+    certifier = Certifier(model, shape, arithmetic=arithmetic)
+    truth, allowed = exact_logits(model, x[0]), bound_at(certifier, x[0])
+    errors = [logit_error(logits, truth) for logits in computed(model, x, arithmetic)]
+    assert max(errors) <= allowed
+    largest = max(1, certifier.lipschitz.value * float(x[0].norm()))  # what a logit may be, roughly
+    assert allowed <= 500 * torch.finfo(DTYPES[arithmetic]).eps * largest
+
+
+@pytest.mark.parametrize("arithmetic", DTYPES)
+@pytest.mark.parametrize("conv", CONVOLUTIONS)
+def test_every_method(conv: str, arithmetic: str) -> None:
+    """Trained networks: the error is below its bound, and at most 50,000 times below (10,000 is what is usual)."""
+    shape = (3, 8, 8)
+    model = trained_small(conv, shape)
+    x = images(17, *shape, seed=1)
+    certifier = Certifier(model, shape, arithmetic=arithmetic)
+    truth, allowed = exact_logits(model, x[0]), bound_at(certifier, x[0])
+    errors = [logit_error(logits, truth) for logits in computed(model, x, arithmetic)]
+    assert 0 < max(errors) <= allowed <= 5e4 * max(errors)
+
+
+@pytest.mark.parametrize("arithmetic", DTYPES)
+def test_units_in_another_order(arithmetic: str) -> None:
+    """Renaming the hidden channels changes nothing but the order of the sums."""
+    torch.manual_seed(0)
+    shape, dtype = (2, 6, 6), DTYPES[arithmetic]
+    model = nn.Sequential(nn.Conv2d(2, 32, 3, padding=1, **circular), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 4))
+    certifier = Certifier(model, shape, arithmetic=arithmetic)
+    x = images(1, *shape)
+    truth, allowed = exact_logits(model, x[0]), bound_at(certifier, x[0])
+    conv, _, _, linear = isoconv.plain(model).to(dtype)
+    seen = set()
+    for seed in range(6):
+        order = torch.randperm(32, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            hidden = conv(x.to(dtype)).relu()[:, order].flatten(1)
+            weight = linear.weight.reshape(4, 32, -1)[:, order].flatten(1)
+            logits = nn.functional.linear(hidden, weight, linear.bias)[0]
+        seen.add(tuple(logits.tolist()))
+        assert logit_error(logits, truth) <= allowed
+    assert len(seen) > 1  # the orders did matter
+
+
+def test_worst_order_of_a_sum() -> None:
+    """1 + u + u + …, one after the other: each addition loses all of its u. The bound is √n times the error, not more."""
+    n, u = 1025, 2.0**-24
+    model = nn.Linear(n, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(u)
+        model.weight[:, 0] = 1
+    x = torch.ones(n, dtype=torch.float64)
+    certifier = Certifier(model, (n,), arithmetic="float32")
+    error = logit_error(summed_in_order(model, x, "forward", torch.float32), exact_logits(model, x))
+    assert error >= 1.4 * (n - 1) * u
+    assert error <= bound_at(certifier, x) <= 1.5 * n**0.5 * error
+
+
+def test_a_sum_that_nearly_attains_its_bound() -> None:
+    """Equal terms of which float32 loses nearly half a last place each time: the bound is five times the error, at most."""
+    n, value = 2**14, 0.9565422534942627
+    model = nn.Linear(n, 2, bias=False)
+    nn.init.ones_(model.weight)
+    x = torch.full((n,), value, dtype=torch.float64)
+    certifier = Certifier(model, (n,), arithmetic="float32")
+    error = logit_error(summed_in_order(model, x, "forward", torch.float32), exact_logits(model, x))
+    assert error <= bound_at(certifier, x) <= 5 * error
+
+
+@pytest.mark.parametrize("arithmetic", DTYPES)
+def test_cancellation(arithmetic: str) -> None:
+    """Large terms that cancel: the error is of the size of the terms, whatever is left of their sum."""
+    dtype = DTYPES[arithmetic]
+    torch.manual_seed(0)
+    first = nn.Linear(64, 64, bias=False)
+    second = nn.Linear(64, 3)
+    with torch.no_grad():
+        first.weight.mul_(1e6)
+        second.weight[:, 32:] = -second.weight[:, :32]
+        first.weight[32:] = first.weight[:32]
+    model = nn.Sequential(first, second)
+    x = (images(1, 64) / 3).to(dtype).double()
+    certifier = Certifier(model, (64,), arithmetic=arithmetic)
+    truth = exact_logits(model, x[0])
+    errors = [logit_error(summed_in_order(model, x[0], order, dtype), truth) for order in ORDERS]
+    assert max(errors) <= bound_at(certifier, x[0])
+    assert max(errors) > 1e5 * torch.finfo(dtype).eps * max(abs(t) for t in truth)
+
+
+@pytest.mark.parametrize("arithmetic", DTYPES)
+@pytest.mark.parametrize("exponent", [-30, -60, -100, -120, -140])
+def test_products_that_underflow(arithmetic: str, exponent: int) -> None:
+    """Weights of 2^e twice over (float32's smallest number is 2⁻¹⁴⁹), then scaled back to the order of one."""
+    torch.manual_seed(0)
+    back = [Scale(2.0**60) for _ in range(-2 * exponent // 60)]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), *back, nn.Linear(8, 3))
+    with torch.no_grad():
+        for layer in (model[0], model[1]):
+            layer.weight.mul_(2.0**exponent)  # type: ignore[union-attr]
+            layer.bias.mul_(2.0 ** (2 * exponent))  # type: ignore[union-attr]
+    x = images(1, 8)
+    certifier = Certifier(model, (8,), arithmetic=arithmetic)
+    truth = exact_logits(model, x[0])
+    for logits in computed(model, x, arithmetic):
+        assert logit_error(logits, truth) <= bound_at(certifier, x[0])
+
+
+def test_float64_weights_in_float64() -> None:
+    """Weights with all 53 bits: products are rounded too."""
+    model = seeded(nn.Sequential(nn.Linear(30, 20), MaxMin(), nn.Linear(20, 3)).double())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p / 3)
+    x = images(1, 30) / 3
+    certifier = Certifier(model, (30,))
+    truth = exact_logits(model, x[0])
+    errors = [logit_error(logits, truth) for logits in computed(model, x, "float64")]
+    assert 0 < max(errors) <= bound_at(certifier, x[0]) <= 3e4 * max(errors)
+
+
+def test_what_is_computed_in_one_rounding_has_a_bound_of_that_order() -> None:
+    """One product per logit: the error is at most u·|product|, the bound no more than a few times that."""
+    u = 2.0**-53
+    certifier = Certifier(Scale(0.1), (3,))
+    assert 0 <= certifier.error.slope <= 4 * u * 0.1
+    assert certifier.error.offset <= 1e-300
+
+
+def test_modules_that_only_move_numbers_are_exact() -> None:
+    model = nn.Sequential(nn.PixelUnshuffle(2), MaxMin(), Abs(), nn.Flatten(), nn.ReLU())
+    certifier = Certifier(model, (1, 4, 4))
+    assert 0 <= certifier.error.offset <= 1e-320 and 0 <= certifier.error.slope <= 1e-320
+
+
+def test_a_factor_that_float32_rounds_is_refused() -> None:
+    with pytest.raises(IsoconvError, match=r"Expected a factor that float32 can hold. Got 0.1"):
+        Certifier(Scale(0.1), (3,), arithmetic="float32")

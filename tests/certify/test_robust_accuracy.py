@@ -1,0 +1,162 @@
+"""Certified accuracy of data sets against its definition: the images that are right and whose radius reaches epsilon."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from certify.exact_network import images, labelled_images, linear_classifier, trained_small
+from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound, robust_accuracy
+from isoconv.data import ImageSet
+
+SHAPE = (1, 8, 8)
+EPSILONS = (0.0, 1e-9, 0.05, 0.3, 1.0, 50.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return trained_small("rko", SHAPE, steps=6)
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Tensor, Tensor]:
+    x, labels = labelled_images(40, SHAPE, seed=3)
+    x, labels = x / x.max(), labels.clone()
+    labels[::7] = 0  # some of them wrong
+    return x, labels
+
+
+def test_definition(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    x, labels = data
+    found, alone = robust_accuracy(model, data, EPSILONS), certify(model, x)
+    right = alone.prediction == labels
+    assert torch.equal(found.right, right) and torch.equal(found.certificates.radius, alone.radius)
+    assert torch.equal(found.radii, torch.where(right, alone.radius, 0.0))
+    assert 0 < found.clean < 100 and found.clean == 100 * int(right.sum()) / 40
+    assert list(found.certified) == list(EPSILONS)
+    for epsilon in EPSILONS:
+        expected = 100 * int((right & (alone.radius >= epsilon) & (alone.radius > 0)).sum()) / 40
+        assert found.certified[epsilon] == found.at(epsilon) == expected <= found.clean
+    values = [found.certified[epsilon] for epsilon in EPSILONS]
+    assert values == sorted(values, reverse=True) and len(set(values)) > 2 and values[-1] == 0
+    assert found.lipschitz_bound >= lipschitz_bound(model, SHAPE).value
+
+
+def test_labels_play_no_part_in_the_certificate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """The prediction is certified, then compared: other labels, same radii; all wrong, nothing left."""
+    x, _ = data
+    prediction = certify(model, x).prediction
+    best = robust_accuracy(model, (x, prediction), [0.05])
+    worst = robust_accuracy(model, (x, (prediction + 1) % 4), [0.05])
+    assert torch.equal(best.certificates.radius, worst.certificates.radius)
+    assert torch.equal(best.radii, best.certificates.radius) and (worst.radii == 0).all()
+    assert best.clean == 100 and worst.clean == 0 and worst.at(0.0) == 0 and worst.at(0.05) == 0
+    assert best.at(0.05) > 0
+
+
+def test_curve(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """At every step of the curve and just beyond it the share is exactly what counting gives."""
+    found = robust_accuracy(model, data)
+    epsilons, shares = (torch.as_tensor(part, dtype=torch.float64).tolist() for part in found.curve())
+    assert shares == sorted(shares, reverse=True) and epsilons == sorted(epsilons)
+    assert len(epsilons) >= len(set(found.radii[found.right].tolist()))
+    for epsilon, share in zip(epsilons, shares, strict=True):
+        count = int((found.right & (found.radii >= epsilon) & (found.radii > 0)).sum())
+        assert share == pytest.approx(100 * count / 40, abs=1e-12)
+        assert found.at(epsilon) == pytest.approx(share, abs=1e-12)
+    for radius in found.radii[found.right & (found.radii > 0)].tolist():
+        beyond = math.nextafter(radius, math.inf)
+        assert found.at(beyond) < found.at(radius)  # the image itself is lost there
+
+
+def test_at_the_radius_itself(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    """The ball is closed: an epsilon equal to the radius is certified."""
+    found = robust_accuracy(model, data)
+    for radius in found.radii[found.right & (found.radii > 0)].tolist():
+        assert found.at(radius) > 0
+
+
+def test_epsilon_zero_needs_a_certificate_all_the_same() -> None:
+    """A tie is right by the luck of the order, and not certified at any epsilon, not at 0 either."""
+    model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    x = torch.tensor([[0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
+    found = robust_accuracy(model, (x, torch.tensor([0, 0])), [0.0])
+    assert found.radii[0] == 0 and found.certified[0.0] == 50
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_bytes_equal_their_quotients(model: nn.Module, arithmetic: str) -> None:
+    """uint8 images are value/255 in the arithmetic of the certificate."""
+    generator = torch.Generator().manual_seed(0)
+    bytes_ = torch.randint(0, 256, (10, *SHAPE), generator=generator, dtype=torch.uint8)
+    labels = torch.zeros(10, dtype=torch.int64)
+    pixels = bytes_.to(getattr(torch, arithmetic)) / 255
+    a = robust_accuracy(model, (bytes_, labels), [0.1], arithmetic=arithmetic)
+    b = robust_accuracy(model, (pixels, labels), [0.1], arithmetic=arithmetic)
+    assert torch.equal(a.radii, b.radii) and a.certified == b.certified and a.clean == b.clean
+
+
+def test_image_set(model: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bytes_ = torch.randint(0, 256, (10, *SHAPE), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(10) % 4
+    found = robust_accuracy(model, ImageSet(bytes_, labels, ("a", "b", "c", "d"), "bytes"), [0.1])
+    same = robust_accuracy(model, (bytes_, labels), [0.1])
+    assert torch.equal(found.radii, same.radii) and found.certified == same.certified
+
+
+def test_certifier_in_place_of_the_model(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    found = robust_accuracy(Certifier(model, SHAPE), data, [0.05])
+    assert torch.equal(found.certificates.radius, certified_radius(model, data[0]))
+
+
+def test_nan_images_count_and_are_never_certified(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    x, labels = data[0].clone(), data[1]
+    clean = robust_accuracy(model, (x, labels), [0.0])
+    hit = int(clean.right.int().argmax())
+    x[hit, 0, 0, 0] = math.nan
+    found = robust_accuracy(model, (x, labels), [0.0])
+    assert found.radii[hit] == 0 and found.certified[0.0] == pytest.approx(clean.certified[0.0] - 100 / 40)
+    assert not math.isnan(found.clean)
+
+
+def test_all_certified() -> None:
+    model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    found = robust_accuracy(model, (x, torch.tensor([0, 1])), [0.0, 0.7, 0.71])
+    assert [found.clean, *found.certified.values()] == [100, 100, 100, 0]
+
+
+def test_batches_and_progress(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    seen: list[tuple[int, int]] = []
+    found = robust_accuracy(model, data, [0.05], batch_size=7, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (40, 40) and len(seen) == 6
+    assert torch.allclose(found.radii, robust_accuracy(model, data).radii, rtol=1e-9, atol=0)
+
+
+def test_options_reach_the_certificate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    plain = robust_accuracy(model, data)
+    for options in ({"criterion": "per-class"}, {"arithmetic": "float32"}, {"p": math.inf}):
+        x = data[0].float().double()
+        radii = robust_accuracy(model, (x, data[1]), **options).certificates.radius
+        assert torch.equal(radii, certified_radius(model, x, **options))
+        assert (radii < plain.certificates.radius).any()
+
+
+def test_of_no_images(model: nn.Module) -> None:
+    empty = certified_radius(model, torch.zeros(0, *SHAPE))
+    assert empty.shape == (0,) and empty.dtype == torch.float64
+
+
+def test_random_labels_of_random_images_are_consistent() -> None:
+    """Percentages are counts: a hundredth of a percent of 10,000 images would be seen."""
+    model = linear_classifier(torch.eye(4, dtype=torch.float64), None)
+    x, labels = images(300, 4), torch.randint(4, (300,), generator=torch.Generator().manual_seed(0))
+    found = robust_accuracy(model, (x, labels), [0.01, 0.1, 0.3])
+    distances = (x.max(dim=1).values[:, None] - x).masked_fill(torch.eye(4)[x.argmax(dim=1)].bool(), 9).amin(
+        dim=1
+    ) / 2**0.5
+    for epsilon in (0.01, 0.1, 0.3):
+        expected = 100 * int(((x.argmax(dim=1) == labels) & (distances > epsilon)).sum()) / 300
+        assert found.certified[epsilon] == pytest.approx(expected, abs=1e-9)
