@@ -12,13 +12,24 @@ from isoconv.train.engine import EpochReport
 _SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
 
 
-class TrainingProgress:
+class _Bar:
+    """What is shown on a terminal while a `with` block runs."""
+
+    bar: Progress | None = None
+    task: TaskID | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class TrainingProgress(_Bar):
     """Shows epochs, loss, training accuracy, images per second and the time left."""
 
     def __init__(self, steps: int, done: int = 0, quiet: bool = False) -> None:
         self.steps, self.done, self.quiet = steps, done, quiet
-        self.bar: Progress | None = None
-        self.task: TaskID | None = None
 
     def __enter__(self) -> "TrainingProgress":
         if sys.stderr.isatty() and not self.quiet:
@@ -34,12 +45,6 @@ class TrainingProgress:
             self.task = self.bar.add_task("training", total=self.steps, completed=self.done, figures="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
     def step(self, steps: int) -> None:
         if self.bar is not None and self.task is not None:
             self.bar.advance(self.task, steps)
@@ -53,13 +58,11 @@ class TrainingProgress:
             print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
 
 
-class CountingProgress:
+class CountingProgress(_Bar):
     """So many of so many, with the time left: `show(done, total)` as often as one likes."""
 
     def __init__(self, title: str, unit: str) -> None:
         self.title, self.unit = title, unit
-        self.bar: Progress | None = None
-        self.task: TaskID | None = None
         self.began = self.last_line = time.monotonic()
 
     def __enter__(self) -> "CountingProgress":
@@ -69,12 +72,6 @@ class CountingProgress:
             self.bar.start()
             self.task = self.bar.add_task(self.title, total=None)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
     def show(self, done: int, total: int) -> None:
         now = time.monotonic()
