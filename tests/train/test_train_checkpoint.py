@@ -45,7 +45,7 @@ def test_writing_replaces(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["replace", "fsync", "write"])
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["OSError", "KeyboardInterrupt"])
+@pytest.mark.parametrize("error", [OSError(28, "disk full"), KeyboardInterrupt()], ids=["OSError", "KeyboardInterrupt"])
 @pytest.mark.parametrize("kind", ["text", "tensors"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(kind, error, failing, tmp_path, monkeypatch):
     path = tmp_path / "file"
@@ -66,8 +66,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(kind, error, fa
             patch.setattr(Path, f"write_{'text' if kind == 'text' else 'bytes'}", fail)
         else:
             patch.setattr(os, failing, fail)
-        with pytest.raises(type(error)):
+        with pytest.raises(IsoconvError if isinstance(error, OSError) else type(error)) as raised:
             write(2)
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"Cannot write {path}: disk full."
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
 

@@ -4,6 +4,7 @@ All numbers that matter are hexadecimal floats, so that none is rounded on the w
 `python -m isoconv.certify.check FILE MODEL`.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -140,9 +141,12 @@ def _write_whole(path: Path, text: str) -> None:
     try:
         temporary.write_text(text)
         os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True) if path.parent.is_dir() else None
-        raise IsoconvError(f"Cannot write the certificate to {path}: {error.strerror}.") from None
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise IsoconvError(f"Cannot write the certificate to {path}: {error.strerror}.") from None
+        raise
 
 
 _CONVOLUTION = ("stride", "padding", "dilation", "groups", "padding_mode")

@@ -1,15 +1,79 @@
 """The command line: parse, call, print."""
 
+import os
 import sys
+from collections.abc import Iterator
+
+_BAD_INPUT, _INTERRUPTED, _NOBODY_READS = 2, 130, 141  # the latter as a shell has them: 128 + SIGINT, 128 + SIGPIPE
 
 
 def main() -> None:
-    """The `isoconv` command. An expected failure is one line on stderr and exit code 2, never a traceback."""
+    """The `isoconv` command. An expected failure is one line on stderr and exit code 2, never a traceback.
+
+    Ctrl-C is exit code 130, a reader that went away (`isoconv … | head`) 141. A traceback means a mistake in isoconv.
+    """
+    try:
+        try:
+            _run()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # now, while a closed pipe can still be dealt with
+    except BaseException as error:
+        ending = _ending(error)
+        if ending is None:
+            raise
+        code, line = ending
+        if code == _NOBODY_READS:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it exits
+        if line:
+            print(f"isoconv: {line}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _run() -> None:
+    if getattr(sys.stdout, "errors", None) == "strict":
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that it cannot write is no failure
+    if sys.argv[1:] == ["--version"]:  # without the seconds that it takes to load torch
+        from isoconv.version import __version__
+
+        print(__version__)
+        return
     from isoconv.cli.app import app
+
+    app()
+
+
+def _ending(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and line of an expected end; None for any other, which Python may report as it does."""
     from isoconv.errors import IsoconvError
 
-    try:
-        app()
-    except IsoconvError as error:
-        print(f"isoconv: {error}", file=sys.stderr)
-        sys.exit(2)
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        # typer makes exits of these two, and keeps where they came from.
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            return _INTERRUPTED, "Interrupted."
+        if any(isinstance(cause, BrokenPipeError) for cause in _causes(error)):
+            return _NOBODY_READS, ""
+        return None
+    if isinstance(error, IsoconvError):
+        return _BAD_INPUT, str(error)
+    if isinstance(error, BrokenPipeError):
+        return _NOBODY_READS, ""
+    if isinstance(error, OSError):  # the disk is full, a folder is write-protected, a file vanished
+        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        return _BAD_INPUT, f"Cannot go on: {place}{error.strerror or error}."
+    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
+        return _BAD_INPUT, "Not enough memory. Smaller images, batches or networks need less."
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_torch_out_of_memory(error: BaseException) -> bool:
+    """On a GPU a class of its own, on the CPU a RuntimeError that only its text tells from others."""
+    return type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )

@@ -64,7 +64,7 @@ def attack(
         "pointwise": {"seed": seed},
         "rounding": {"seed": seed},
     }
-    rows = []
+    rows: list[list[dict[str, Any]]] = []
     for one in runs:
         chosen = budgets or [default_epsilons(one.config.data)[0]]
         one.model.to(place)
@@ -75,13 +75,15 @@ def attack(
             for kind in dict.fromkeys(kinds)
             for budget in (chosen if kind != "rounding" else [None])
         ]
-        write_text(one.folder / "attacks.json", json.dumps(found, indent=2) + "\n")
-        rows += found
+        rows.append(found)
+    everything = [row for found in rows for row in found]
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps(everything))
     else:
-        print_attacked(rows, f"{data.name}: accuracy in percent")
-    broken = sum(row["violations"] for row in rows)
+        print_attacked(everything, f"{data.name}: accuracy in percent")
+    for one, found in zip(runs, rows, strict=True):
+        write_text(one.folder / "attacks.json", json.dumps(found, indent=2) + "\n")
+    broken = sum(row["violations"] for row in everything)
     if broken:
         raise IsoconvError(
             f"Expected no attack to succeed where the network is certified. Got {broken}: a certificate is false."

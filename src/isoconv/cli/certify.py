@@ -59,12 +59,13 @@ def certify(
                 f"Written to {certificate}. To check it: python -m isoconv.certify.check {certificate} {model}",
                 file=sys.stderr,
             )
-        write_text(one.folder / "certified.json", json.dumps(result, indent=2) + "\n")
         results.append(result)
     if as_json:
         print(json.dumps(results))
     else:
         print_certified(results, f"{len(data):,} images of {data.name}, {arithmetic}")
+    for one, result in zip(runs, results, strict=True):
+        write_text(one.folder / "certified.json", json.dumps(result, indent=2) + "\n")
 
 
 def _record(found: RobustAccuracy, seed: int, seconds: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from isoconv.certify import Certifier
 from isoconv.cli.runs import open_runs
@@ -59,6 +60,6 @@ def predict(
         table.add_column(heading, justify="right")
     for answer in answers:
         proved = (f"{answer['radius']:.4f}", f"{answer['radius_255']:.2f}") if answer["certified"] else ("none", "none")
-        table.add_row(str(answer["image"]), str(answer["class"]), *proved)
+        table.add_row(Text(str(answer["image"])), Text(str(answer["class"])), *proved)  # as they are, without markup
     console().print(table)
     print("The radius is for the picture as it was resized, not for the file.", file=sys.stderr)

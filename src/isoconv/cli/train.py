@@ -14,8 +14,9 @@ import typer
 
 from isoconv.cli.progress import TensorBoardToo, TrainingProgress
 from isoconv.cli.tables import print_results
-from isoconv.cli.values import parse_number, parse_numbers, parse_seeds
-from isoconv.data import Splits, load_splits
+from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
+from isoconv.data import NAMES, Splits, load_splits
+from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.train.classifier import check_trainable, seed_folders, train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
@@ -33,7 +34,7 @@ def train(
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/run"),
     folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
-    size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
+    size: Annotated[str | None, typer.Option(help="resize images: 32, or 32x48 (height x width)")] = None,
     model: Annotated[str | None, typer.Option(help="small, large or fc3")] = None,
     conv: Annotated[str | None, typer.Option(help="bcop, bcop-fixed, rko, ossn, svcm, rkl2ne or standard")] = None,
     activation: Annotated[str | None, typer.Option(help="maxmin or relu")] = None,
@@ -83,6 +84,7 @@ def train(
     chosen_device = choose_device(device)
     processes = Processes.join(chosen_device)
     radii = [parse_number(text, "--epsilon") for text in epsilon or []]
+    sides = None if size is None else parse_size(size)
     if resume and overwrite:
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
     if resume and search is not None:
@@ -90,11 +92,11 @@ def train(
     if resume:
         numbers = _seeds_of(out) if seeds is None else parse_seeds(seeds)
         folders = seed_folders(out, numbers)
-        configs, splits = _resumed(folders, data, folder, download, size, numbers, explicit)
+        configs, splits = _resumed(folders, data, folder, download, sides, numbers, explicit)
     else:
         numbers = parse_seeds("0" if seeds is None else seeds)
         folders = seed_folders(out, numbers)
-        configs, splits = _new(data, folder, download, size, numbers, explicit)
+        configs, splits = _new(data, folder, download, sides, numbers, explicit)
         check_trainable(configs, splits.train, chosen_device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
@@ -148,7 +150,7 @@ def _new(
     data: str | None,
     folder: Path | None,
     download: bool,
-    size: int | None,
+    size: Size | None,
     seeds: Sequence[int],
     explicit: dict[str, Any],
 ) -> tuple[list[TrainConfig], Splits]:
@@ -158,6 +160,10 @@ def _new(
         )
     splits = load_splits(data, folder, size=size, download=download)
     settings = recipe_settings(explicit.get("recipe", "default"), data, explicit.get("conv", "bcop")) | explicit
+    # Of few pictures, batches so small that an epoch has several of them.
+    settings.setdefault("batch_size", min(128, max(8, len(splits.train) // 16), len(splits.train)))
+    if data not in NAMES:
+        data = str(Path(data).resolve())  # to be found again from another folder
     first = TrainConfig(data=data, input_shape=splits.train.shape, classes=splits.train.classes, **settings)
     return [replace(first, seed=seed) for seed in seeds], splits
 
@@ -177,7 +183,7 @@ def _resumed(
     data: str | None,
     folder: Path | None,
     download: bool,
-    size: int | None,
+    size: Size | None,
     seeds: Sequence[int],
     explicit: dict[str, Any],
 ) -> tuple[list[TrainConfig], Splits]:
@@ -186,7 +192,7 @@ def _resumed(
             raise IsoconvError(f"Expected a run to resume in {run.path}. There is none.")
     configs = [TrainConfig.read(run.config) for run in folders]
     _, height, width = configs[0].input_shape
-    asked = explicit | ({} if size is None else {"size": (size, size)}) | {"seeds": list(seeds)}
+    asked = explicit | ({} if size is None else {"size": height_and_width(size)}) | {"seeds": list(seeds)}
     has = vars(configs[0]) | {"size": (height, width), "seeds": [config.seed for config in configs]}
     for name, value in asked.items():
         if has[name] != value:
@@ -194,7 +200,7 @@ def _resumed(
                 f"Expected the options of the run that is resumed. Got --{name.replace('_', '-')} {_shown(value)}, "
                 f"where it has {_shown(has[name])}."
             )
-    if data not in (None, configs[0].data):
+    if data is not None and configs[0].data not in (data, str(Path(data).resolve())):
         raise IsoconvError(f"Expected the data that the run was started with, {configs[0].data}. Got {data}.")
     splits = load_splits(configs[0].data, folder, size=(height, width), download=download)
     if splits.train.shape != configs[0].input_shape or splits.train.classes != configs[0].classes:

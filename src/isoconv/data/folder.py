@@ -91,10 +91,8 @@ def _labelled_by_folder(folder: Path) -> Labelled:
     classes = _sub_folders(folder)
     if not classes:
         loose = sum(1 for path in folder.iterdir() if is_picture(path))
-        raise IsoconvError(
-            f"Expected one sub-folder of images per class in {folder}. "
-            f"Got {f'{loose} pictures and ' if loose else ''}no sub-folder."
-        )
+        found = f"{loose} picture{'s' * (loose != 1)} and " if loose else ""
+        raise IsoconvError(f"Expected one sub-folder of images per class in {folder}. Got {found}no sub-folder.")
     for place in classes:
         pictures = [(path, place.name) for path in pictures_in(place)]
         if not pictures:

@@ -9,6 +9,7 @@ from isoconv.data.image_set import ImageSet
 from isoconv.errors import IsoconvError
 
 Size = int | tuple[int, int]
+LARGEST_SIZE = 4096  # a mistyped one would fill the memory before anything can be said
 
 NO_PILLOW = "This needs the package pillow, which is not installed: pip install pillow."
 
@@ -18,6 +19,8 @@ def height_and_width(size: Size) -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in pair):
         raise IsoconvError(f"Expected a size as one positive whole number or as (height, width). Got {size!r}.")
+    if max(pair) > LARGEST_SIZE:
+        raise IsoconvError(f"Expected a size of at most {LARGEST_SIZE:,} pixels. Got {size!r}.")
     return pair
 
 

@@ -45,6 +45,6 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 def is_ordinary_sequence(model: nn.Module) -> bool:
     """Whether a model is an nn.Sequential, or a subclass that only says which children it has, one after the other."""
-    ways = ("forward", "__call__", "__iter__")
+    ways = ("forward", "__call__", "_call_impl", "__iter__")
     inherited = all(getattr(type(model), way, None) is getattr(nn.Sequential, way) for way in ways)
     return isinstance(model, nn.Sequential) and inherited and "forward" not in vars(model)

@@ -19,16 +19,20 @@ from isoconv.errors import IsoconvError
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place only when it is complete and on disk."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    name = None
     try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
         yield Path(name)
         with open(name, "rb") as written:
             os.fsync(written.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+    except BaseException as error:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise IsoconvError(f"Cannot write {path}: {error.strerror}.") from None
         raise
 
 

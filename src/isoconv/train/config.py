@@ -69,11 +69,25 @@ class TrainConfig:
         try:
             fields: dict[str, Any] = json.loads(path.read_text())
             fields["input_shape"], fields["classes"] = tuple(fields["input_shape"]), tuple(fields["classes"])
+            if wrong := [name for name, value in fields.items() if not _has_its_type(name, value)]:
+                raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r}")
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, IsoconvError):
                 raise
             raise IsoconvError(f"Expected a run's configuration in {path}. Got: {error}.") from None
+
+
+def _has_its_type(name: str, value: Any) -> bool:
+    """Whether a value read from a file can be what the field is declared to be."""
+    declared = TrainConfig.__annotations__.get(name)
+    if name == "input_shape":
+        return len(value) == 3 and all(type(n) is int and 1 <= n <= 2**16 for n in value)
+    if name == "classes":
+        return all(isinstance(label, str) for label in value)
+    if declared is float:
+        return type(value) in (int, float)
+    return declared is None or type(value) is declared
 
 
 _CHOICES = {

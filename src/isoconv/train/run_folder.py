@@ -129,8 +129,11 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         )
     config = TrainConfig.read(folder.config)
     model = plain(make_model(config)).eval()
+    weights = read_tensors(folder.model)
     try:
-        model.load_state_dict(read_tensors(folder.model))
+        if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values()):
+            raise RuntimeError
+        model.load_state_dict(weights)
     except RuntimeError:
         raise IsoconvError(f"Expected the weights of a {config.model} network in {folder.model}. Got others.") from None
     return model, config
