@@ -1,4 +1,4 @@
-"""Values that people write on a command line: 36/255, 0,1,2, 1e-3,1e-2."""
+"""Values that people write on a command line: 36/255, 0,1,2, 1e-3,1e-2, 32x48."""
 
 import math
 from fractions import Fraction
@@ -33,3 +33,16 @@ def parse_seeds(text: str) -> list[int]:
     if max(seeds) >= 2**32:
         raise IsoconvError(f"Expected seeds below 2³². Got {text!r}.")
     return seeds
+
+
+def parse_size(text: str) -> int | tuple[int, int]:
+    """The side of a square, or height and width: 32, 32x48."""
+    try:
+        sides = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
+    except ValueError:
+        sides = ()
+    if len(sides) == 1:
+        return sides[0]
+    if len(sides) != 2:
+        raise IsoconvError(f"Expected a size such as 32 or 32x48 (height x width) for --size. Got {text!r}.")
+    return sides[0], sides[1]
