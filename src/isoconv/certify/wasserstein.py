@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.certify.forward_error import LARGEST_NORM, ForwardError, forward_error
-from isoconv.certify.layers import layers_of
+from isoconv.certify.layers import layers_of, refuse_strangers
 from isoconv.certify.lipschitz import layer_bound
 from isoconv.certify.mean_bounds import betting_lower_bound, standard_error, student_quantile
 from isoconv.errors import IsoconvError
@@ -85,11 +85,12 @@ def wasserstein_lower_bound(
     """
     if not 0 < confidence < 1:
         raise IsoconvError(f"Expected a confidence between 0 and 1, such as 0.95. Got {confidence}.")
-    if method not in METHODS:
-        raise IsoconvError(f"Expected method to be one of {', '.join(METHODS)}. Got {method!r}.")
     low_high = _checked_range(value_range, xs, ys)
     for name, samples, size in (("xs", xs, group[0]), ("ys", ys, group[1])):
         _check_samples(name, samples, xs.shape[1:], low_high, size)
+    counts = [None if exact else len(s) // n for exact, s, n in zip(whole, (xs, ys), group, strict=True)]
+    chosen = choose_method(method, low_high is not None, counts)
+    refuse_strangers(critic)
     network = plain(critic).eval().double()
     constant, error = critic_bounds(network, xs.shape[1:])
     if not 0 < constant < math.inf:
@@ -100,7 +101,6 @@ def wasserstein_lower_bound(
     difference = math.fsum(sides[0].values.tolist()) / len(xs) - math.fsum(sides[1].values.tolist()) / len(ys)
     box = None if low_high is None else _box(network, xs, low_high, constant, rounding)
     sampled = [None if exact else values for exact, values in zip(whole, observed, strict=True)]
-    chosen = _chosen_method(method, box, sampled)
     risk = 1 - confidence
     if chosen == "exact":
         lower, interval = difference, (difference, difference)
@@ -135,7 +135,7 @@ def wasserstein_lower_bound(
 def critic_bounds(network: nn.Module, shape: Sequence[int]) -> tuple[float, ForwardError]:
     """(Lipschitz bound, rounding error in float64) of a plain critic with one output, which may end in a NearestAnchor."""
     parts = list(network) if isinstance(network, nn.Sequential) else [network]
-    anchors = parts.pop() if isinstance(parts[-1], NearestAnchor) else None
+    anchors = parts.pop() if type(parts[-1]) is NearestAnchor else None
     layers = layers_of(nn.Sequential(*parts), shape) if parts else []
     bounds = [layer_bound(layer) for layer in layers]
     error = forward_error(layers, bounds) if layers else ForwardError(0.0, 0.0)
@@ -239,13 +239,19 @@ def _paired(
 # What was asked for -----------------------------------------------------------------------------------------------
 
 
-def _chosen_method(method: str, box: tuple[float, float] | None, sampled: Sequence[Tensor | None]) -> str:
-    counts = [len(values) for values in sampled if values is not None]
+def choose_method(method: str, bounded: bool, observations: Sequence[int | None]) -> str:
+    """How a bound will be found from so many independent observations of each side (None: it is whole); or an error.
+
+    bounded : whether it is known where the values lie
+    """
+    if method not in METHODS:
+        raise IsoconvError(f"Expected method to be one of {', '.join(METHODS)}. Got {method!r}.")
+    counts = [count for count in observations if count is not None]
     if not counts:
         return "exact"
-    if method == "betting" and box is None:
-        raise IsoconvError("Expected value_range for a bound by betting: without one there is no such bound. Got None.")
-    if method == "betting" or (method == "auto" and box is not None):
+    if method == "betting" and not bounded:
+        raise IsoconvError("Expected to know where the values lie (--range) for a bound by betting. Got no range.")
+    if method == "betting" or (method == "auto" and bounded):
         return "betting"
     if min(counts) < _FEWEST:
         raise IsoconvError(
@@ -277,7 +283,7 @@ def _check_samples(
         )
     if group < 1 or len(samples) % group:
         raise IsoconvError(
-            f"Expected a multiple of {group} samples in {name}, that many depend on each other. Got {len(samples)}."
+            f"Expected a multiple of {group} samples in {name}, as many as depend on each other. Got {len(samples)}."
         )
     if samples.dtype == torch.uint8:
         return

@@ -8,8 +8,10 @@ from isoconv.cli.attack import attack
 from isoconv.cli.certify import certify
 from isoconv.cli.demo import demo
 from isoconv.cli.export import export
+from isoconv.cli.gan import gan
 from isoconv.cli.predict import predict
 from isoconv.cli.train import train
+from isoconv.cli.wasserstein import wasserstein
 from isoconv.version import __version__
 
 app = typer.Typer(
@@ -28,6 +30,8 @@ for _command, _summary in (
     (attack, "Try to break a trained network within a budget."),
     (predict, "Say what is on pictures, with a proved radius."),
     (export, "Write a network as ONNX or plain torch code."),
+    (wasserstein, "Prove a lower bound of the distance of two distributions."),
+    (gan, "Train a generator to compare data with."),
 ):
     app.command(short_help=_summary)(_command)
 

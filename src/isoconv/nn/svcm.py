@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.spectrum import fold_kernel
+from isoconv.linalg.clipping import clip_and_mask
+from isoconv.nn.built_weight import constraint_dtype, constraint_precision
 from isoconv.nn.sized import SizedConv2d
 
 
@@ -30,26 +31,14 @@ class SVCMConv2d(SizedConv2d):
 
     @torch.no_grad()
     def project(self, iterations: int = 50) -> None:
-        """`iterations` times: clip the singular values at 1 (an exact projection), then cut back to k×k taps (another)."""
+        """`iterations` times: clip the singular values at 1 (an exact projection), then cut back to k×k taps (another).
+
+        See `isoconv.linalg.clipping` for how this is done without an SVD.
+        """
         if iterations < 1:
             raise IsoconvError(f"Expected at least one projection. Got {iterations}.")
-        kernel = self.kernel.to(torch.promote_types(self.kernel.dtype, torch.float32))
-        grid = self.convolved_size
+        taps, grid = self.kernel_shape[2], self.convolved_size
         if self.padding_mode == "zeros":  # the zero-padded image embeds in a circular one of this size
-            grid = (grid[0] + kernel.shape[2] - 1, grid[1] + kernel.shape[3] - 1)
-        for _ in range(iterations):
-            kernel = clip_and_mask(kernel, grid)
-        self.kernel.copy_(kernel)
-
-
-def clip_and_mask(kernel: Tensor, grid: tuple[int, int]) -> Tensor:
-    """One alternating projection: all singular values of the circular convolution on `grid` at most 1, then k×k taps."""
-    folded = fold_kernel(kernel, grid)
-    symbol = torch.fft.rfftn(folded, s=grid, dim=(2, 3)).permute(2, 3, 0, 1)
-    left, values, right = torch.linalg.svd(symbol, full_matrices=False)
-    clipped = (left * values.clamp_max(1).unsqueeze(-2)) @ right
-    spatial = torch.fft.irfftn(clipped.permute(2, 3, 0, 1), s=grid, dim=(2, 3))
-    result = torch.zeros_like(kernel)
-    rows, columns = folded.shape[2:]
-    result[:, :, :rows, :columns] = spatial[:, :, :rows, :columns]
-    return result
+            grid = (grid[0] + taps - 1, grid[1] + taps - 1)
+        with constraint_precision(self.kernel):
+            self.kernel.copy_(clip_and_mask(self.kernel.to(constraint_dtype(self.kernel)), grid, iterations))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from isoconv.errors import IsoconvError
-from isoconv.models import ACTIVATIONS, CONVOLUTIONS
+from isoconv.models import CONVOLUTIONS
+from isoconv.models.vector_critic import FC_ACTIVATIONS
 from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
 from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
 from isoconv.train.schedules import SCHEDULES
@@ -37,7 +38,7 @@ class CriticConfig:
     scale: float = 1.0
     width: int = 256
     depth: int = 3
-    group_size: int = 2
+    group_size: int = 8
     anchors: int = 512
     orthogonalisation: str = "manifold"
     optimiser: str = "steepest"
@@ -93,7 +94,7 @@ class CriticConfig:
 _CHOICES = {
     "model": CRITICS,
     "conv": CONVOLUTIONS,
-    "activation": ACTIVATIONS,
+    "activation": FC_ACTIVATIONS,
     "orthogonalisation": ORTHOGONALISATIONS,
     "optimiser": OPTIMISERS,
     "schedule": SCHEDULES,
@@ -102,23 +103,25 @@ _CHOICES = {
 }
 
 
-def critic_settings(recipe: str, model: str, conv: str, activation: str) -> dict[str, Any]:
-    """The settings of a recipe, as keyword arguments of `CriticConfig`.
+def critic_settings(recipe: str, model: str, conv: str = "bcop", activation: str | None = None) -> dict[str, Any]:
+    """The settings of a recipe, as keyword arguments of `CriticConfig`. Without a choice fc sorts groups, others MaxMin.
 
     paper : RMSprop, 25,600 updates of 64 pairs, a tenth of the rate every 6,000, 1e-4 with MaxMin and 1e-3 with ReLU
     default : steepest descent where the layers live on a manifold, Adam elsewhere, the rate falling linearly to 0
     """
     if recipe not in RECIPES:
         raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
+    if activation is None:
+        activation = "groupsort" if model == "fc" and recipe == "default" else "maxmin"
     chosen: dict[str, Any] = {"recipe": recipe, "model": model, "conv": conv, "activation": activation}
     if recipe == "paper":
-        rate = 1e-4 if activation == "maxmin" else 1e-3
+        rate = 1e-3 if activation == "relu" else 1e-4
         decay = {"optimiser": "rmsprop", "lr": rate, "schedule": "exponential", "epochs": 256, "batch_size": 64}
         return chosen | decay | {"orthogonalisation": "bjorck"}
     if model == "anchors":
         return chosen | {"optimiser": "adam", "lr": 0.02, "epochs": 10, "batch_size": 1024}
     if model == "fc":
-        return chosen | {"optimiser": "steepest", "lr": 0.02, "epochs": 10, "batch_size": 256}
+        return chosen | {"optimiser": "steepest", "lr": 0.01, "epochs": 10, "batch_size": 256}
     if conv in ("bcop", "bcop-fixed", "rko"):
         return chosen
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.

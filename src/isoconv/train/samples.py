@@ -30,6 +30,11 @@ class Samples(Protocol):
     name: str
     shape: tuple[int, ...]
 
+    @property
+    def observations(self) -> int | None:
+        """How many independent ones it is judged by; None if that is all of the distribution."""
+        ...
+
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
     ) -> Iterator[Tensor]:
@@ -60,6 +65,10 @@ class FiniteSamples:
         held = min(max(round(held_out * len(values)), 1), len(values) - 1)
         self.rest, self.train = values[order[:held]], values[order[held:]]
 
+    @property
+    def observations(self) -> int | None:
+        return None if self.whole else len(self.rest)
+
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
     ) -> Iterator[Tensor]:
@@ -84,12 +93,21 @@ class FiniteSamples:
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
         return Judged(self.rest, self.whole)
 
+    def move(self, shift: Tensor) -> None:
+        """Add a vector to every sample."""
+        self.train = self.train + shift
+        self.rest = self.train if self.whole else self.rest + shift
+
 
 class DrawnSamples:
     """A distribution that can be drawn from without end; `count` fresh draws are what a critic is evaluated on."""
 
     def __init__(self, name: str, shape: tuple[int, ...], draw: Draw, count: int = 6400) -> None:
         self.name, self.shape, self.draw, self.count = name, shape, draw, count
+
+    @property
+    def observations(self) -> int | None:
+        return self.count
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
@@ -119,8 +137,13 @@ class GeneratedSamples:
     ) -> None:
         if count < batch:
             raise IsoconvError(f"Expected at least one batch of {batch} images from {name}. Got {count}.")
-        self.name, self.shape, self.generator = name, generator.image_shape, generator
+        self.name, self.generator = name, generator
+        self.shape: tuple[int, ...] = generator.image_shape
         self.count, self.batch, self.pixel_range = count - count % batch, batch, pixel_range
+
+    @property
+    def observations(self) -> int | None:
+        return self.count // self.batch
 
     @torch.no_grad()
     def draw(self, random: torch.Generator) -> Tensor:
@@ -159,11 +182,7 @@ class PairBatches:
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if first.shape != second.shape:
-            raise IsoconvError(
-                f"Expected two distributions of one shape. "
-                f"Got {_shown(first.shape)} in {first.name} and {_shown(second.shape)} in {second.name}."
-            )
+        require_one_shape(first, second)
         self.first, self.second, self.batch_size, self.steps = first, second, batch_size, steps_per_epoch
         self.seed, self.device = seed, torch.device(device)
 
@@ -176,6 +195,15 @@ class PairBatches:
             self.first.batches(*asked, "first", self.device),
             self.second.batches(*asked, "second", self.device),
             strict=True,
+        )
+
+
+def require_one_shape(first: Samples, second: Samples) -> None:
+    if first.shape != second.shape:
+        images = len(first.shape) == len(second.shape) == 3
+        raise IsoconvError(
+            f"Expected two distributions of one shape{' (--size, --channels)' if images else ''}. "
+            f"Got {_shown(first.shape)} in {first.name} and {_shown(second.shape)} in {second.name}."
         )
 
 

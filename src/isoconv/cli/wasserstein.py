@@ -1,0 +1,295 @@
+"""isoconv wasserstein"""
+
+import json
+import math
+import shlex
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from isoconv.cli.progress import TrainingProgress
+from isoconv.cli.train import _interruptible
+from isoconv.data import ProgressLine
+from isoconv.errors import IsoconvError
+from isoconv.train.critic import check_critics, train_critics, typical_scale
+from isoconv.train.critic_config import CriticConfig, critic_settings
+from isoconv.train.distributed import choose_device
+from isoconv.train.engine import EpochReport, Stopped
+from isoconv.train.run_folder import RunFolder
+from isoconv.train.samples import FiniteSamples, Samples, require_one_shape
+from isoconv.train.sources import SourceOptions, centre_vectors, open_samples
+
+_MANY = 2000  # pictures, from which on reading them is worth a line
+_PASSES = 40  # over the smaller set of vectors, at most
+_WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
+_SOURCE = "digits, mnist, cifar10, stl10, a folder of images, a .npy file of vectors, or a generator's run folder"
+
+
+def wasserstein(
+    first: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
+    second: Annotated[str, typer.Argument(metavar="B", help="the same kinds")],
+    out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/wasserstein"),
+    folder: Annotated[Path | None, typer.Option("--data", help="where a data set's files are")] = None,
+    download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
+    size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
+    channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
+    model: Annotated[str | None, typer.Option("--critic", help="dcgan, small, large, fc or anchors")] = None,
+    conv: Annotated[str, typer.Option(help="bcop, bcop-fixed, rko, ossn, svcm or rkl2ne")] = "bcop",
+    activation: Annotated[str | None, typer.Option(help="maxmin or relu; for fc groupsort too")] = None,
+    recipe: Annotated[str, typer.Option(help="default, or paper for exactly the paper's")] = "default",
+    epochs: Annotated[int | None, typer.Option(help="how often 100 updates are made")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="samples of each distribution per update")] = None,
+    optimiser: Annotated[str | None, typer.Option(help="steepest, adam or rmsprop")] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
+    width: Annotated[int | None, typer.Option(help="of each hidden layer of fc")] = None,
+    depth: Annotated[int | None, typer.Option(help="hidden layers of fc; 0 for a linear critic")] = None,
+    anchors: Annotated[int | None, typer.Option(help="points of the critic anchors")] = None,
+    upsample: Annotated[int | None, typer.Option(help="make images so many times larger for the critic")] = None,
+    whole: Annotated[str, typer.Option(help="which are whole distributions, not samples: none, a, b, both")] = "none",
+    held_out: Annotated[float, typer.Option(help="the part of a sample that is kept for the evaluation")] = 0.25,
+    samples: Annotated[int, typer.Option(help="images that a generator is judged by")] = 6400,
+    pixels: Annotated[str, typer.Option(help="what black and white are, for images")] = "-1,1",
+    bounds: Annotated[str | None, typer.Option("--range", help="where all coordinates lie, for vectors: 0,1")] = None,
+    confidence: Annotated[float, typer.Option(help="of the lower bound and of the interval")] = 0.95,
+    method: Annotated[str, typer.Option(help="auto, betting or asymptotic")] = "auto",
+    seed: Annotated[int, typer.Option(help="of every random choice")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out; same options")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in --out")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON on stdout")] = False,
+) -> None:
+    """Prove a lower bound of the Wasserstein-1 distance between two distributions.
+
+    Example: isoconv wasserstein photos/ paintings/ --size 64
+    """
+    given = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimiser": optimiser,
+        "lr": lr,
+        "width": width,
+        "depth": depth,
+        "anchors": anchors,
+        "upsample": upsample,
+    }
+    explicit = {name: value for name, value in given.items() if value is not None}
+    chosen_device = choose_device(device)
+    if resume and overwrite:
+        raise IsoconvError("Expected --resume or --overwrite. Got both.")
+    if whole not in _WHOLE:
+        raise IsoconvError(f"Expected --whole to be one of {', '.join(_WHOLE)}. Got {whole!r}.")
+    if not 0 < confidence < 1:
+        raise IsoconvError(f"Expected a confidence between 0 and 1, such as 0.95. Got {confidence:g}.")
+    pixel_range = parse_range(pixels, "--pixels")
+    box = None if bounds is None else parse_range(bounds, "--range")
+    options = SourceOptions(
+        folder, download, size, channels, held_out, samples, pixel_range, checked_seed(seed), show_reading
+    )
+    sides = _WHOLE[whole]
+    pair = (
+        open_samples(first, options, whole=sides[0], side="first"),
+        open_samples(second, options, whole=sides[1], side="second"),
+    )
+    require_one_shape(*pair)
+    value_range, units = _centred(pair, box)
+    config = _config(pair, (first, second), model, conv, activation, recipe, explicit)
+    config = replace(config, whole=sides, held_out=held_out, seed=seed)
+    if len(config.input_shape) == 3:
+        config = replace(config, pixel_range=pixel_range)
+    else:
+        config = replace(config, scale=typical_scale(*pair, config))
+    check_critics([config], *pair, chosen_device, method, value_range is not None or config.pixel_range is not None)
+    run = RunFolder(out)
+    if resume:
+        check_same(run, asdict(CriticConfig.read(run.config)) if run.exists else None, asdict(config))
+    else:
+        run.start(cast(Any, config), overwrite)
+        (out / "estimate.png").unlink(missing_ok=True)
+    total = config.epochs * config.steps_per_epoch
+    done = run.updates_done() if resume else 0
+    unit = config.scale * config.upsample
+    with _interruptible() as should_stop, DifferenceProgress(total, done, unit=unit) as shown:
+        try:
+            (trained,) = train_critics(
+                [config],
+                [run],
+                *pair,
+                shown,
+                confidence=confidence,
+                value_range=value_range,
+                method=method,
+                units=units,
+                device=chosen_device,
+                resume=resume,
+                should_stop=should_stop,
+            )
+        except Stopped:
+            again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
+            print(f"Stopped, and saved in {out}. To go on: {again.replace(' --overwrite', '')}", file=sys.stderr)
+            raise typer.Exit(130) from None
+    plot_estimate(run)
+    if as_json:
+        print(json.dumps(trained.result))
+    else:
+        print(_sentence(trained.result))
+        print(f"The run is in {out}", file=sys.stderr)
+
+
+def _centred(
+    pair: tuple[Samples, Samples], box: tuple[float, float] | None
+) -> tuple[tuple[float, float] | None, str | None]:
+    """Vectors are centred, which W1 does not notice; the range moves with them."""
+    first, second = pair
+    vectors = isinstance(first, FiniteSamples) and isinstance(second, FiniteSamples) and len(first.shape) == 1
+    if not vectors:
+        if box is not None:
+            raise IsoconvError("Expected --range for vectors. Images have --pixels.")
+        return None, None
+    assert isinstance(first, FiniteSamples) and isinstance(second, FiniteSamples)
+    units = f"L2 distance between vectors of dimension {first.shape[0]}"
+    if box is None:
+        centre_vectors(first, second)
+        return None, units
+    for samples in (first, second):
+        low = min(float(part.min()) for part in (samples.train, samples.rest))
+        high = max(float(part.max()) for part in (samples.train, samples.rest))
+        if not box[0] <= low <= high <= box[1]:
+            raise IsoconvError(
+                f"Expected numbers from {box[0]:g} to {box[1]:g} in {samples.name} (--range). Got {low:g} to {high:g}."
+            )
+    middle = (box[0] + box[1]) / 2
+    centre_vectors(first, second, middle)
+    half = math.nextafter(max(box[1] - middle, middle - box[0]), math.inf)
+    return (-half, half), f"{units}, coordinates from {box[0]:g} to {box[1]:g}"
+
+
+def _config(
+    pair: tuple[Samples, Samples],
+    names: tuple[str, str],
+    model: str | None,
+    conv: str,
+    activation: str | None,
+    recipe: str,
+    explicit: dict[str, Any],
+) -> CriticConfig:
+    shape = pair[0].shape
+    settings = critic_settings(recipe, model or _default_critic(shape), conv, activation) | explicit
+    if "batch_size" not in explicit:
+        asked = settings.get("batch_size", CriticConfig.batch_size)
+        settings["batch_size"] = min([asked, *(len(s.train) for s in pair if isinstance(s, FiniteSamples))])
+    config = CriticConfig(*names, shape, **settings)
+    parts = [len(s.train) for s in pair if isinstance(s, FiniteSamples) and not s.whole]
+    if "epochs" in explicit or not parts or len(shape) == 3:
+        return config
+    # A critic that sees few vectors too often learns them by heart, and its value on others falls.
+    passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
+    return replace(config, epochs=min(config.epochs, max(1, passes)))
+
+
+def _default_critic(shape: tuple[int, ...]) -> str:
+    """The paper's critic for images that it can take, a smaller one for others, and for vectors orthogonal layers."""
+    if len(shape) != 3:
+        return "fc"
+    if shape[1] % 16 == 0 and shape[2] % 16 == 0:
+        return "dcgan"
+    return "large" if shape[1] % 4 == 0 and shape[2] % 4 == 0 else "fc"
+
+
+def check_same(run: RunFolder, saved: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
+    """A run is resumed with the options that it was started with."""
+    if saved is None:
+        raise IsoconvError(f"Expected a run to resume in {run.path}. There is none.")
+    for name, value in wanted.items():
+        if saved[name] != value:
+            raise IsoconvError(
+                f"Expected the options of the run that is resumed. Got {name} {value}, where it has {saved[name]}."
+            )
+
+
+def checked_seed(seed: int) -> int:
+    if not 0 <= seed < 2**32:
+        raise IsoconvError(f"Expected a seed from 0 to 2³² − 1. Got {seed}.")
+    return seed
+
+
+def parse_range(text: str, name: str) -> tuple[float, float]:
+    """Two numbers, the smaller first: -1,1."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise IsoconvError(f"Expected two numbers such as -1,1 for {name}. Got {text!r}.") from None
+    if not -1e8 <= low < high <= 1e8:
+        raise IsoconvError(f"Expected two numbers up to 1e8, the smaller first, for {name}. Got {text!r}.")
+    return low, high
+
+
+# What is shown ----------------------------------------------------------------------------------------------------
+
+
+_reading = ProgressLine("pictures", 1.0)
+
+
+def show_reading(what: str, done: int, total: int) -> None:
+    """Of many pictures; a few are read before anyone could wonder."""
+    if total >= _MANY:
+        _reading(what, done, total)
+
+
+class DifferenceProgress(TrainingProgress):
+    """Epochs, the critic's difference of means on its training batches, samples per second and the time left.
+
+    unit : about what the critic's Lipschitz constant is; differences are shown divided by it
+    """
+
+    def __init__(self, steps: int, done: int = 0, quiet: bool = False, unit: float = 1.0) -> None:
+        super().__init__(steps, done, quiet)
+        self.unit = unit
+
+    def epoch(self, report: EpochReport) -> None:
+        figures = f"difference {-report.loss / self.unit:.4f}  {report.images_per_second:,.0f} samples/s"
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, description=f"epoch {report.epoch}/{report.epochs}", figures=figures)
+        elif not self.quiet:
+            left = f"{report.seconds_left:.0f} s left"
+            print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
+
+
+def _sentence(result: dict[str, Any]) -> str:
+    low, high = result["interval"]
+    first, second = result["samples"]
+    how = {
+        "exact": "both sets are whole distributions, so this is exact",
+        "betting": f"confidence {result['confidence']:g}, by betting: valid for every sample size",
+        "asymptotic": f"confidence {result['confidence']:g}, asymptotic",
+    }[result["method"]]
+    return (
+        f"W1 ≥ {result['lower']:.6g} ({how}). Estimate {result['estimate']:.6g}, interval {low:.6g} to {high:.6g}, "
+        f"Lipschitz bound {result['lipschitz_bound']:.7f}, {first:,} and {second:,} samples. {result['units']}."
+    )
+
+
+def plot_estimate(run: RunFolder) -> None:
+    """`estimate.png` beside the figures: the difference on training batches over time, and the final interval."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("No plot: that needs a package, pip install 'isoconv[plots]'.", file=sys.stderr)
+        return
+    lines, result = run.read_metrics(), run.read_result()
+    bound = result["lipschitz_bound"]
+    per_epoch = CriticConfig.read(run.config).steps_per_epoch
+    figure = Figure(figsize=(7, 4))
+    axes = figure.add_subplot()
+    axes.plot(
+        [line["epoch"] * per_epoch for line in lines], [-line["loss"] / bound for line in lines], label="training"
+    )
+    axes.axhline(result["estimate"], color="C1", label="held-out estimate")
+    axes.axhspan(*result["interval"], color="C1", alpha=0.2)
+    axes.axhline(result["lower"], color="C2", linestyle="--", label="lower bound of W1")
+    axes.set_xlabel("updates")
+    axes.set_ylabel("mean difference / Lipschitz bound")
+    axes.legend()
+    figure.savefig(run.path / "estimate.png", dpi=120, bbox_inches="tight")

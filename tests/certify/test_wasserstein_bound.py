@@ -1,0 +1,279 @@
+"""The lower bound: never above the truth, in the right units, with the confidence that it states."""
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import binom, norm, t
+from torch import nn
+
+from isoconv.certify import lipschitz_bound
+from isoconv.certify.mean_bounds import betting_lower_bound, standard_error, student_quantile
+from isoconv.certify.wasserstein import critic_bounds, wasserstein_lower_bound
+from isoconv.data.known_wasserstein import funnel_pair, make_funnels, radial_pairs, translation
+from isoconv.models import Small
+from isoconv.models.vector_critic import FCCritic, NearestAnchor
+from isoconv.nn import Scale, plain
+
+WHOLE = (True, True)
+
+
+def draws(pair, n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return pair.first(n, generator), pair.second(n, generator)
+
+
+def exact_distance(xs, ys):
+    """W1 of two samples of one size: the cheapest assignment."""
+    cost = torch.cdist(
+        xs.double().flatten(1), ys.double().flatten(1), compute_mode="donot_use_mm_for_euclid_dist"
+    ).numpy()
+    return float(cost[linear_sum_assignment(cost)].mean())
+
+
+def true_critic(dimension, count):
+    """The funnels' own potential, in float64."""
+    funnels = make_funnels(dimension, count)
+    critic = NearestAnchor(funnels.centres)
+    with torch.no_grad():
+        critic.raw_offsets.copy_(funnels.offsets * 8)
+    return critic
+
+
+def critics(features):
+    torch.manual_seed(0)
+    unconstrained = nn.Sequential(nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, 1))
+    yield "fc", FCCritic(features, 32, 2)
+    yield "relu", FCCritic(features, 32, 2, activation="relu")
+    yield "linear", FCCritic(features, depth=0)
+    yield "scaled", FCCritic(features, 32, 1, scale=8.0)
+    yield "wells", NearestAnchor(torch.randn(20, features))
+    yield "peaks", nn.Sequential(Scale(0.5), NearestAnchor(torch.randn(20, features), sign=-1))
+    yield "layers, then wells", nn.Sequential(*list(FCCritic(features, 32, 1))[:-1], NearestAnchor(torch.randn(20, 32)))
+    yield "unconstrained", unconstrained
+
+
+# Never above the truth --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, _ in critics(2)])
+def test_on_the_same_samples_no_critic_exceeds_the_exact_distance(name):
+    """Trained for this very purpose, with no regard for anything but the difference."""
+    xs, ys = draws(radial_pairs(4)[2], 60)
+    critic = dict(critics(4))[name]
+    truth = exact_distance(xs, ys)
+    optimiser = torch.optim.Adam(critic.parameters(), 0.02)
+    for _ in range(60):
+        optimiser.zero_grad()
+        (critic(ys).mean() - critic(xs).mean()).backward()
+        optimiser.step()
+    found = wasserstein_lower_bound(critic, xs, ys, whole=WHOLE)
+    assert found.method == "exact"
+    assert found.lower <= found.estimate <= truth
+    assert found.estimate > 0.05 * truth
+
+
+def test_pot_agrees_where_it_is_installed():
+    ot = pytest.importorskip("ot")
+    xs, ys = draws(translation(5, 1.0), 50)
+    cost = torch.cdist(xs.double(), ys.double(), compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    truth = float(ot.emd2([], [], cost))
+    assert truth == pytest.approx(exact_distance(xs, ys), rel=1e-9)
+    assert wasserstein_lower_bound(FCCritic(5, 32, 1), xs, ys, whole=WHOLE).estimate <= truth
+
+
+@pytest.mark.parametrize("support", [True, False], ids=["betting", "asymptotic"])
+def test_at_its_confidence_the_bound_exceeds_the_truth_no_more_often_than_it_may(support):
+    """With the best critic there is: its value is the distance itself, so nothing but the confidence keeps it below."""
+    pair = funnel_pair(4, 16, draws=2**17)
+    critic = true_critic(4, 16)
+    trials, confidence = 150, 0.9
+    above = 0
+    for trial in range(trials):
+        xs, ys = draws(pair, 80, seed=trial)
+        found = wasserstein_lower_bound(critic, xs, ys, confidence, value_range=pair.support if support else None)
+        assert found.method == ("betting" if support else "asymptotic")
+        above += found.lower > pair.distance
+    assert above <= binom.ppf(0.9999, trials, 1 - confidence)
+    assert support or above > 0  # or the test could not fail
+
+
+def test_the_true_potential_finds_the_distance():
+    pair = funnel_pair(8, 16, draws=2**17)
+    xs, ys = draws(pair, 40_000)
+    found = wasserstein_lower_bound(true_critic(8, 16), xs, ys, value_range=pair.support)
+    assert found.estimate == pytest.approx(pair.distance, rel=0.02)
+    assert 0.96 * pair.distance < found.lower < found.estimate
+
+
+# The sound constant and the units ---------------------------------------------------------------------------------
+
+
+def test_the_estimate_is_divided_by_the_proved_constant():
+    xs, ys = draws(translation(6, 2.0), 400)
+    torch.manual_seed(0)
+    critic = FCCritic(6, 32, 2)
+    found = wasserstein_lower_bound(critic, xs, ys)
+    network = plain(critic).double()
+    with torch.no_grad():
+        difference = float(network(xs.double()).mean() - network(ys.double()).mean())
+    assert found.lipschitz_bound == lipschitz_bound(critic, (6,)).value
+    assert found.estimate == pytest.approx(difference / found.lipschitz_bound, rel=1e-12)
+    steeper = wasserstein_lower_bound(nn.Sequential(critic, Scale(1000.0)), xs, ys)
+    assert steeper.lipschitz_bound == pytest.approx(1000, rel=1e-4)
+    assert steeper.estimate == pytest.approx(found.estimate, rel=1e-9)
+
+
+def test_resizing_in_front_is_part_of_the_constant():
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
+    critic = Small((3, 32, 32), classes=1)
+    enlarged = nn.Sequential(nn.Upsample(scale_factor=2), critic)
+    found = wasserstein_lower_bound(enlarged, images, 255 - images, whole=WHOLE)
+    assert found.lipschitz_bound == pytest.approx(2, rel=1e-3) and found.lipschitz_bound >= 2
+    twice = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    large = wasserstein_lower_bound(critic, twice, 255 - twice, whole=WHOLE)
+    assert found.estimate == pytest.approx(large.estimate / 2, rel=1e-3)
+    assert "3×16×16" in found.units and "3×32×32" in large.units
+
+
+def test_bytes_are_pixels_of_the_range_that_is_asked_for():
+    torch.manual_seed(0)
+    critic = FCCritic(3 * 4 * 4, depth=0)
+    dark = torch.randint(0, 100, (50, 3, 4, 4), dtype=torch.uint8)
+    light = torch.randint(100, 256, (50, 3, 4, 4), dtype=torch.uint8)
+    paper = wasserstein_lower_bound(critic, dark, light, whole=WHOLE)
+    unit = wasserstein_lower_bound(critic, dark, light, whole=WHOLE, value_range=(0.0, 1.0))
+    floats = wasserstein_lower_bound(critic, dark.double() / 255, light.double() / 255, whole=WHOLE)
+    assert paper.estimate == pytest.approx(2 * unit.estimate, rel=1e-9)
+    assert unit.estimate == pytest.approx(floats.estimate, rel=1e-9)
+    assert paper.units == "L2 distance between images of 3×4×4, pixels from -1 to 1"
+    assert unit.units == "L2 distance between images of 3×4×4, pixels from 0 to 1"
+    assert floats.units == "L2 distance between images of 3×4×4"
+
+
+def test_float32_weights_run_in_float64_and_the_rounding_is_bounded():
+    """The bound of the rounding holds for the anchors' own distances, against exact rational arithmetic by hand."""
+    torch.manual_seed(0)
+    critic = Small((1, 16, 16), classes=1)
+    images = torch.rand(4, 1, 16, 16)
+    found = wasserstein_lower_bound(critic, images, images.flip(0), whole=WHOLE)
+    assert 0 < found.rounding < 1e-6
+    assert found.interval[1] - found.interval[0] < 1e-6
+    anchors = NearestAnchor(torch.tensor([[3.0, 4.0], [0.0, 0.1]]))
+    constant, error = critic_bounds(plain(anchors).eval().double(), (2,))
+    assert 1 <= constant < 1 + 1e-15
+    assert 0 < error.offset < 1e-13
+    with torch.no_grad():
+        assert (
+            abs(float(anchors.eval().double()(torch.zeros(1, 2, dtype=torch.float64))) - float(torch.tensor(0.1)))
+            < 1e-16
+        )
+
+
+# Confidence -------------------------------------------------------------------------------------------------------
+
+
+def test_whole_distributions_leave_nothing_to_chance():
+    xs, ys = draws(translation(3, 1.0), 40)
+    torch.manual_seed(0)
+    critic = FCCritic(3, 16, 1)
+    both = wasserstein_lower_bound(critic, xs, ys, whole=WHOLE)
+    one = wasserstein_lower_bound(critic, xs, ys, whole=(True, False))
+    none = wasserstein_lower_bound(critic, xs, ys)
+    widths = [found.interval[1] - found.interval[0] for found in (both, one, none)]
+    assert widths[0] < 1e-9 < widths[1] < widths[2]
+    assert both.estimate == one.estimate == none.estimate
+    bounded = [
+        wasserstein_lower_bound(critic, xs, ys, whole=whole, value_range=(-9, 9)) for whole in (WHOLE, (True, False))
+    ]
+    assert bounded[0].method == "exact" and bounded[1].method == "betting"
+    assert bounded[1].interval[0] < bounded[1].estimate < bounded[1].interval[1]
+    mirrored = wasserstein_lower_bound(critic, ys, xs, whole=(False, True), value_range=(-9, 9))
+    assert mirrored.interval == pytest.approx((-bounded[1].interval[1], -bounded[1].interval[0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("value_range", [None, (-9.0, 9.0)], ids=["asymptotic", "betting"])
+def test_a_batch_of_dependent_samples_is_one_observation(value_range):
+    xs, ys = draws(translation(3, 1.0), 60)
+    copies = xs.repeat_interleave(8, dim=0)  # eight times the same: no more is known than before
+    torch.manual_seed(0)
+    critic = FCCritic(3, 16, 1)
+    options = {"value_range": value_range}
+    honest = wasserstein_lower_bound(critic, copies, ys, group=(8, 1), **options)
+    single = wasserstein_lower_bound(critic, xs, ys, **options)
+    naive = wasserstein_lower_bound(critic, copies, ys, **options)
+    assert honest.interval == pytest.approx(single.interval, rel=1e-6)
+    assert honest.observations == (60, 60) and honest.samples == (480, 60)
+    if value_range is None:
+        assert naive.interval[0] > honest.interval[0]
+
+
+def test_the_asymptotic_interval_is_welchs():
+    xs, ys = draws(radial_pairs(2)[1], 50)
+    ys = torch.cat([ys, ys[:30] * 2])
+    critic = FCCritic(2, depth=0)
+    found = wasserstein_lower_bound(critic, xs, ys, 0.9)
+    network = plain(critic).double()
+    with torch.no_grad():
+        u, v = network(xs.double()).flatten(), network(ys.double()).flatten()
+    error, degrees = standard_error(u, v)
+    expected = float(u.mean() - v.mean()) + t.ppf([0.1, 0.05, 0.95], degrees) * error
+    assert found.lower == pytest.approx(max(0.0, expected[0] / found.lipschitz_bound), rel=1e-3)
+    assert found.interval == pytest.approx(tuple(expected[1:] / found.lipschitz_bound), rel=1e-3)
+
+
+@pytest.mark.parametrize("degrees", [20, 29.5, 100, 1e6])
+@pytest.mark.parametrize("probability", [0.05, 0.9, 0.95, 0.9999])
+def test_students_quantile(probability, degrees):
+    assert student_quantile(probability, degrees) == pytest.approx(float(t.ppf(probability, degrees)), rel=2e-3)
+    assert student_quantile(probability, math.inf) == pytest.approx(float(norm.ppf(probability)), rel=1e-9)
+
+
+@pytest.mark.parametrize("rare", [0.02, 0.3, 0.9])
+def test_betting_covers_what_the_normal_approximation_does_not(rare):
+    """Coins: with rare ones the normal approximation fails far too often, betting never more often than it may."""
+    trials, n, risk = 300, 60, 0.1
+    generator = torch.Generator().manual_seed(0)
+    failures = sum(
+        betting_lower_bound((torch.rand(n, generator=generator) < 1 - rare).double(), 0.0, 1.0, risk) > 1 - rare
+        for _ in range(trials)
+    )
+    assert failures <= binom.ppf(0.9999, trials, risk)
+    if rare == 0.02:  # no tails in 60 throws, every third time: its standard error is zero then
+        assert 0.98**n > risk
+
+
+def test_betting_is_near_the_normal_approximation_for_many_samples_and_far_better_than_hoeffding():
+    generator = torch.Generator().manual_seed(0)
+    z = 0.6 + 0.03 * torch.randn(5000, generator=generator, dtype=torch.float64)
+    width = float(z.mean()) - betting_lower_bound(z, 0.0, 1.0, 0.05)
+    normal = 1.645 * float(z.std()) / math.sqrt(len(z))
+    assert normal < width < 1.6 * normal
+    assert width < math.sqrt(math.log(20) / (2 * len(z))) / 10
+
+
+def test_betting_with_no_spread_and_with_one_value():
+    assert betting_lower_bound(torch.full((1000,), 0.5), 0.0, 1.0, 0.05) > 0.49
+    assert 0 <= betting_lower_bound(torch.ones(1), 0.0, 1.0, 0.05) < 0.1
+    assert betting_lower_bound(torch.zeros(10), 0.0, 1.0, 0.05) == 0
+
+
+def test_more_confidence_is_a_lower_bound():
+    xs, ys = draws(translation(3, 5.0, "uniform"), 500)
+    critic = FCCritic(3, depth=0)
+    with torch.no_grad():
+        critic[-1].matrix.copy_((xs - ys).mean(dim=0, keepdim=True) / torch.linalg.vector_norm((xs - ys).mean(dim=0)))
+    support = translation(3, 5.0, "uniform").support
+    for value_range in (None, support):
+        lows = [wasserstein_lower_bound(critic, xs, ys, c, value_range=value_range).lower for c in (0.5, 0.95, 0.9999)]
+        assert 4 < lows[2] < lows[1] < lows[0] < 5.1
+
+
+def test_the_result_is_plain_data():
+    import json
+
+    xs, ys = draws(translation(3, 1.0), 40)
+    found = wasserstein_lower_bound(FCCritic(3, depth=0), xs, ys)
+    assert json.loads(json.dumps(found.to_dict()))["samples"] == [40, 40]
