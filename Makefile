@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all browser docs lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m isoconv demo
@@ -11,17 +11,29 @@ demo: $(READY)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --ignore tests/slow
 
-test-all: test
+# What is slow or needs a browser: examples, notebook, the site, the page. What cannot be installed is skipped, and says so.
+test-all: test browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow
 
+browser: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright
+	timeout 120 $(BIN)/python -m playwright install chromium-headless-shell || $(MAKE) .browser/chromium || echo "No Chromium could be fetched: the tests of the page are skipped."
+
+.browser/chromium:
+	npm install --silent --no-audit --no-fund --prefix .browser @sparticuz/chromium@153.0.0
+	cd .browser && TMPDIR=$$PWD node --input-type=module -e "import c from '@sparticuz/chromium'; console.log(await c.executablePath())"
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples docs
+	$(BIN)/ruff format src tests benchmarks examples docs
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

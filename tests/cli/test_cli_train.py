@@ -141,14 +141,6 @@ def test_resuming_a_finished_run_gives_its_results(isoconv, pictures):
     assert (a["clean"], a["robust"]) == (b["clean"], b["robust"])
 
 
-def test_the_demo(isoconv, tmp_path):
-    outcome = isoconv("demo", "--epochs", "1")
-    assert outcome.code == 0
-    assert "A 1-Lipschitz network on 1,000 digits that it has not seen" in " ".join(outcome.out.split())
-    assert outcome.err.startswith("epoch 1/1")
-    assert list(tmp_path.iterdir()) == []
-
-
 LONG = ["--model", "small", "--epochs", "400", "--batch-size", "16", "--device", "cpu"]
 
 

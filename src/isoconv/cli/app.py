@@ -10,6 +10,7 @@ from isoconv.cli.demo import demo
 from isoconv.cli.export import export
 from isoconv.cli.gan import gan
 from isoconv.cli.predict import predict
+from isoconv.cli.report import report
 from isoconv.cli.train import train
 from isoconv.cli.wasserstein import wasserstein
 from isoconv.version import __version__
@@ -29,6 +30,7 @@ for _command, _summary in (
     (certify, "Prove how far images can be changed before a class changes."),
     (attack, "Try to break a trained network within a budget."),
     (predict, "Say what is on pictures, with a proved radius."),
+    (report, "Draw the page of one run or several."),
     (export, "Write a network as ONNX or plain torch code."),
     (wasserstein, "Prove a lower bound of the distance of two distributions."),
     (gan, "Train a generator to compare data with."),

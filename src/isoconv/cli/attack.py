@@ -71,7 +71,7 @@ def attack(
         with CountingProgress("certifying", "images") as shown:
             certified = robust_accuracy(one.model, data, chosen, progress=shown.show)
         found = [
-            _attacked(one, data, kind, budget, certified, images, settings[kind])
+            attack_record(one, data, kind, budget, certified, images, settings[kind])
             for kind in dict.fromkeys(kinds)
             for budget in (chosen if kind != "rounding" else [None])
         ]
@@ -90,7 +90,7 @@ def attack(
         )
 
 
-def _attacked(
+def attack_record(
     one: TrainedRun,
     data: ImageSet,
     kind: str,

@@ -51,7 +51,7 @@ def certify(
             found = robust_accuracy(
                 one.model.to(place), data, chosen, arithmetic=arithmetic, criterion=criterion, progress=shown.show
             )
-        result = _record(found, one.config.seed, time.perf_counter() - began)
+        result = certified_record(found, one.config.seed, time.perf_counter() - began)
         if certificate is not None:
             write_certificate(certificate, found.certifier, found.certificates, found.labels)
             model = one.folder / "model.safetensors"
@@ -68,7 +68,7 @@ def certify(
         write_text(one.folder / "certified.json", json.dumps(result, indent=2) + "\n")
 
 
-def _record(found: RobustAccuracy, seed: int, seconds: float) -> dict[str, Any]:
+def certified_record(found: RobustAccuracy, seed: int, seconds: float) -> dict[str, Any]:
     certifier = found.certifier
     return {
         "seed": seed,

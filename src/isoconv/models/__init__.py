@@ -1,7 +1,21 @@
-"""The networks of the paper, a few lines each, built from `isoconv.nn`."""
+"""The networks of the paper, a few lines each, built from `isoconv.nn`; and critics of vectors."""
 
 from isoconv.models.classifiers import FC3, Large, Small
 from isoconv.models.critic import DCGANCritic
+from isoconv.models.generator import Discriminator, Generator
 from isoconv.models.layers import ACTIVATIONS, CONVOLUTIONS
+from isoconv.models.vector_critic import AnchorCritics, FCCritic, NearestAnchor
 
-__all__ = ["ACTIVATIONS", "CONVOLUTIONS", "FC3", "DCGANCritic", "Large", "Small"]
+__all__ = [
+    "ACTIVATIONS",
+    "CONVOLUTIONS",
+    "FC3",
+    "AnchorCritics",
+    "DCGANCritic",
+    "Discriminator",
+    "FCCritic",
+    "Generator",
+    "Large",
+    "NearestAnchor",
+    "Small",
+]

@@ -15,6 +15,9 @@ from isoconv.train.config import TrainConfig
 from isoconv.train.replica import Replica
 from isoconv.train.task import make_model
 
+#: What other commands find out about a run and keep in its folder.
+FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json")
+
 
 class RunFolder:
     """One seed's folder.
@@ -56,7 +59,7 @@ class RunFolder:
         self.check_free(overwrite)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for old in (self.metrics, self.model, self.state, self.result):
+            for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
             write_text(self.config, config.to_json())
         except OSError as error:

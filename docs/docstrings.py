@@ -1,0 +1,49 @@
+"""Makes two habits of isoconv's docstrings into Markdown, for the reference pages: options, and what a prompt would show.
+
+`name : what it is` begins an item of a list, and lines that are indented go on with it. Lines from `>>>` to the next empty
+one are a session. Everything else is Markdown already: what is indented by four is a formula.
+"""
+
+import re
+from typing import Any
+
+from griffe import Docstring, Extension, Object
+
+_OPTION = re.compile(r"(\w+(?:, \w+)*) : (.+)")
+
+
+class PlainDocstrings(Extension):
+    """Rewrites each docstring once, when its object has been read."""
+
+    def on_object(self, *, obj: Object, **kwargs: Any) -> None:
+        if isinstance(obj.docstring, Docstring):
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+def as_markdown(text: str) -> str:
+    lines: list[str] = []
+    state = ""  # or "option", "session": what the line before belongs to
+    for line in text.splitlines():
+        if state == "session" and not line.strip():
+            lines.append("```")
+            state = ""
+        option = _OPTION.fullmatch(line)
+        if state != "session" and line.startswith(">>>"):
+            lines += ["", "```pycon"]
+            state = "session"
+        elif state != "session" and option:
+            if state != "option":
+                lines.append("")
+            names = ", ".join(f"`{name}`" for name in option[1].split(", "))
+            lines.append(f"- {names}: {option[2]}")
+            state = "option"
+            continue
+        elif state == "option" and line.startswith("    ") and line.strip():
+            lines.append("  " + line.strip())
+            continue
+        elif state == "option" and not line.strip():
+            state = ""
+        lines.append(line)
+    if state == "session":
+        lines.append("```")
+    return "\n".join(lines)

@@ -1,0 +1,49 @@
+"""The command that makes a run, from the configuration that it left."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+
+# What the command line can set; everything else follows from the data, the recipe and the method.
+_OPTIONS = (
+    *("model", "conv", "activation", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
+    *("temperature", "offset", "orthogonalisation", "precision"),
+)
+_APART = ("data", "input_shape", "classes", "seed", "recipe")
+_SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
+
+
+def train_command(
+    config: TrainConfig, out: Path, seeds: Sequence[int] = (), epsilons: Sequence[float] = ()
+) -> str | None:
+    """`isoconv train …` with every option that is not what it would be anyway; None if no options give this run.
+
+    The folder of a downloaded data set is not part of a run: the command has --data DIR for it.
+    """
+    usual = TrainConfig(
+        config.data, config.input_shape, config.classes, **recipe_settings(config.recipe, config.data, config.conv)
+    )
+    changed = [
+        f.name for f in fields(config) if f.name not in _APART and getattr(config, f.name) != getattr(usual, f.name)
+    ]
+    if any(name not in _OPTIONS for name in changed):
+        return None
+    words = ["isoconv", "train", config.data]
+    if config.data in ("mnist", "cifar10", "stl10"):
+        words += ["--data", "DIR"]
+    height, width = config.input_shape[1:]
+    if _SIDES.get(config.data) != (height, width):
+        words += ["--size", str(height) if height == width else f"{height}x{width}"]
+    if config.recipe != "default":
+        words += ["--recipe", config.recipe]
+    for name in changed:
+        words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    wanted = list(seeds) or [config.seed]
+    if wanted != [0]:
+        words += ["--seeds", ",".join(map(str, wanted))]
+    if epsilons and list(epsilons) != list(default_epsilons(config.data)):
+        words += [word for epsilon in epsilons for word in ("--epsilon", repr(epsilon))]
+    return shlex.join([*words, "--out", str(out)])

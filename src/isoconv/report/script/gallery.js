@@ -1,0 +1,83 @@
+// Images with what is proved of them, and what fools the network.
+
+const withGallery = runs.map((run, index) => [run, index]).filter(([run]) => run.gallery && run.gallery.length);
+
+function gallery() {
+  if (!withGallery.length) return;
+  byId("gallery").hidden = false;
+  state.shown = withGallery[0][1];
+  const choice = document.querySelector("#gallery .choice");
+  if (withGallery.length > 1) {
+    for (const [run, index] of withGallery) {
+      const button = element("button", { type: "button", className: colour(index) }, element("span", { className: "swatch" }), run.name);
+      button.dataset.run = index;
+      button.addEventListener("click", () => { state.shown = index; fillGallery(); });
+      choice.append(button);
+    }
+  }
+  fillGallery();
+}
+
+function picture(source, caption, alt) {
+  return element("figure", {}, element("img", { src: source, alt }), element("figcaption", {}, caption));
+}
+
+function fillGallery() {
+  const run = runs[state.shown], list = document.querySelector("ul.gallery");
+  for (const button of document.querySelectorAll("#gallery .choice button")) {
+    button.ariaPressed = String(Number(button.dataset.run) === state.shown);
+  }
+  list.replaceChildren(...run.gallery.map((entry, k) => {
+    const label = run.classes[entry.label], predicted = run.classes[entry.prediction], other = entry.adversarial;
+    const pictures = element("div", { className: "pictures" },
+      picture(entry.image, label, `Test image ${entry.index}, class ${label}, taken for ${predicted}`));
+    if (other) {
+      pictures.append(
+        picture(other.change, "change", `The change, enlarged: grey where nothing changes`),
+        picture(other.image, "→ " + run.classes[other.prediction],
+          `The image changed by ${short(other.norm)}, taken for ${run.classes[other.prediction]}`));
+    }
+    const card = element("li", { className: colour(state.shown) }, pictures, element("p", { className: "verdict" }),
+      element("span", { className: "gauge", ariaHidden: "true" }), element("p", { className: "facts" }));
+    card.dataset.entry = k;
+    return card;
+  }));
+  showGallery();
+}
+
+function verdict(entry) {
+  if (entry.prediction !== entry.label) return ["unknown", "wrong from the start"];
+  if (state.epsilon === 0 || entry.radius >= state.epsilon) return ["proved", "certified at ε"];
+  if (entry.adversarial && entry.adversarial.norm <= state.epsilon) return ["fooled", "can be fooled at ε"];
+  return ["unknown", "not certified at ε"];
+}
+
+function showGallery() {
+  if (!withGallery.length) return;
+  const run = runs[state.shown];
+  const end = Math.max(largest, ...run.gallery.map((entry) => (entry.adversarial ? entry.adversarial.norm * 1.02 : 0)));
+  for (const card of document.querySelectorAll("ul.gallery li")) {
+    const entry = run.gallery[Number(card.dataset.entry)], other = entry.adversarial;
+    const [kind, words] = verdict(entry);
+    const right = entry.prediction === entry.label;
+    card.classList.toggle("dim", kind !== "proved");
+    const line = card.querySelector(".verdict");
+    line.className = "verdict " + kind;
+    line.textContent = words;
+    const share = (value) => (100 * Math.min(value, end)) / end;
+    const gauge = card.querySelector(".gauge");
+    gauge.replaceChildren();
+    if (right) {
+      const proved = share(entry.radius);
+      gauge.append(place(element("span", { className: "unknown" }), proved, (other ? share(other.norm) : 100) - proved));
+      gauge.append(place(element("span", { className: "proved" }), 0, proved));
+    }
+    gauge.append(place(element("span", { className: "tick" }), share(state.epsilon)));
+    const predicted = "predicted " + run.classes[entry.prediction];
+    const lines = right
+      ? [predicted, entry.radius > 0 ? "proved within " + floored(entry.radius) : "nothing proved",
+        other ? "fooled by " + other.norm.toPrecision(3) : "no adversarial example found"]
+      : [predicted + " instead of " + run.classes[entry.label]];
+    card.querySelector(".facts").replaceChildren(...lines.map((text) => element("span", {}, text)));
+  }
+}

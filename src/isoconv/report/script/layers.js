@@ -1,0 +1,107 @@
+// Histograms of singular values, and the gradient by depth.
+
+function spectra() {
+  const known = runs.map((run, index) => [run, index]).filter(([run]) => run.spectra && run.spectra.length);
+  if (!known.length) return;
+  byId("spectra").hidden = false;
+  const panels = document.querySelector("#spectra .panels");
+  for (const [run, index] of known) {
+    const end = Math.max(1.1, 1.04 * Math.max(...run.spectra.map((layer) => Math.max(layer.before.max, layer.after.max))));
+    const grid = element("div", { className: "panel-grid" });
+    for (const layer of run.spectra) {
+      const plot = element("div", { className: "plot" });
+      const range = layer.after.min.toFixed(2) === layer.after.max.toFixed(2)
+        ? "all " + layer.after.max.toFixed(2) : `${layer.after.min.toFixed(2)} to ${layer.after.max.toFixed(2)}`;
+      grid.append(element("figure", { className: "panel " + colour(index) },
+        element("figcaption", {}, element("b", {}, layer.title), element("span", {}, range)), plot));
+      const draw = () => histogram(plot, layer, end, run.name);
+      new ResizeObserver(draw).observe(plot);
+      draw();
+    }
+    const title = element("h3", { className: colour(index) }, element("span", { className: "swatch" }), run.name);
+    panels.append(element("div", { className: "spectrum" }, title, grid));
+  }
+}
+
+function grouped(layer, end) {
+  // About 30 groups, in whose middle 1 lies, as it does in the bins themselves.
+  const wanted = end / layer.width / 30, ones = Math.round(1 / layer.width);
+  const whole = [1, 2, 4, 5, 10, 20, 25, 50].filter((many) => ones % many === 0);
+  const group = ones < 1 ? Math.max(1, Math.round(wanted))
+    : whole.reduce((best, many) => (Math.abs(many - wanted) < Math.abs(best - wanted) ? many : best));
+  const width = group * layer.width, bins = Math.floor(end / width + 0.5) + 1;
+  const sums = (counts) => {
+    const found = new Array(bins).fill(0), total = counts.reduce((a, b) => a + b, 0) || 1;
+    counts.forEach((count, k) => { found[Math.min(bins - 1, Math.round(k / group))] += (100 * count) / total; });
+    return found;
+  };
+  return { width, before: sums(layer.before.counts), after: sums(layer.after.counts) };
+}
+
+function histogram(plot, layer, end, name) {
+  const width = plot.clientWidth, height = plot.clientHeight;
+  if (!width) return;
+  const { width: bin, before, after } = grouped(layer, end);
+  const top = Math.max(...before, ...after), floor = height - 18, ceiling = 8;
+  const across = (value) => (Math.max(0, value) / end) * width;
+  const up = (share) => floor - (share / top) * (floor - ceiling);
+  const svg = drawn("svg", { role: "img", "aria-label":
+    `${name}, ${layer.title}: singular values from ${short(layer.before.min)} to ${short(layer.before.max)} before training, ` +
+    `from ${short(layer.after.min)} to ${short(layer.after.max)} after it` });
+  svg.append(drawn("line", { class: "one", x1: across(1), x2: across(1), y1: 0, y2: floor }));
+  after.forEach((share, k) => {
+    if (share > 0) svg.append(drawn("rect", { class: "bar", x: across((k - 0.5) * bin), y: Math.min(floor - 1.5, up(share)),
+      width: Math.max(1, across((k + 0.5) * bin) - across((k - 0.5) * bin) - 0.6), height: Math.max(1.5, floor - up(share)) }));
+  });
+  const outline = [[0, floor]];
+  before.forEach((share, k) => { outline.push([across((k - 0.5) * bin), up(share)], [across((k + 0.5) * bin), up(share)]); });
+  outline.push([Math.min(width, outline[outline.length - 1][0]), floor]);
+  svg.append(drawn("path", { class: "outline", d: path(outline) }));
+  svg.append(drawn("line", { class: "axis", x1: 0, x2: width, y1: floor, y2: floor }));
+  for (const value of ticks(0, end, width / 60)) {
+    svg.append(drawn("text", { x: across(value), y: height - 3, "text-anchor": value === 0 ? "start" : across(value) > width - 8 ? "end" : "middle" }, short(value)));
+  }
+  plot.replaceChildren(svg);
+  plot.onpointermove = (event) => {
+    const k = Math.min(after.length - 1, Math.round(((event.clientX - plot.getBoundingClientRect().left) / width) * end / bin));
+    showTip(event, `${short(Math.max(0, (k - 0.5) * bin))} to ${short((k + 0.5) * bin)}`,
+      [[null, "before training", percent(before[k] || 0)], [null, "after training", percent(after[k] || 0)]]);
+  };
+  plot.onpointerleave = hideTip;
+}
+
+function gradients() {
+  const known = () => visible().filter(([run]) => run.gradients);
+  if (!runs.some((run) => run.gradients)) return;
+  const section = byId("gradients");
+  section.hidden = false;
+  const all = runs.filter((run) => run.gradients);
+  const places = all.map((run) => run.gradients.places).reduce((a, b) => (b.length > a.length ? b : a));
+  const values = all.flatMap((run) => [...run.gradients.before.mean, ...run.gradients.after.mean, ...run.gradients.after.low, ...run.gradients.after.high]).filter((v) => v > 0);
+  const low = Math.min(...values), high = Math.max(...values);
+  const log = high / low > 20;
+  // Networks of different depth end together, at the logits.
+  const at = (run, k) => k + places.length - run.gradients.places.length;
+  chart(section.querySelector("figure"), () => ({
+    x: { low: 0, high: Math.max(1, places.length - 1), label: "depth", names: places },
+    y: log ? { low: low / 1.3, high: Math.max(1, high) * 1.3, log } : { low: 0, high: Math.max(1.1, high * 1.05) },
+    describe: "Relative gradient norm by depth after training. " + known().map(([run]) => `${run.name}: ${short(run.gradients.after.mean[0])} at the image.`).join(" "),
+    layers: (scale) => known().map(([run, index]) => {
+      const { before, after } = run.gradients;
+      const line = (norms) => norms.map((norm, k) => [scale.across(at(run, k)), scale.up(norm)]);
+      return drawn("g", { class: colour(index) },
+        drawn("path", { class: "band", d: path([...line(after.high), ...line(after.low).reverse()]) + "Z" }),
+        drawn("path", { class: "thin dashed", d: path(line(before.mean)) }),
+        drawn("path", { class: "line", d: path(line(after.mean)) }),
+        ...line(after.mean).map(([x, y]) => drawn("circle", { class: "dot", cx: x, cy: y, r: 3.5 })));
+    }),
+  }), (event, k, scale) => {
+    const here = known().filter(([run]) => k - at(run, 0) >= 0);
+    showTip(event, places[k], here.map(([run, index]) => [index, run.name,
+      `${short(run.gradients.after.mean[k - at(run, 0)])} (before ${short(run.gradients.before.mean[k - at(run, 0)])})`]));
+    return crosshair(scale, k, here.map(([run, index]) => [index, k, run.gradients.after.mean[k - at(run, 0)]]));
+  });
+  section.querySelector(".key").append(
+    keyEntry("after training", drawn("path", { class: "line", d: "M0 6L30 6" })),
+    keyEntry("before training", drawn("path", { class: "thin dashed", d: "M0 6L30 6" })));
+}

