@@ -12,6 +12,7 @@ __all__ = [
     "certify",
     "export",
     "linalg",
+    "load_pretrained",
     "models",
     "nn",
     "optim",
@@ -22,6 +23,7 @@ __all__ = [
 if TYPE_CHECKING:
     from isoconv import attacks, certify, export, linalg, models, nn, optim, theory
     from isoconv.nn.plain import plain
+    from isoconv.pretrained import load_pretrained
 else:
 
     def __getattr__(name: str) -> object:
@@ -30,6 +32,8 @@ else:
 
         if name == "plain":
             return import_module("isoconv.nn").plain
+        if name == "load_pretrained":
+            return import_module("isoconv.pretrained").load_pretrained
         if name in __all__:
             return import_module(f"isoconv.{name}")
         raise AttributeError(f"module 'isoconv' has no attribute {name!r}")

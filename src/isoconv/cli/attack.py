@@ -19,7 +19,6 @@ from isoconv.cli.tables import print_attacked
 from isoconv.cli.values import parse_number
 from isoconv.data import ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import write_text
 from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
 
@@ -82,7 +81,7 @@ def attack(
     else:
         print_attacked(everything, f"{data.name}: accuracy in percent")
     for one, found in zip(runs, rows, strict=True):
-        write_text(one.folder / "attacks.json", json.dumps(found, indent=2) + "\n")
+        one.keep("attacks.json", json.dumps(found, indent=2) + "\n")
     broken = sum(row["violations"] for row in everything)
     if broken:
         raise IsoconvError(

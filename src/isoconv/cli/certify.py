@@ -14,7 +14,6 @@ from isoconv.cli.runs import open_runs, test_images
 from isoconv.cli.tables import print_certified
 from isoconv.cli.values import parse_number
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import write_text
 from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
 
@@ -65,7 +64,7 @@ def certify(
     else:
         print_certified(results, f"{len(data):,} images of {data.name}, {arithmetic}")
     for one, result in zip(runs, results, strict=True):
-        write_text(one.folder / "certified.json", json.dumps(result, indent=2) + "\n")
+        one.keep("certified.json", json.dumps(result, indent=2) + "\n")
 
 
 def certified_record(found: RobustAccuracy, seed: int, seconds: float) -> dict[str, Any]:

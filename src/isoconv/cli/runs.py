@@ -7,6 +7,8 @@ from torch import nn
 
 from isoconv.data import ImageSet, load_splits
 from isoconv.errors import IsoconvError
+from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
+from isoconv.train.checkpoint import write_text
 from isoconv.train.config import TrainConfig
 from isoconv.train.run_folder import RunFolder, load_run
 
@@ -19,9 +21,16 @@ class TrainedRun:
     model: nn.Module
     config: TrainConfig
 
+    def keep(self, name: str, text: str) -> None:
+        """Write a file beside the run's own; nothing is written beside the networks that come with isoconv."""
+        if not is_pretrained(self.folder):
+            write_text(self.folder / name, text)
+
 
 def open_runs(path: Path) -> list[TrainedRun]:
-    """The network in a run's folder, or all of them, by seed, in one of several seeds."""
+    """The network in a run's folder, or all of them, by seed, in one of several seeds; or a pretrained one by its name."""
+    if not path.exists() and str(path) in pretrained_names():
+        path = pretrained_folder(str(path))
     folders = [path]
     if not RunFolder(path).exists:
         inside = [part for part in path.glob("seed-*") if part.name.removeprefix("seed-").isdecimal()]

@@ -1,0 +1,47 @@
+"""Trained networks that come with isoconv.
+
+Each is a folder here, named for its data set and network, with the two files of a finished run that it takes to use it:
+`config.json` and `model.safetensors`, the plain kernels. To add one, copy these two from a run.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isoconv.errors import IsoconvError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_HERE = Path(__file__).resolve().parent
+
+
+def pretrained_names() -> list[str]:
+    """The networks that there are."""
+    return sorted(folder.name for folder in _HERE.iterdir() if (folder / "model.safetensors").is_file())
+
+
+def pretrained_folder(name: str) -> Path:
+    """The folder of a network, which any command takes for a run; it is not to be written to."""
+    if name not in pretrained_names():
+        raise IsoconvError(
+            f"Expected a network that comes with isoconv: {', '.join(pretrained_names())}. Got {name!r}."
+        )
+    return _HERE / name
+
+
+def is_pretrained(folder: Path) -> bool:
+    """Whether this folder is one of those that come with isoconv."""
+    return folder.resolve().parent == _HERE
+
+
+def load_pretrained(name: str) -> "nn.Module":
+    """A trained network made of ordinary torch modules, in evaluation mode, on the CPU, in float32.
+
+    It takes images (N, C, H, W) with pixels in [0, 1], not normalised, and gives logits.
+
+    >>> load_pretrained("cifar10-large")[0].weight.shape
+    torch.Size([32, 3, 3, 3])
+    """
+    from isoconv.train.run_folder import load_run
+
+    return load_run(pretrained_folder(name))[0]
