@@ -65,6 +65,8 @@ def main() -> None:
     record |= {"lipschitz_bound": found.lipschitz_bound}
     print(json.dumps(record, indent=1), flush=True)
     record["attacks"] = []
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
     pixels = as_float(data.images, torch.float64)
     for name in filter(None, arguments.attacks.split(",")):
         count = min(FEW.get(name, len(data)), len(data))

@@ -10,6 +10,7 @@ import argparse
 import json
 import platform
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
@@ -96,10 +97,9 @@ def main() -> None:
         figures[name] = {"ms": median(case.rounds), "ratio": ratio}
         print(f"{name:>24} {figures[name]['ms']:9.3f} ms {ratio:7.2f}× the unconstrained critic's", flush=True)
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"hardware": hardware, "torch": torch.__version__, **vars(arguments), "cases": figures}, file, indent=2
-            )
+        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+        record = {"hardware": hardware, "torch": torch.__version__, **settings, "cases": figures}
+        Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import argparse
 import json
 import platform
 import time
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -133,10 +134,9 @@ def main() -> None:
         for theirs in figures.keys() & {"the paper's way, eager", "orthogonium, eager"}:
             print(f"{ours}: {figures[theirs] / figures[ours]:.1f}× faster than {theirs}")
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"hardware": hardware, "torch": torch.__version__, **vars(arguments), "ms": figures}, file, indent=2
-            )
+        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+        record = {"hardware": hardware, "torch": torch.__version__, **settings, "ms": figures}
+        Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

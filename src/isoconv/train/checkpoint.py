@@ -36,8 +36,14 @@ def _replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that it is either the old one or the new one, never half of it."""
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, written like `write_bytes`."""
     with _replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

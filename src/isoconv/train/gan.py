@@ -4,7 +4,6 @@ import dataclasses
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,15 @@ from isoconv.data.resizing import NO_PILLOW
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Discriminator, Generator
-from isoconv.train.checkpoint import pack_state, read_json, read_tensors, unpack_state, write_tensors, write_text
+from isoconv.train.checkpoint import (
+    pack_state,
+    read_json,
+    read_tensors,
+    unpack_state,
+    write_bytes,
+    write_tensors,
+    write_text,
+)
 from isoconv.train.classifier import device_name
 from isoconv.train.engine import EpochReport, Observer, Stopped
 from isoconv.train.run_folder import RunFolder
@@ -249,6 +256,4 @@ def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     array = sheet[0].numpy() if channels == 1 else sheet.permute(1, 2, 0).contiguous().numpy()
     buffer = io.BytesIO()
     Image.fromarray(array).save(buffer, format="PNG")
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(buffer.getvalue())
-    os.replace(temporary, path)
+    write_bytes(path, buffer.getvalue())

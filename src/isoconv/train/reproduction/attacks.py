@@ -24,10 +24,10 @@ from isoconv.train.reproduction.settings import Settings
 from isoconv.train.run_folder import RunFolder, load_run
 
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
-_SETTINGS: dict[str, dict[str, Any]] = {  # the paper's
+_SETTINGS: dict[str, dict[str, Any]] = {  # the paper's, as far as it says; foolbox's own number of steps for boundary
     "pgd": {"steps": 200, "step_size": 0.01, "restarts": 1, "seed": 0},
     "fgsm": {},
-    "boundary": {"steps": 5000, "seed": 0},
+    "boundary": {"steps": 25_000, "seed": 0},
     "pointwise": {"queries": 10_000, "seed": 0},
 }
 _QUICK: dict[str, dict[str, Any]] = {
