@@ -70,19 +70,17 @@ def main() -> None:
     pixels = as_float(data.images, torch.float64)
     for name in filter(None, arguments.attacks.split(",")):
         count = min(FEW.get(name, len(data)), len(data))
-        radii, right = found.certificates.radius[:count], found.right[:count]
+        radii = found.certificates.radius[:count]
         start = time.perf_counter()
         if name == "rounding":
             predictions = found.certificates.prediction[:count]
             result = attacks.rounding_search(model, pixels[:count], predictions, radii)
-            broken = result.success.cpu() & (radii > 0)
+            figures: dict[str, Any] = {"violations": int((result.success.cpu() & (radii > 0)).sum())}
         else:
             attack = getattr(attacks, name)
             result = attack(model, pixels[:count], labels[:count], epsilon, **PAPERS.get(name, {}))
-            broken = right & result.success.cpu() & (result.norms.cpu() <= radii)
-        row = {"attack": name, "images": count, "seconds": time.perf_counter() - start, "broken": int(broken.sum())}
-        if name != "rounding":
-            row["accuracy"] = 100 * int((right & ~result.success.cpu()).sum()) / count
+            figures = attacks.against_certificates(result, found, epsilon)
+        row = {"attack": name, "images": count, "seconds": time.perf_counter() - start, **figures}
         row["largest_norm"] = float(result.norms.max())
         print(row, flush=True)
         record["attacks"].append(row)

@@ -89,9 +89,24 @@ def test_whole_sets_are_exact_and_a_range_makes_a_bound_for_every_sample_size(is
 
 
 def test_anchors(isoconv, pair):
-    options = ["--critic", "anchors", "--anchors", "8", *QUICK]
+    options = ["--critic", "anchors", "--anchors", "8", "--epochs", "1", "--batch-size", "16"]
     result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *options).out)
     assert result["model"] == "anchors" and result["lipschitz_bound"] == pytest.approx(1, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        (["--critic", "fc", "--conv", "rko"], "conv"),
+        (["--critic", "fc", "--anchors", "8"], "anchors"),
+        (["--critic", "anchors", "--width", "8"], "width"),
+        (["--critic", "anchors", "--activation", "relu"], "activation"),
+    ],
+)
+def test_an_option_that_the_critic_does_not_use_is_refused(isoconv, pair, options, unused):
+    outcome = isoconv("wasserstein", *pair, "--out", "run", *options)
+    expected = f"Expected options of the critic {options[1]}. Got --{unused}, which it has no use for."
+    assert outcome == (2, "", f"isoconv: {expected}\n")
 
 
 def test_folders_of_images(isoconv, tmp_path):

@@ -123,10 +123,10 @@ def test_what_is_left_of_another_network_is_replaced_or_taken_away(runs, tmp_pat
 def test_a_folder_that_cannot_be_written_to_is_one_line(runs, tmp_path, monkeypatch):
     train_toy(tmp_path / "run", toy_config())
 
-    def full(path: Path, text: str) -> None:
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("isoconv.train.diagnostics.write_text", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(IsoconvError, match=r"^Cannot write .*diagnostics.json: No space left on device\.$"):
         collect_diagnostics(tmp_path / "run")
 

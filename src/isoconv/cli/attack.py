@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 
 from isoconv import attacks
 from isoconv.attacks import AttackResult
@@ -101,11 +100,7 @@ def attack_record(
     """One attack with one budget (None: each image's own certified radius), as a row of the table."""
     count = min(_FEW, len(data)) if kind in ("boundary", "pointwise") and asked is None else len(data)
     part = data.take(count)
-    pixels, radii, right = (
-        as_float(part.images, torch.float64),
-        certified.certificates.radius[:count],
-        certified.right[:count],
-    )
+    pixels, radii = as_float(part.images, torch.float64), certified.certificates.radius[:count]
     began = time.perf_counter()
     title = f"{kind} at {budget:.4g}" if budget is not None else kind
     with CountingProgress(title, "images") as shown:
@@ -116,17 +111,9 @@ def attack_record(
             attack_of: Callable[..., AttackResult] = getattr(attacks, kind)
             result = attack_of(one.model, pixels, part.labels, budget, progress=shown.show, **settings)
     row: dict[str, Any] = {"seed": one.config.seed, "attack": kind, "epsilon": budget, "images": count}
-    row |= {"settings": settings, "clean": _percent(right), "seconds": time.perf_counter() - began}
-    success, norms = result.success.cpu(), result.norms.cpu()
-    if budget is None:  # a success is a changed prediction within the radius
-        return row | {"certified": None, "accuracy": None, "violations": int((success & (radii > 0)).sum())}
-    proved = right & (radii >= budget)
-    return row | {
-        "certified": _percent(proved),
-        "accuracy": _percent(right & ~success),
-        "violations": int((right & success & (norms <= radii)).sum()),
-    }
-
-
-def _percent(which: Tensor) -> float:
-    return 100 * int(which.sum()) / len(which)
+    row |= {"settings": settings, "seconds": time.perf_counter() - began}
+    if budget is not None:
+        return row | attacks.against_certificates(result, certified, budget)
+    # Here a success is a changed prediction within the radius.
+    broken = int((result.success.cpu() & (radii > 0)).sum())
+    return row | {"clean": certified.clean, "certified": None, "accuracy": None, "violations": broken}

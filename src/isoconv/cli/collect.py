@@ -10,7 +10,7 @@ from isoconv.cli.certify import certified_record
 from isoconv.cli.progress import CountingProgress
 from isoconv.cli.runs import TrainedRun
 from isoconv.data import ImageSet
-from isoconv.train.diagnostics import collect_diagnostics, write_file
+from isoconv.train.diagnostics import collect_diagnostics
 
 
 def certify_run(
@@ -21,7 +21,7 @@ def certify_run(
     with CountingProgress(f"certifying {one.folder.name}", "images") as shown:
         found = robust_accuracy(one.model.to(device), data, epsilons, progress=shown.show)
     record = certified_record(found, one.config.seed, time.perf_counter() - began)
-    write_file(one.folder / "certified.json", json.dumps(record, indent=2) + "\n")
+    one.keep("certified.json", json.dumps(record, indent=2) + "\n")
     return found, record
 
 

@@ -18,10 +18,9 @@ from isoconv.cli.tables import console
 from isoconv.data import ImageSet, load_splits
 from isoconv.errors import IsoconvError
 from isoconv.report import check_replaceable, write_report
-from isoconv.train.checkpoint import read_json
+from isoconv.train.checkpoint import read_json, write_text
 from isoconv.train.classifier import train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
-from isoconv.train.diagnostics import write_file
 from isoconv.train.run_folder import RunFolder
 
 _STEPS = 20  # of PGD, each a fifth of the budget: the paper's 200 steps of 0.01 would take ten times as long
@@ -73,7 +72,7 @@ def demo(
         _row(network, config, folder, train, test.take(images))
         for network, config, folder in zip(_NETWORKS, configs, folders, strict=True)
     ]
-    write_file(out / "demo.json", json.dumps({"made_by": _MARK, "table": rows}, indent=2) + "\n")
+    write_text(out / "demo.json", json.dumps({"made_by": _MARK, "table": rows}, indent=2) + "\n")
     write_report([folder.path for folder in folders], page)
     if as_json:
         print(json.dumps(rows))
@@ -104,7 +103,7 @@ def _claim(out: Path, folders: Sequence[RunFolder], page: Path) -> None:
     except OSError as error:
         raise IsoconvError(f"Cannot write the demo to {out}: {error.strerror}.") from None
     check_replaceable(page)
-    write_file(out / "demo.json", json.dumps({"made_by": _MARK}) + "\n")
+    write_text(out / "demo.json", json.dumps({"made_by": _MARK}) + "\n")
 
 
 def _made_before(out: Path) -> bool:
@@ -130,7 +129,7 @@ def _row(network: _Network, config: TrainConfig, folder: RunFolder, train: Image
         for budget in sorted({epsilon, *_OTHER_BUDGETS})
         for kind, settings in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
     ]
-    write_file(folder.path / "attacks.json", json.dumps(attacked, indent=2) + "\n")
+    write_text(folder.path / "attacks.json", json.dumps(attacked, indent=2) + "\n")
     if broken := sum(row["violations"] for row in attacked):
         raise IsoconvError(
             f"Expected no attack to succeed where the network is certified. Got {broken}: a certificate is false."

@@ -176,17 +176,30 @@ def _config(
     explicit: dict[str, Any],
 ) -> CriticConfig:
     shape = pair[0].shape
-    settings = critic_settings(recipe, model or _default_critic(shape), conv, activation) | explicit
+    critic = model or _default_critic(shape)
+    settings = critic_settings(recipe, critic, conv, activation) | explicit
     if "batch_size" not in explicit:
         asked = settings.get("batch_size", CriticConfig.batch_size)
         settings["batch_size"] = min([asked, *(len(s.train) for s in pair if isinstance(s, FiniteSamples))])
     config = CriticConfig(*names, shape, **settings)
+    _refuse_unused(critic, conv, activation, explicit)
     parts = [len(s.train) for s in pair if isinstance(s, FiniteSamples) and not s.whole]
     if "epochs" in explicit or not parts or len(shape) == 3:
         return config
     # A critic that sees few vectors too often learns them by heart, and its value on others falls.
     passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
     return replace(config, epochs=min(config.epochs, max(1, passes)))
+
+
+def _refuse_unused(critic: str, conv: str, activation: str | None, explicit: dict[str, Any]) -> None:
+    """An option that the critic has no use for is not passed over in silence."""
+    given = {"width", "depth", "anchors", "upsample"} & explicit.keys()
+    given = given | ({"activation"} if activation is not None else set()) | ({"conv"} if conv != "bcop" else set())
+    used = {"fc": {"width", "depth", "activation"}, "anchors": {"anchors"}}.get(
+        critic, {"conv", "activation", "upsample"}
+    )
+    if unused := sorted(given - used):
+        raise IsoconvError(f"Expected options of the critic {critic}. Got --{unused[0]}, which it has no use for.")
 
 
 def _default_critic(shape: tuple[int, ...]) -> str:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import ImageSet, as_float
-from isoconv.errors import IsoconvError
 from isoconv.train.checkpoint import read_json, write_text
 from isoconv.train.config import TrainConfig
 from isoconv.train.gallery import gallery_entries
@@ -51,12 +50,12 @@ def collect_diagnostics(
     diagnostics, gallery = _current(folder / DIAGNOSTICS, weights), _current(folder / GALLERY, weights)
     if diagnostics is None or (diagnostics.get("gradient_norms") is None and data is not None):
         found = {"weights_sha256": weights, **_diagnostics(config, model, data)}
-        write_file(folder / DIAGNOSTICS, json.dumps(found, indent=1) + "\n")
+        write_text(folder / DIAGNOSTICS, json.dumps(found, indent=1) + "\n")
         made.append(DIAGNOSTICS)
     if gallery is None and data is not None:
         certifier = certifier or Certifier(model.to(device), config.input_shape)
         entries = gallery_entries(certifier, data, images, seed=config.seed, progress=progress)
-        write_file(folder / GALLERY, json.dumps({"weights_sha256": weights, "images": entries}, indent=1) + "\n")
+        write_text(folder / GALLERY, json.dumps({"weights_sha256": weights, "images": entries}, indent=1) + "\n")
         made.append(GALLERY)
     elif gallery is None:
         (folder / GALLERY).unlink(missing_ok=True)  # of another network
@@ -75,14 +74,6 @@ def _current(path: Path, weights: str) -> dict[str, Any] | None:
     """What the file holds; None if it is not there or of other weights."""
     found = read_json(path) if path.exists() else {}
     return found if found.get("weights_sha256") == weights else None
-
-
-def write_file(path: Path, text: str) -> None:
-    """A file of a run's folder, whole or not at all; why it cannot be written is one line."""
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise IsoconvError(f"Cannot write {path}: {error.strerror}.") from None
 
 
 def _diagnostics(config: TrainConfig, trained: nn.Module, data: ImageSet | None) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from isoconv import attacks
 from isoconv.attacks import AttackResult
-from isoconv.certify import RobustAccuracy, robust_accuracy
+from isoconv.certify import robust_accuracy
 from isoconv.data import ImageSet, as_float
 from isoconv.errors import IsoconvError
 from isoconv.train.checkpoint import read_json, write_text
@@ -84,7 +84,7 @@ def _attacked(cell: AttackCell, folder: RunFolder, test: ImageSet, settings: Set
     certified = robust_accuracy(model, test, [cell.network.epsilon])
     began = time.perf_counter()
     result = _attack(cell.attack, model, test, cell.network.epsilon, _settings(cell, settings))
-    row = {"seed": config.seed, **_figures(result, certified, cell.network.epsilon)}
+    row = {"seed": config.seed, **attacks.against_certificates(result, certified, cell.network.epsilon)}
     row["seconds"] = time.perf_counter() - began
     settings.watcher.say(f"{cell.name}, seed {config.seed}: {row['accuracy']:.2f} % survive, {row['seconds']:.1f} s")
     write_text(kept, json.dumps({"asked": asked, "row": row}) + "\n")
@@ -94,19 +94,3 @@ def _attacked(cell: AttackCell, folder: RunFolder, test: ImageSet, settings: Set
 def _attack(name: str, model: nn.Module, test: ImageSet, epsilon: float, options: dict[str, Any]) -> AttackResult:
     attack: Callable[..., AttackResult] = getattr(attacks, name)
     return attack(model, as_float(test.images, torch.float64), test.labels, epsilon, **options)
-
-
-def _figures(result: AttackResult, certified: RobustAccuracy, epsilon: float) -> dict[str, Any]:
-    """An image counts as surviving only if it is right both before and after; a violation is a success within a radius."""
-    right, radius = certified.right, certified.certificates.radius
-    success, norms = result.success.cpu(), result.norms.cpu()
-    return {
-        "clean": _percent(right),
-        "certified": _percent(right & (radius >= epsilon)),
-        "accuracy": _percent(right & ~success),
-        "violations": int((right & success & (norms <= radius)).sum()),
-    }
-
-
-def _percent(which: Tensor) -> float:
-    return 100 * int(which.sum()) / len(which)
