@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.train import _interruptible
+from isoconv.cli.interruption import interruptible
 from isoconv.cli.wasserstein import DifferenceProgress, check_same, checked_seed, show_reading
 from isoconv.data import EpochBatches
 from isoconv.errors import IsoconvError
@@ -53,7 +53,7 @@ def gan(
     else:
         Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
         start_gan(config, run, overwrite)
-    with _interruptible() as should_stop, DifferenceProgress(updates, run.updates_done() if resume else 0) as shown:
+    with interruptible() as should_stop, DifferenceProgress(updates, run.updates_done() if resume else 0) as shown:
         try:
             train_gan(config, run, images, shown, device=chosen_device, resume=resume, should_stop=should_stop)
         except Stopped:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from isoconv.cli.interruption import interruptible
 from isoconv.cli.reproduction_tables import PlanWatcher, print_plan, shown_table
-from isoconv.cli.train import _interruptible
 from isoconv.cli.values import parse_seeds
 from isoconv.errors import IsoconvError
 from isoconv.report.reproduction import (
@@ -110,7 +110,7 @@ def reproduce(
 
 def _measured(cells: Sequence[Cell], settings: Settings) -> bool:
     """Measure what is missing; whether that is all of it now."""
-    with _interruptible() as interrupted, PlanWatcher() as watcher:
+    with interruptible() as interrupted, PlanWatcher() as watcher:
         settings.interrupted, settings.watcher = interrupted, watcher
         outcome = measure(cells, settings)
     if not outcome.complete:

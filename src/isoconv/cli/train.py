@@ -2,16 +2,15 @@
 
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from isoconv.cli.interruption import interruptible
 from isoconv.cli.progress import TensorBoardToo, TrainingProgress
 from isoconv.cli.tables import print_results
 from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
@@ -110,7 +109,7 @@ def train(
     test = splits.test if splits.has_test else None
     total = len(splits.train) // configs[0].batch_size * configs[0].epochs
     done = folders[0].updates_done() if resume else 0
-    with _interruptible() as should_stop, TrainingProgress(total, done, quiet=not processes.first) as shown:
+    with interruptible() as should_stop, TrainingProgress(total, done, quiet=not processes.first) as shown:
         observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
         try:
             results = train_classifiers(
@@ -233,21 +232,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return str(value[0]) if len(set(value)) == 1 else "×".join(str(part) for part in value)
     return ",".join(str(part) for part in value) if isinstance(value, list) else str(value)
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and a polite kill let the step finish; a second Ctrl-C is the ordinary one."""
-    asked = False
-
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

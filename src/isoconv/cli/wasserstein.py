@@ -10,8 +10,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from isoconv.cli.interruption import interruptible
 from isoconv.cli.progress import TrainingProgress
-from isoconv.cli.train import _interruptible
 from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
 from isoconv.train.critic import check_critics, train_critics, typical_scale
@@ -111,7 +111,7 @@ def wasserstein(
     total = config.epochs * config.steps_per_epoch
     done = run.updates_done() if resume else 0
     unit = config.scale * config.upsample
-    with _interruptible() as should_stop, DifferenceProgress(total, done, unit=unit) as shown:
+    with interruptible() as should_stop, DifferenceProgress(total, done, unit=unit) as shown:
         try:
             (trained,) = train_critics(
                 [config],
