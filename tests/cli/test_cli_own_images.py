@@ -38,8 +38,11 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path, size,
     words = ["--size", size, "--model", "small", "--epochs", "6", "--out", "mine", "--device", "cpu"]
     outcome = isoconv("train", album, *words)
     assert outcome.code == 0 and "clean %" in outcome.out
+    sides = f"{shape[1]}×{shape[2]}"
+    assert f"my album: 27 images to train on, 7 held out to test on, of 3 classes, {sides} in colour\n" in outcome.err
     _, config = load_run(tmp_path / "mine")
     assert config.input_shape == shape and config.classes == ("bright", "dark", "only one")
+    assert config.flip  # photographs, more likely than not
     assert config.batch_size == 8  # 27 pictures to train with are several batches
     result = json.loads((tmp_path / "mine" / "result.json").read_text())
     assert result["images"] == 7 and result["clean"] > 70  # 34 pictures, a fifth held out, none of the single one
@@ -63,6 +66,18 @@ def test_the_rest_of_the_way(isoconv, album, tmp_path):
     assert isoconv("report", "mine") == (0, "", "The page is in report.html: open it in a browser.\n")
     text = (tmp_path / "report.html").read_text()
     assert "only one" in text and "--size 12x16" in text
+
+
+def test_pictures_that_must_not_be_mirrored(isoconv, album, tmp_path):
+    words = ["--size", "12", "--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"]
+    assert isoconv("train", album, *words, "--no-flip", "--crop-padding", "2").code == 0
+    _, config = load_run(tmp_path / "mine")
+    assert not config.flip and config.crop_padding == 2
+    outcome = isoconv("train", "--resume", "--out", "mine", "--flip")
+    assert outcome.code == 2 and "Got --flip, where it has none." in outcome.err
+    outcome = isoconv("train", album, *words, "--crop-padding", "-1", "--overwrite")
+    assert (outcome.code, outcome.err) == (2, "isoconv: Expected crop_padding of at least 0. Got -1.\n")
+    assert load_run(tmp_path / "mine")[1].crop_padding == 2  # nothing was lost
 
 
 def test_resuming_compares_both_sides(isoconv, album):

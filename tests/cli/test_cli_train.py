@@ -44,7 +44,8 @@ def test_without_arguments_it_helps(isoconv):
 def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
     outcome = isoconv("train", pictures, "--out", "run", *TINY)
     assert outcome.code == 0
-    lines = outcome.err.splitlines()
+    read, *lines = outcome.err.splitlines()
+    assert read == f"{pictures}: 64 images to train on, 16 held out to test on, of 4 classes, 8×8 in grey"
     assert [line.split("  ")[0] for line in lines[:2]] == ["epoch 1/2", "epoch 2/2"]
     assert all("loss" in line and "images/s" in line and "s left" in line for line in lines[:2])
     assert lines[2] == "The run is in run"

@@ -49,6 +49,10 @@ def train(
     offset: Annotated[float | None, typer.Option(help="the cross-entropy's offset")] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help="manifold or bjorck")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, or bf16 for the convolutions")] = None,
+    crop_padding: Annotated[int | None, typer.Option(help="train on random crops from so many zeros around")] = None,
+    flip: Annotated[
+        bool | None, typer.Option("--flip/--no-flip", help="train on mirrored images too, or not (digits, text)")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="one or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
     search: Annotated[str | None, typer.Option(help="learning rates to try on a validation split first")] = None,
@@ -78,12 +82,15 @@ def train(
         "offset": offset,
         "orthogonalisation": orthogonalisation,
         "precision": precision,
+        "crop_padding": crop_padding,
+        "flip": flip,
     }
     explicit = {name: value for name, value in given.items() if value is not None}
     chosen_device = choose_device(device)
     processes = Processes.join(chosen_device)
     radii = [parse_number(text, "--epsilon") for text in epsilon or []]
     sides = None if size is None else parse_size(size)
+    rates = None if search is None else parse_numbers(search, "--search")
     if resume and overwrite:
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
     if resume and search is not None:
@@ -99,11 +106,12 @@ def train(
         check_trainable(configs, splits.train, chosen_device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
-        if search is not None:
-            configs = _searched(configs, splits, search, chosen_device, processes)
+        if rates is not None:
+            configs = _searched(configs, splits, rates, chosen_device, processes)
         if processes.first:
             for run, config in zip(folders, configs, strict=True):
                 run.start(config, overwrite)
+            print(_what_was_read(configs[0].data, splits), file=sys.stderr)
         processes.wait()
     radii = radii or list(default_epsilons(configs[0].data))
     test = splits.test if splits.has_test else None
@@ -167,6 +175,17 @@ def _new(
     return [replace(first, seed=seed) for seed in seeds], splits
 
 
+def _what_was_read(name: str, splits: Splits) -> str:
+    train = splits.train
+    channels, height, width = train.shape
+    colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
+    held_out = f"{len(splits.test):,} held out to test on" if splits.has_test else "none to test on"
+    return (
+        f"{name}: {len(train):,} images to train on, {held_out}, of {len(train.classes)} classes, "
+        f"{height}×{width} in {colours}"
+    )
+
+
 def _seeds_of(out: Path) -> list[int]:
     """The seeds of the run in a folder."""
     if RunFolder(out).exists:
@@ -196,7 +215,7 @@ def _resumed(
     for name, value in asked.items():
         if has[name] != value:
             raise IsoconvError(
-                f"Expected the options of the run that is resumed. Got --{name.replace('_', '-')} {_shown(value)}, "
+                f"Expected the options of the run that is resumed. Got {_option(name, value)}, "
                 f"where it has {_shown(has[name])}."
             )
     if data is not None and configs[0].data not in (data, str(Path(data).resolve())):
@@ -208,9 +227,8 @@ def _resumed(
 
 
 def _searched(
-    configs: list[TrainConfig], splits: Splits, search: str, device: str, processes: Processes
+    configs: list[TrainConfig], splits: Splits, rates: list[float], device: str, processes: Processes
 ) -> list[TrainConfig]:
-    rates = parse_numbers(search, "--search")
     best, scores = search_learning_rate(configs[0], splits.train, rates, device, processes)
     if processes.first:
         for rate, (clean, robust) in scores.items():
@@ -227,8 +245,17 @@ def _check_free(out: Path, folders: Sequence[RunFolder], overwrite: bool) -> Non
         run.check_free(overwrite)
 
 
+def _option(name: str, value: Any) -> str:
+    """An option as it was written on the command line."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name.replace('_', '-')} {_shown(value)}"
+
+
 def _shown(value: Any) -> str:
     """A value as it would be written on the command line."""
+    if isinstance(value, bool):
+        return "it" if value else "none"
     if isinstance(value, tuple):
         return str(value[0]) if len(set(value)) == 1 else "×".join(str(part) for part in value)
     return ",".join(str(part) for part in value) if isinstance(value, list) else str(value)

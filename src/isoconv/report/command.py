@@ -10,7 +10,7 @@ from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 # What the command line can set; everything else follows from the data, the recipe and the method.
 _OPTIONS = (
     *("model", "conv", "activation", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
-    *("temperature", "offset", "orthogonalisation", "precision"),
+    *("temperature", "offset", "orthogonalisation", "precision", "crop_padding", "flip"),
 )
 _APART = ("data", "input_shape", "classes", "seed", "recipe")
 _SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
@@ -40,7 +40,11 @@ def train_command(
     if config.recipe != "default":
         words += ["--recipe", config.recipe]
     for name in changed:
-        words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+        value = getattr(config, name)
+        option = name.replace("_", "-")
+        words += (
+            [f"--{option}" if value else f"--no-{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
+        )
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]

@@ -55,6 +55,8 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "project_every", "project_iterations"):
             if getattr(self, name) < 1:
                 raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
+        if self.crop_padding < 0:
+            raise IsoconvError(f"Expected crop_padding of at least 0. Got {self.crop_padding}.")
         if not math.isfinite(self.offset):
             raise IsoconvError(f"Expected offset to be a number. Got {self.offset}.")
         for name in ("lr", "margin", "temperature"):
