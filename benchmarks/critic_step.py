@@ -12,7 +12,7 @@ import platform
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -46,7 +46,7 @@ class Case:
         samples = FiniteSamples("a", self.xs, whole=True)
         critic = make_critic(config, samples, samples)
         self.device, self.steps, self.rounds = device, arguments.steps, list[float]()
-        self.replica = Replica(cast(Any, config), critic, CriticTask(config), 10**6, device)
+        self.replica = Replica(config, critic, CriticTask(config), 10**6, device)
         for _ in range(30 if device.type == "cuda" else 2):
             self.replica.step(self.xs, self.ys)
 

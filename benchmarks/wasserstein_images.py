@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -120,7 +120,7 @@ def main() -> None:
                 configs = [replace(first, seed=seed) for seed in seeds]
                 folders = seed_folders(Path(arguments.out or scratch) / f"{conv}-{activation}", seeds)
                 for folder, config in zip(folders, configs, strict=True):
-                    folder.start(cast(Any, config), overwrite=True)
+                    folder.start(config, overwrite=True)
                 print(f"{conv}, {activation}", flush=True)
                 found = train_critics(configs, folders, fake, real, Quiet(), device=device, save_every=1e9)
                 rows += [critic.result for critic in found]

@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ def train(
     config = replace(config, scale=typical_scale(first, second, config))
     with tempfile.TemporaryDirectory() as scratch:
         folder = RunFolder(Path(scratch) / "run")
-        folder.start(cast(Any, config), overwrite=False)
+        folder.start(config, overwrite=False)
         (found,) = train_critics([config], [folder], first, second, Silent(), save_every=1e9, **options)
     return found, time.perf_counter() - began
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -106,7 +106,7 @@ def wasserstein(
     if resume:
         check_same(run, asdict(CriticConfig.read(run.config)) if run.exists else None, asdict(config))
     else:
-        run.start(cast(Any, config), overwrite)
+        run.start(config, overwrite)
         (out / "estimate.png").unlink(missing_ok=True)
     total = config.epochs * config.steps_per_epoch
     done = run.updates_done() if resume else 0

@@ -60,9 +60,9 @@ def train_classifiers(
         return [folder.read_result() for folder in folders]
     run(replicas, batches, folders, observer, processes, should_stop, save_every)
     results = []
-    for replica, folder in zip(replicas, folders, strict=True):
+    for config, replica, folder in zip(configs, replicas, folders, strict=True):
         replica.model.eval()
-        result: dict[str, Any] = {"seed": replica.config.seed, "epochs": replica.config.epochs}
+        result: dict[str, Any] = {"seed": config.seed, "epochs": config.epochs}
         result |= {"train_seconds": replica.seconds, "replicas": len(replicas), "device": device_name(place)}
         result |= {"torch": torch.__version__, "peak_memory_mib": _peak_memory(place)}
         if test is not None:

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -152,13 +152,12 @@ def train_critics(
     for config in configs:
         pairs = PairBatches(first, second, config.batch_size, config.steps_per_epoch, seed=config.seed, device=place)
         model = make_critic(config, first, second)
-        # The engine asks a configuration for its optimiser, rate, schedule, epochs and batch size, and no more.
-        replicas.append(Replica(cast(Any, config), model, CriticTask(config), len(pairs), place, None, len(configs)))
+        replicas.append(Replica(config, model, CriticTask(config), len(pairs), place, None, len(configs)))
         batches.append(pairs)
     if resume:
         for replica, folder in zip(replicas, folders, strict=True):
             folder.load(replica)
-    run(replicas, cast(Any, batches), folders, observer, Processes(), should_stop, save_every)
+    run(replicas, batches, folders, observer, Processes(), should_stop, save_every)
     trained = []
     for config, replica, folder in zip(configs, replicas, folders, strict=True):
         critic = _best_column(replica.model.eval(), config, first, second, place)

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from isoconv.data.stream import EpochBatches
 from isoconv.errors import IsoconvError
 from isoconv.train.distributed import Processes
 from isoconv.train.replica import Replica
@@ -35,13 +35,19 @@ class Observer(Protocol):
     def epoch(self, report: EpochReport) -> None: ...
 
 
+class Batches(Protocol):
+    """Whatever gives the batches of an epoch: the same ones whenever it is asked."""
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
 class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to stop, and is saved)
     """Training was interrupted; everything is saved."""
 
 
 def run(
     replicas: Sequence[Replica],
-    batches: Sequence[EpochBatches],
+    batches: Sequence[Batches],
     folders: Sequence[RunFolder],
     observer: Observer,
     processes: Processes,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -225,7 +225,7 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
 
 def start_gan(config: GanConfig, folder: RunFolder, overwrite: bool) -> None:
     """Begin a new run in the folder, where it may."""
-    folder.start(cast(Any, config), overwrite)
+    folder.start(config, overwrite)
     (folder.path / "samples.png").unlink(missing_ok=True)
 
 

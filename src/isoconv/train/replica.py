@@ -1,6 +1,7 @@
 """One network in training: its optimiser, its step, and on a GPU the CUDA graph of that step."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,6 @@ from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.nn.prepare import PreparedWeights
 from isoconv.nn.side_streams import STREAMS_IN_POOL, SideStreams
 from isoconv.optim import SteepestDescent
-from isoconv.train.config import TrainConfig
 from isoconv.train.schedules import schedule_factor
 from isoconv.train.task import Task
 
@@ -18,6 +18,34 @@ from isoconv.train.task import Task
 # make up for them. A steepest-descent step is never longer than its rate.
 _WARM_UP_STEPS = {"steepest": 3, "adam": 20, "rmsprop": 20}
 _SIDE_STREAMS = 6  # per replica, while there are enough of them
+
+
+class Settings(Protocol):
+    """What the engine asks a configuration for, whatever is trained."""
+
+    @property
+    def optimiser(self) -> str: ...
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def momentum(self) -> float: ...
+
+    @property
+    def schedule(self) -> str: ...
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def project_every(self) -> int: ...
+
+    @property
+    def project_iterations(self) -> int: ...
 
 
 class Replica:
@@ -31,7 +59,7 @@ class Replica:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: Settings,
         model: nn.Module,
         task: Task,
         steps_per_epoch: int,

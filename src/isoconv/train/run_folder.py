@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,12 @@ from isoconv.train.task import make_model
 
 #: What other commands find out about a run and keep in its folder.
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json")
+
+
+class Configuration(Protocol):
+    """All that is needed to repeat a run of some kind."""
+
+    def to_json(self) -> str: ...
 
 
 class RunFolder:
@@ -54,7 +60,7 @@ class RunFolder:
         if self.path.exists() and not self.exists and any(self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
 
-    def start(self, config: TrainConfig, overwrite: bool) -> None:
+    def start(self, config: Configuration, overwrite: bool) -> None:
         """Begin a new run here, where `check_free` allows it."""
         self.check_free(overwrite)
         try:

@@ -6,7 +6,7 @@ generator's side is evaluated on 6,400 fresh images. Each estimate is divided by
 
 import hashlib
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from isoconv.data import EpochBatches
 from isoconv.models.generator import Generator
@@ -43,7 +43,7 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
     folders = [RunFolder(settings.runs / cell.name / f"seed-{config.seed}") for config in configs]
     for config, folder in zip(configs, folders, strict=True):
         if not folder.exists:
-            folder.start(cast(Any, config), overwrite=False)
+            folder.start(config, overwrite=False)
         elif asdict(CriticConfig.read(folder.config)) != asdict(config):
             raise CannotGoOnError(
                 f"Expected a critic with the same settings and generator to go on with in {folder.path}. Got another: "
