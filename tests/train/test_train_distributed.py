@@ -91,7 +91,7 @@ def test_a_signal_that_reaches_the_processes_at_different_steps_stops_them_all(t
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
         try:
-            output, _ = run.communicate(timeout=20)
+            output, _ = run.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             run.terminate()  # torchrun ends its processes
             output, _ = run.communicate()
