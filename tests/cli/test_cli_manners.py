@@ -74,7 +74,7 @@ def test_help_of_a_command_shows_an_example_with_options_that_it_has(name, isoco
 
 def test_the_version_comes_before_torch():
     code = "import sys; from isoconv.cli import main; main(); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
 
 
@@ -120,7 +120,7 @@ def test_no_colour_on_a_terminal_that_asks_for_none(tmp_path):
             break
         seen += part
     os.close(controller)
-    assert process.wait(timeout=60) == 2
+    assert process.wait(timeout=180) == 2
     text = seen.decode()
     assert "No such command 'fly'" in re.sub(r"\x1b\[[0-9;]*m", "", text)
     codes = {int(code or 0) for codes in re.findall(r"\x1b\[([0-9;]*)m", text) for code in codes.split(";")}
@@ -154,7 +154,7 @@ def test_ctrl_c_while_torch_is_loading(tmp_path):
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert (process.returncode, out, err) == (130, "", "isoconv: Interrupted.\n")
 
 
@@ -199,7 +199,7 @@ def test_a_second_ctrl_c_in_training_is_the_ordinary_one(isoconv, pictures, monk
 def test_a_reader_that_went_away_is_no_failure(start):
     process = start("--help")
     process.stdout.close()
-    assert process.stderr.read() == "" and process.wait(timeout=60) == 141
+    assert process.stderr.read() == "" and process.wait(timeout=180) == 141
     process.stderr.close()
 
 

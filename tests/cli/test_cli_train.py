@@ -152,7 +152,7 @@ def interrupted(start, pictures, number, *options):
         if line.startswith("epoch 3/"):
             break
     run.send_signal(number)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=180)
     return run.returncode, out, err
 
 
@@ -219,7 +219,7 @@ def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path)
             break
     time.sleep(0.05)
     run.kill()
-    run.communicate(timeout=30)
+    run.communicate(timeout=180)
     assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
     lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 61))

@@ -135,7 +135,7 @@ def test_python_blocks_run(code, tmp_path):
     compile(code, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0 and done.stderr == "", done.stderr
 

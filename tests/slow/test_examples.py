@@ -87,7 +87,7 @@ def test_the_theory_notebook(tmp_path):
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept in the repository"
     client = nbclient.NotebookClient(
-        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()  # its own assertions are the theorems
     pictures = [
