@@ -16,9 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
+from isoconv.linalg.function import Function
 from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
-from isoconv.linalg.precision import matmul_precision
+from isoconv.linalg.precision import matmul_precision, without_autocast
 
 _HIGHEST_ORDER = 12
 
@@ -42,7 +43,7 @@ def on_manifold(parameter: Tensor, point: Tensor | None = None) -> Tensor:
     `point` is the retracted parameter where that was not written back. See Note [Staying on the manifold].
     """
     point = (parameter if point is None else point).detach()
-    return _OnManifold.apply(parameter, point)  # type: ignore[no-any-return,no-untyped-call]
+    return _OnManifold.apply(parameter, point)  # type: ignore[no-any-return]
 
 
 def is_orthonormal(matrix: Tensor, tolerance: float | None = None) -> bool:
@@ -70,7 +71,7 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
         raise IsoconvError(f"Expected float32 or float64. Got {matrix.dtype}.")
     if steps is not None and steps < 0:
         raise IsoconvError(f"Expected a number of steps of at least 0. Got {steps}.")
-    with torch.autocast(matrix.device.type, enabled=False), matmul_precision(matrix, "highest"):
+    with without_autocast(matrix), matmul_precision(matrix, "highest"):
         return _retract_looking(matrix) if steps is None else _retract_blindly(matrix, steps, precision)
 
 
@@ -144,7 +145,7 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
     return result.mT if wide else result
 
 
-class _OnManifold(torch.autograd.Function):
+class _OnManifold(Function):
     @staticmethod
     def forward(parameter: Tensor, point: Tensor) -> Tensor:  # type: ignore[override]
         return point.view_as(point)

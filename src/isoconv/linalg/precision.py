@@ -1,10 +1,17 @@
-"""Which precision a GPU multiplies float32 matrices in, for a few lines at a time."""
+"""Which precision matrices are multiplied in, for a few lines at a time."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """No autocast of what is like `tensor`. Where there is none, no context of torch's is entered, which takes a while."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import matmul_precision
+from isoconv.linalg.precision import matmul_precision, without_autocast
 
 
 def _raise_versions(optimiser: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
@@ -216,7 +216,7 @@ def constraint_dtype(tensor: Tensor) -> torch.dtype:
 @contextmanager
 def constraint_precision(tensor: Tensor) -> Iterator[None]:
     """No autocast, and no TF32 in matrix products and convolutions, for tensors like this one."""
-    with torch.autocast(tensor.device.type, enabled=False), matmul_precision(tensor, "highest"):
+    with without_autocast(tensor), matmul_precision(tensor, "highest"):
         if not tensor.is_cuda or torch.compiler.is_compiling() or not torch.backends.cudnn.allow_tf32:
             yield
             return
