@@ -6,6 +6,7 @@ from isoconv.report.reproduction import rows_of
 from isoconv.report.reproduction.compare import compared, mean_and_std
 from isoconv.report.reproduction.measured_rows import fitted_exponent
 from isoconv.report.reproduction.paper import Printed, paper_accuracy
+from isoconv.report.reproduction.table import seed_note
 from isoconv.train.reproduction import AttackCell, ClassifierCell, CriticCell, MeasuredCell, cells_of
 from report.reproduction_records import SEEDS, attack, builds, classifier, critic, everything, steps
 
@@ -100,6 +101,16 @@ def test_a_row_of_table_1():
     assert row["difference"] == {"clean": pytest.approx(0.59), "robust": pytest.approx(0.28)}
     assert row["verdict"] == {"clean": "better", "robust": "within"}
     assert row["lipschitz_bound"] == 1 + 4e-6 and row["hardware"] == "NVIDIA H200" and row["quoted"] is False
+
+
+def test_how_many_seeds_is_said():
+    paper = ClassifierCell("cifar10", "large", "bcop", "paper")
+    alone = classifier(paper) | {"seeds": [0], "results": classifier(paper)["results"][:1]}
+    five = rows("table1", {LARGE: classifier(LARGE)})
+    assert seed_note(five) == "Ours: mean ± population standard deviation of 5 seeds, last epoch."
+    both = rows("table1", {LARGE: classifier(LARGE), paper: alone})
+    assert "of 5 seeds (one in the paper's recipe), last epoch." in seed_note(both)
+    assert row_of("table1", {paper: alone}, recipe="paper")["clean"] == {"mean": 79.8, "std": 0.0}
 
 
 def test_missing_and_failed_cells_are_marked():

@@ -20,6 +20,7 @@ from isoconv.train.reproduction import (
     Settings,
     cells_of,
     default_epochs,
+    default_seeds,
     measure,
     plan_cells,
     read_result,
@@ -70,6 +71,20 @@ def test_the_papers_recipe_is_for_one_cell_unless_asked_for():
     assert [cell for cell in cells if cell.recipe == "paper"] == [ClassifierCell("cifar10", "large", "bcop", "paper")]
     assert cells[-1].recipe == "paper"
     assert {cell.recipe for cell in cells_of("table1", "paper")} == {"paper"} and len(cells_of("table1", "paper")) == 16
+
+
+def test_five_seeds_but_one_in_the_papers_recipe(tmp_path):
+    paper = replace(SMALL, recipe="paper")
+    for cell in (SMALL, AttackCell(SMALL, "pgd"), CriticCell("bcop", "relu"), MeasuredCell("time")):
+        assert default_seeds(cell) == (0, 1, 2, 3, 4)
+    for cell in (paper, AttackCell(paper, "pgd"), CriticCell("bcop", "relu", "paper")):
+        assert default_seeds(cell) == (0,)
+    settings = Settings(tmp_path / "results", tmp_path / "runs")
+    assert len(cell_folders(SMALL, settings)) == 5 and len(cell_folders(paper, settings)) == 1
+    assert len(cell_folders(paper, replace(settings, seeds=(3, 4)))) == 2
+    assert [plan.seconds for plan in plan_cells([paper], replace(settings, seeds=(0,)))] == [
+        plan.seconds for plan in plan_cells([paper], settings)
+    ]
 
 
 def test_epochs():

@@ -57,7 +57,9 @@ def reproduce(
     download: Annotated[bool, typer.Option("--download", help="fetch data sets that are not there")] = False,
     recipe: Annotated[str | None, typer.Option(help="only default, or only the paper's: paper")] = None,
     only: Annotated[list[str] | None, typer.Option(help="only cells with this in their name: cifar10-large")] = None,
-    seeds: Annotated[str | None, typer.Option(help="trained side by side; 0,1,2,3,4 if nothing is said")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="trained side by side; 0,1,2,3,4 (0 in the paper's recipe) if nothing is said")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="instead of each cell's own number")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     time_limit: Annotated[float | None, typer.Option(help="seconds after which to save and leave")] = None,

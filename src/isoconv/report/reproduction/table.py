@@ -80,9 +80,11 @@ def epochs_and_recipe(row: Row) -> str:
 
 
 def seed_note(rows: list[Row]) -> str:
-    counts = {len(row["seeds"]) for row in rows if row["seeds"]}
+    counts = {len(row["seeds"]) for row in rows if row["seeds"] and row["recipe"] != "paper"}
     how_many = " or ".join(str(n) for n in sorted(counts)) or "five"
-    return f"Ours: mean ± population standard deviation of {how_many} seeds, last epoch."
+    alone = any(len(row["seeds"]) == 1 and row["recipe"] == "paper" for row in rows)
+    but = " (one in the paper's recipe)" if alone else ""
+    return f"Ours: mean ± population standard deviation of {how_many} seeds{but}, last epoch."
 
 
 def place_notes(rows: list[Row]) -> list[str]:

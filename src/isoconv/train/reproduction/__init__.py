@@ -10,6 +10,7 @@ from isoconv.train.reproduction.cells import (
     CriticCell,
     MeasuredCell,
     default_epochs,
+    default_seeds,
 )
 from isoconv.train.reproduction.instant import with_instant
 from isoconv.train.reproduction.plan import PlannedCell, plan_cells
@@ -32,6 +33,7 @@ __all__ = [
     "Settings",
     "cells_of",
     "default_epochs",
+    "default_seeds",
     "find_results",
     "measure",
     "plan_cells",

@@ -15,7 +15,7 @@ from isoconv.nn import plain
 from isoconv.train.classifier import train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.engine import Stopped
-from isoconv.train.reproduction.cells import ClassifierCell, default_epochs
+from isoconv.train.reproduction.cells import ClassifierCell, default_epochs, default_seeds
 from isoconv.train.reproduction.data import QUICK_BATCH, DataSets
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings, Silent
@@ -34,11 +34,11 @@ def cell_configs(cell: ClassifierCell, train: ImageSet, settings: Settings) -> l
     if settings.quick:
         chosen |= {"batch_size": QUICK_BATCH, "project_iterations": 5}
     first = TrainConfig(data=cell.dataset, input_shape=train.shape, classes=train.classes, **chosen)
-    return [replace(first, seed=seed) for seed in settings.seeds_or()]
+    return [replace(first, seed=seed) for seed in settings.seeds_or(default_seeds(cell))]
 
 
 def cell_folders(cell: ClassifierCell, settings: Settings) -> list[RunFolder]:
-    return [RunFolder(settings.runs / cell.name / f"seed-{seed}") for seed in settings.seeds_or()]
+    return [RunFolder(settings.runs / cell.name / f"seed-{seed}") for seed in settings.seeds_or(default_seeds(cell))]
 
 
 def trained_networks(cell: ClassifierCell, settings: Settings, data: DataSets) -> list[RunFolder]:

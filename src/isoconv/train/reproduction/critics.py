@@ -13,7 +13,7 @@ from isoconv.models.generator import Generator
 from isoconv.train.critic import train_critics
 from isoconv.train.critic_config import CriticConfig, critic_settings
 from isoconv.train.gan import GanConfig, load_generator, start_gan, train_gan
-from isoconv.train.reproduction.cells import CriticCell, default_epochs
+from isoconv.train.reproduction.cells import CriticCell, default_epochs, default_seeds
 from isoconv.train.reproduction.data import DataSets
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings
@@ -39,7 +39,10 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
     chosen = critic_settings(cell.recipe, cell.model, cell.conv, cell.activation)
     chosen |= {"epochs": settings.epochs_or(default_epochs(cell)), "pixel_range": _PIXELS, "whole": (True, False)}
     chosen |= _QUICK_CRITIC if settings.quick else {}
-    configs = [CriticConfig(cell.dataset, fingerprint, first.shape, seed=s, **chosen) for s in settings.seeds_or()]
+    configs = [
+        CriticConfig(cell.dataset, fingerprint, first.shape, seed=s, **chosen)
+        for s in settings.seeds_or(default_seeds(cell))
+    ]
     folders = [RunFolder(settings.runs / cell.name / f"seed-{config.seed}") for config in configs]
     for config, folder in zip(configs, folders, strict=True):
         if not folder.exists:

@@ -10,6 +10,7 @@ from isoconv.train.reproduction.cells import (
     CriticCell,
     MeasuredCell,
     default_epochs,
+    default_seeds,
 )
 from isoconv.train.reproduction.results import read_result
 from isoconv.train.reproduction.settings import Settings
@@ -48,7 +49,7 @@ def plan_cells(cells: Iterable[Cell], settings: Settings) -> list[PlannedCell]:
 
 def estimated_seconds(cell: Cell, settings: Settings) -> float:
     """A rough guess: other hardware than the H200 and the two CPU cores that it was measured on will differ."""
-    place, seeds = settings.device, len(settings.seeds_or())
+    place, seeds = settings.device, len(settings.seeds_or(default_seeds(cell)))
     if settings.quick:
         return 3.0
     match cell:

@@ -17,6 +17,7 @@ from isoconv.train.reproduction.cells import (
     CriticCell,
     MeasuredCell,
     default_epochs,
+    default_seeds,
 )
 from isoconv.train.reproduction.classifiers import classifier_record, trained_networks
 from isoconv.train.reproduction.complexity import complexity_record
@@ -95,7 +96,7 @@ def _measured(cell: Cell, settings: Settings, data: DataSets) -> dict[str, Any]:
 
 def _failure(cell: Cell, settings: Settings, error: Exception) -> dict[str, Any]:
     reason = " ".join(str(error).split()) or type(error).__name__
-    asked = {} if isinstance(cell, MeasuredCell) else {"seeds": list(settings.seeds_or())}
+    asked = {} if isinstance(cell, MeasuredCell) else {"seeds": list(settings.seeds_or(default_seeds(cell)))}
     if isinstance(cell, (ClassifierCell, CriticCell)):
         asked["epochs"] = settings.epochs_or(default_epochs(cell))  # type: ignore[assignment]
     return {**cell.identity(), "status": "failed", "reason": reason[:500], **asked, **environment()}

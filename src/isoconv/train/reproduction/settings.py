@@ -49,7 +49,7 @@ class NoWatcher:
 class Settings:
     """Where to read and write, what to run on, how much of it.
 
-    seeds, epochs : None for the defaults, five seeds and `default_epochs`
+    seeds, epochs : None for each cell's own, `default_seeds` and `default_epochs`
     quick : a small part of the data, one epoch, two seeds: to see that everything works; the figures mean nothing
     time_limit : seconds after which everything is saved and left; a later call goes on
     """
@@ -76,7 +76,7 @@ class Settings:
         if self.seeds is not None and not self.seeds:
             raise IsoconvError("Expected at least one seed. Got none.")
 
-    def seeds_or(self, default: tuple[int, ...] = (0, 1, 2, 3, 4)) -> tuple[int, ...]:
+    def seeds_or(self, default: tuple[int, ...]) -> tuple[int, ...]:
         return self.seeds or (_QUICK_SEEDS if self.quick else default)
 
     def epochs_or(self, default: int) -> int:
