@@ -48,6 +48,18 @@ def test_a_matrix_moves_by_lr_times_the_polar_factor_of_its_gradient(shape, dtyp
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("shape", [(8, 3), (3, 8), (2, 6, 4), (2, 4, 6), (4, 6, 3, 3)], ids=str)
+def test_a_parameter_moves_the_same_way_however_it_lies_in_memory(shape):
+    generator = torch.Generator().manual_seed(2)
+    start, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    turned = start.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert not turned.is_contiguous()
+    p = nn.Parameter(turned)
+    p.grad = gradient.clone()
+    SteepestDescent([p], lr=0.1).step()
+    torch.testing.assert_close(p.detach() - start, moved(start, gradient, lr=0.1), atol=1e-14, rtol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12])
 @pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)], ids=str)
 def test_the_operator_norm_of_a_step_is_lr_whatever_the_scale_of_the_gradient(shape, scale):

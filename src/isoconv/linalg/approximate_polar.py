@@ -7,7 +7,7 @@ not be orthonormal to the last bit, and a singular value that is a thirtieth of 
 import torch
 from torch import Tensor
 
-from isoconv.linalg.gram import add_product, as_tall, frobenius, identity_like
+from isoconv.linalg.gram import add_product, as_tall, frobenius, identity_like, largest_entry
 from isoconv.linalg.minimax import minimax_schedule
 from isoconv.linalg.precision import matmul_precision
 
@@ -19,16 +19,36 @@ def approximate_polar(matrix: Tensor, steps: int = 3) -> Tensor:
 
     A zero matrix stays zero. Works in the precision of its input; may be captured in a CUDA graph or compiled.
     """
-    tall, wide = as_tall(matrix)
-    if tall.numel() == 0:
+    if matrix.numel() == 0:
         return matrix
-    tiny = torch.finfo(tall.dtype).tiny
-    tall = tall / torch.linalg.vector_norm(tall, float("inf"), dim=(-2, -1), keepdim=True).clamp_min(tiny)
+    tall, root, wide = _factors(matrix, steps)
+    with matmul_precision(tall, "high"):
+        result = tall @ root
+    return result.mT if wide else result
+
+
+def descend(point: Tensor, matrix: Tensor, rate: float | Tensor, steps: int = 3) -> None:
+    """point −= rate · approximate_polar(matrix), in place, without the direction ever being in memory."""
+    if matrix.numel() == 0:
+        return
+    tall, root, wide = _factors(matrix, steps)
+    root = root * -rate
+    left, right = (root.mT, tall.mT) if wide else (tall, root)
+    with matmul_precision(tall, "high"):
+        if point.dim() == 2:
+            point.addmm_(left, right)
+        else:
+            point.baddbmm_(left, right)
+
+
+def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, bool]:
+    """A tall matrix and a small one whose product is the direction, and whether that is to be transposed."""
+    tall, wide = as_tall(matrix)
+    tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
     with matmul_precision(tall, "highest"):
         gram = tall.mT @ tall
     with matmul_precision(tall, "high"):  # a direction may be off by ten bits; the Gram matrix of a small one may not
-        result = tall @ _inverse_root(gram, steps)
-    return result.mT if wide else result
+        return tall, _inverse_root(gram, steps), wide
 
 
 def _inverse_root(gram: Tensor, steps: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
 from isoconv.linalg.function import Function
-from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like
+from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, largest_entry
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
 from isoconv.linalg.precision import matmul_precision, without_autocast
 
@@ -119,8 +119,7 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
     Written for few kernels: on a GPU the launches are what this costs.
     """
     tall, wide = as_tall(matrix)
-    largest = torch.linalg.vector_norm(tall, float("inf"), dim=(-2, -1), keepdim=True)
-    tall = tall / largest.clamp_min(1)  # the entries of an orthonormal matrix are at most 1
+    tall = tall / largest_entry(tall).clamp_min(1)  # the entries of an orthonormal matrix are at most 1
     residual = gram_residual(tall)
     # b = 1 + ‖R⁴‖_F^¼ bounds σ² (1.01 covers its rounding). The steps converge for σ² < 2; beyond 1.9 divide by b/1.9.
     # Where R⁴ overflows, ‖R‖_F bounds it too (fmin passes over NaN).

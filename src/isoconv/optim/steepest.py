@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.approximate_polar import approximate_polar
+from isoconv.linalg.approximate_polar import approximate_polar, descend
 from isoconv.nn.side_streams import SideStreams
 
 
@@ -95,11 +95,11 @@ class SteepestDescent(Optimizer):
     def _move_matrix(self, p: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
         precise = momentum.to(torch.promote_types(momentum.dtype, torch.float32))
         matrix = precise.flatten(1) if p.dim() > 3 else precise
-        direction = approximate_polar(matrix, group["steps"]).reshape(p.shape).to(p.dtype)
-        if isinstance(group["lr"], Tensor):
-            p.sub_(direction * group["lr"])
+        if p.dtype == precise.dtype and p.is_contiguous():
+            descend(p.view(matrix.shape), matrix, group["lr"], group["steps"])
         else:
-            p.sub_(direction, alpha=group["lr"])
+            direction = approximate_polar(matrix, group["steps"])
+            p.sub_((direction * group["lr"]).reshape(p.shape).to(p.dtype))
 
     def _move_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Adam. The step counts live on the device, so that a captured graph advances them."""
