@@ -131,7 +131,10 @@ def test_honest_certificates_are_accepted(name, arithmetic, certificate):
     assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
     assert outcome.out.startswith(f"valid: Lipschitz constant at most {float.fromhex(honest.table['lipschitz'])!r} ")
     certified = sum(float.fromhex(image["radius"]) > 0 for image in honest.table["images"])
-    assert f"and {certified} of 3 images certified" in outcome.out and "3 recomputed from their pixels" in outcome.out
+    assert (
+        f"and {certified} of 3 images with a proved radius" in outcome.out
+        and "3 recomputed from their pixels" in outcome.out
+    )
     if arithmetic == "float64":
         assert certified == 3
 
@@ -326,7 +329,7 @@ def test_the_inequality_is_met_to_the_last_digit(large):
     """The honest radius is the largest that the inequality allows; the one above it is a lie (in LIES)."""
     assert large.check().code == 0
     zero = large.check(lambda t: t["images"][1].update(radius=(0.0).hex()))
-    assert zero.code == 0 and "2 of 3 images certified" in zero.out
+    assert zero.code == 0 and "2 of 3 images with a proved radius" in zero.out
 
 
 def test_pair_constants_may_use_either_bound(large):

@@ -40,7 +40,8 @@ REFUSED = [
     (["--batch-size", "65"], "Expected at least one batch of 65 images. Got 64 images: make the batch smaller."),
     (["--device", "tpu"], "Expected device to be auto, cpu or cuda. Got 'tpu'."),
     (["--size", "0"], "Expected a size as one positive whole number or as (height, width). Got 0."),
-    (["--size", "6"], "Expected an image whose size can be halved by each strided convolution. "
+    (["--size", "6"], "Expected an image whose height and width can be halved by each strided convolution: "
+                      "multiples of 4 for small and large, of 16 for dcgan. "
                       "Got 3×3 before a convolution of stride 2."),
     (["--resume", "--overwrite"], "Expected --resume or --overwrite. Got both."),
     (["--resume"], "Expected a run to resume in run. There is none."),
@@ -100,7 +101,7 @@ def test_unknown_data(isoconv):
         2,
         "",
         "isoconv: Expected one of digits, mnist, cifar10, stl10, or the path of a folder of images or of a CSV file. "
-        "Got 'nowhere', which is neither.\n",
+        "Got 'nowhere', which does not exist.\n",
     )
 
 

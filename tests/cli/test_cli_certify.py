@@ -39,7 +39,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def test_certify_prints_a_table_and_keeps_the_figures(isoconv, run):
     outcome = isoconv("certify", run, "--epsilon", "36/255", "--epsilon", "0.1", "--device", "cpu")
-    assert outcome.code == 0 and "certified % at 0.1412" in outcome.out and "rounding moves the logits" in outcome.out
+    assert outcome.code == 0 and "certified % at 36/255" in outcome.out and "rounding moves the logits" in outcome.out
     kept = json.loads((run / "certified.json").read_text())
     assert kept["images"] == 16 and set(kept["robust"]) == {str(36 / 255), "0.1"}
     assert kept["robust"][str(36 / 255)] <= kept["robust"]["0.1"] <= kept["clean"]
@@ -136,9 +136,9 @@ def test_several_seeds(isoconv, pictures, tmp_path):
 
 
 REFUSED = [
-    (["certify", "missing"], "Expected a run in missing. There is no config.json in it."),
-    (["attack", "missing"], "Expected a run in missing. There is no config.json in it."),
-    (["predict", "missing", "x.png"], "Expected a run in missing. There is no config.json in it."),
+    (["certify", "missing"], "Expected a run in missing. It does not exist."),
+    (["attack", "missing"], "Expected a run in missing. It does not exist."),
+    (["predict", "missing", "x.png"], "Expected a run in missing. It does not exist."),
     (["certify", "run", "--epsilon", "x"], "Expected a number such as 0.1 or 36/255 for --epsilon. Got 'x'."),
     (["certify", "run", "--images", "17"], "Expected from 1 to 16 images, as many as the test set has. Got 17."),
     (["certify", "run", "--images", "0"], "Expected from 1 to 16 images, as many as the test set has. Got 0."),

@@ -1,12 +1,14 @@
 """A user's own pictures, from the folder to a certified prediction: of all sizes, grey and coloured, few and many."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from isoconv.cli.train import batch_size_for
 from isoconv.cli.values import parse_size
 from isoconv.errors import IsoconvError
 from isoconv.train.run_folder import load_run
@@ -38,12 +40,12 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path, size,
     words = ["--size", size, "--model", "small", "--epochs", "6", "--out", "mine", "--device", "cpu"]
     outcome = isoconv("train", album, *words)
     assert outcome.code == 0 and "clean %" in outcome.out
-    sides = f"{shape[1]}×{shape[2]}"
-    assert f"my album: 27 images to train on, 7 held out to test on, of 3 classes, {sides} in colour\n" in outcome.err
+    read = "my album: 27 images to train on (from 1 of only one to 19 of dark), 7 held out to test on, of 3 classes, "
+    assert f"{read}{shape[1]}×{shape[2]} in colour\n" in outcome.err
     _, config = load_run(tmp_path / "mine")
     assert config.input_shape == shape and config.classes == ("bright", "dark", "only one")
     assert config.flip  # photographs, more likely than not
-    assert config.batch_size == 8  # 27 pictures to train with are several batches
+    assert config.batch_size == 9  # 27 pictures to train with are several batches, and none is left over
     result = json.loads((tmp_path / "mine" / "result.json").read_text())
     assert result["images"] == 7 and result["clean"] > 70  # 34 pictures, a fifth held out, none of the single one
     random = np.random.RandomState(9)
@@ -66,6 +68,40 @@ def test_the_rest_of_the_way(isoconv, album, tmp_path):
     assert isoconv("report", "mine") == (0, "", "The page is in report.html: open it in a browser.\n")
     text = (tmp_path / "report.html").read_text()
     assert "only one" in text and "--size 12x16" in text
+
+
+def test_pictures_that_have_moved(isoconv, album, tmp_path):
+    """The cut into pictures to train on and held out ones depends on their names, not on where they are."""
+    shutil.copytree(album, tmp_path / "here")
+    words = ["--size", "12", "--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"]
+    assert isoconv("train", "here", *words).code == 0
+    before = json.loads(isoconv("certify", "mine", "--json").out)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert isoconv("certify", "mine").code == 2
+    after = json.loads(isoconv("certify", "mine", "--data", "there", "--json").out)
+    assert [one["radii"] for one in after] == [one["radii"] for one in before]
+    assert isoconv("attack", "mine", "--data", "there", "--attack", "fgsm").code == 0
+    assert isoconv("report", "mine", "--data", "there").err == "The page is in report.html: open it in a browser.\n"
+    outcome = isoconv("train", "--resume", "--out", "mine", "--data", "there")
+    assert outcome.code == 0 and outcome.err.startswith("Going on after 3 of 3 steps.\n")
+
+
+def test_files_that_are_passed_over_are_counted(isoconv, album, tmp_path):
+    shutil.copytree(album, tmp_path / "here")
+    for name in ("loose.png", "dark/notes.txt", ".hidden"):
+        shutil.copy(album / "dark" / "0.png", tmp_path / "here" / name)
+    words = ["--size", "12", "--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"]
+    outcome = isoconv("train", "here", *words)
+    assert "12×12 in colour; 2 other files passed over\n" in outcome.err
+    assert outcome.out.splitlines()[0].strip() == "small, bcop, here, 1 epoch"
+
+
+@pytest.mark.parametrize(
+    ("images", "size"), [(2, 2), (7, 7), (8, 8), (13, 6), (27, 9), (100, 8), (1000, 62), (2048, 128), (50_000, 128)]
+)
+def test_batches_of_few_pictures_leave_few_over(images, size):
+    assert batch_size_for(images) == size
+    assert images % size <= images // size or size == 128
 
 
 def test_pictures_that_must_not_be_mirrored(isoconv, album, tmp_path):

@@ -97,7 +97,7 @@ def test_without_the_images_some_parts_are_left_out_and_it_says_why(isoconv, tra
     (run / "config.json").write_text(json.dumps(config | {"data": "/gone/pictures"}))
     outcome = isoconv("report", "run")
     assert outcome.code == 0
-    reason = "The run was trained on /gone/pictures, which is not there: make the report from where it is."
+    reason = "Expected the pictures of the run in /gone/pictures, which does not exist: say where they are (--data)."
     sentence = f"Some parts are left out, for want of the test images. {reason}"
     assert outcome.err.startswith(f"run: {sentence}") and sentence in (tmp_path / "report.html").read_text()
     (shown,) = data_of(tmp_path / "report.html")
@@ -166,7 +166,7 @@ def test_the_command_on_the_page_makes_the_run_again(isoconv, pictures, tmp_path
 # What it refuses ----------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "not a run": (["report", "missing"], "Expected a run in missing. There is no config.json in it."),
+    "not a run": (["report", "missing"], "Expected a run in missing. It does not exist."),
     "no folder": (["report", "run", "--out", "no/page.html"],
                   "Expected a folder to write the report to. There is no no."),
     "a folder for the page": (["report", "run", "--out", "run"],

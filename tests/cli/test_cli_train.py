@@ -48,8 +48,8 @@ def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
     assert read == f"{pictures}: 64 images to train on, 16 held out to test on, of 4 classes, 8×8 in grey"
     assert [line.split("  ")[0] for line in lines[:2]] == ["epoch 1/2", "epoch 2/2"]
     assert all("loss" in line and "images/s" in line and "s left" in line for line in lines[:2])
-    assert lines[2] == "The run is in run"
-    for heading in ("seed", "clean %", "0.1412", "0.1", "Lipschitz bound"):
+    assert lines[2] == "The run is in run. To see it: isoconv report run"
+    for heading in ("seed", "clean %", "36/255", "0.1", "Lipschitz bound"):
         assert heading in outcome.out
     assert "epoch 1/2" not in outcome.out
     assert {path.name for path in Path("run").iterdir()} == {

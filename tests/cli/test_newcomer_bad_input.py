@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from isoconv.cli.progress import CountingProgress
+from isoconv.data import load_splits
 from isoconv.train.config import TrainConfig
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.task import make_model
@@ -27,7 +28,11 @@ TRAIN = ["train", "pics", "--out", "new", "--model", "small", "--epochs", "1", "
 TORCH = ["export", "run", "--format", "torch", "--out", "net.safetensors"]
 NO_SUCH_DATA = (
     "Expected one of digits, mnist, cifar10, stl10, or the path of a folder of images or of a CSV file. "
-    "Got {!r}, which is neither."
+    "Got {!r}, which {}."
+)
+OTHER_PICTURES = (
+    "Expected the pictures that the run was trained on. pics has others since, and which of them were held out is not "
+    "known: bring the old ones back, or train again."
 )
 Spoil = Callable[[pytest.MonkeyPatch], object]
 
@@ -59,6 +64,10 @@ def file(path: str, content: bytes) -> Spoil:
 
 def without(path: str) -> Spoil:
     return lambda patch: shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
+
+
+def added(path: str) -> Spoil:
+    return lambda patch: shutil.copy("photo.png", path)
 
 
 def cut(path: str, end: int) -> Spoil:
@@ -119,8 +128,9 @@ CASES = [
     # Training: data that is not there, empty, corrupt, of the wrong type or size
     Case("train on nothing", nothing, ["train"],
          "Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file."),
-    Case("train on a missing folder", nothing, ["train", "holiday"], NO_SUCH_DATA.format("holiday")),
-    Case("train on a text file", file("notes.txt", b"x"), ["train", "notes.txt"], NO_SUCH_DATA.format("notes.txt")),
+    Case("train on a missing folder", nothing, ["train", "holiday"], NO_SUCH_DATA.format("holiday", "does not exist")),
+    Case("train on a text file", file("notes.txt", b"x"), ["train", "notes.txt"],
+         NO_SUCH_DATA.format("notes.txt", "is neither")),
     Case("train on an empty folder", folder("none"), ["train", "none"],
          "Expected one sub-folder of images per class in none. Got no sub-folder."),
     Case("train on one class", lambda patch: [shutil.rmtree(f"pics/{name}") for name in "bcd"], TRAIN,
@@ -148,14 +158,15 @@ CASES = [
          "Expected a CSV file of path,label, in UTF-8. "
          "Got list.csv ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)."),
     Case("train on MNIST that is not there", nothing, ["train", "mnist", "--data", "nowhere"],
-         "MNIST was not found: there is no folder nowhere. Make it with --download."),
+         "MNIST was not found: there is no folder nowhere. Say where it is (--data), or fetch it (--download)."),
     Case("train on pictures that nobody may read", failing("pathlib.Path.iterdir", DENIED), TRAIN,
          "pics cannot be read: Permission denied."),
     Case("train on a picture that nobody may read", failing("PIL.Image.open", DENIED), TRAIN,
          "pics/a/000.png cannot be read as a picture ([Errno 13] Permission denied). Repair or remove it."),
     # Training: options and places
     Case("train at a size that does not halve", nothing, [*TRAIN, "--size", "6"],
-         "Expected an image whose size can be halved by each strided convolution. "
+         "Expected an image whose height and width can be halved by each strided convolution: multiples of 4 for "
+         "small and large, of 16 for dcgan. "
          "Got 3×3 before a convolution of stride 2."),
     Case("train at size 0", nothing, [*TRAIN, "--size", "0"],
          "Expected a size as one positive whole number or as (height, width). Got 0."),
@@ -175,15 +186,15 @@ CASES = [
     Case("train, interrupted while reading", interrupted(Image, "open"), TRAIN, "Interrupted.", 130),
     # A run that is not there, unfinished, corrupt, not a run
     Case("certify nothing", nothing, ["certify", "runs/mine"],
-         "Expected a run in runs/mine. There is no config.json in it."),
+         "Expected a run in runs/mine. It does not exist."),
     Case("certify a picture", nothing, ["certify", "photo.png"],
          "Expected a run in photo.png. There is no config.json in it."),
     Case("attack nothing", nothing, ["attack", "runs/mine"],
-         "Expected a run in runs/mine. There is no config.json in it."),
+         "Expected a run in runs/mine. It does not exist."),
     Case("predict with nothing", nothing, ["predict", "runs/mine", "photo.png"],
-         "Expected a run in runs/mine. There is no config.json in it."),
+         "Expected a run in runs/mine. It does not exist."),
     Case("export nothing", nothing, ["export", "runs/mine"],
-         "Expected a run in runs/mine. There is no config.json in it."),
+         "Expected a run in runs/mine. It does not exist."),
     *(Case(f"{words[0]} an unfinished run", without("run/model.safetensors"), words,
            "The run in run is not finished: it has no model.safetensors. Go on with it: --resume.")
       for words in (["certify", "run"], ["attack", "run"], ["predict", "run", "photo.png"], TORCH)),
@@ -209,6 +220,22 @@ CASES = [
           (TORCH, "Expected finite weights. Got infinities or NaN in 5.weight."))),
     Case("certify where the pictures have changed", without("pics/d"), ["certify", "run"],
          "Expected the data that the run was trained on. pics has changed since."),
+    Case("certify where a picture has gone", without("pics/d/003.png"), ["certify", "run"], OTHER_PICTURES),
+    Case("certify where a picture was added", added("pics/d/new.png"), ["certify", "run"], OTHER_PICTURES),
+    Case("attack where a picture was added", added("pics/a/new.png"), ["attack", "run"], OTHER_PICTURES),
+    Case("resume where a picture was added", added("pics/a/new.png"), ["train", "--resume", "--out", "run"],
+         OTHER_PICTURES),
+    Case("certify where the pictures have gone", without("pics"), ["certify", "run"],
+         "Expected the pictures of the run in pics, which does not exist: say where they are (--data)."),
+    # Words that are no options or commands
+    Case("a command that there is not", nothing, ["trian"], 
+         "No such command 'trian'. Did you mean 'train'? Help: isoconv --help"),
+    Case("an option that there is not", nothing, ["predict", "run", "photo.png", "--pixels", "3"],
+         "No such option: --pixels. Help: isoconv predict --help"),
+    Case("predict without a picture", nothing, ["predict", "run"],
+         "Missing argument 'images'. Help: isoconv predict --help"),
+    Case("report of a network that comes with isoconv", nothing, ["report", "cifar10-large"],
+         "Expected runs of your own: cifar10-large comes with isoconv, without the curves of its training."),
     # Certifying and attacking: options, and the disk
     Case("certify at a radius that is NaN", nothing, ["certify", "run", "--epsilon", "nan"],
          "Expected a number such as 0.1 or 36/255 for --epsilon. Got 'nan'."),
@@ -230,7 +257,7 @@ CASES = [
     Case("predict a missing picture", nothing, ["predict", "run", "cat.png"],
          "Expected a picture. Got cat.png, which does not exist."),
     Case("predict a folder", nothing, ["predict", "run", "pics"],
-         "pics cannot be read as a picture ([Errno 21] Is a directory: 'pics'). Repair or remove it."),
+         "Expected a picture. Got pics, which is a folder."),
     Case("predict a text", file("cat.png", b"meow"), ["predict", "run", "cat.png"],
          "cat.png is not a PNG, JPEG, BMP, WEBP or GIF picture. Repair or remove it."),
     Case("predict one good picture and one bad", cut("photo.png", 60), ["predict", "run", "pics/a/000.png", "photo.png"],
@@ -280,7 +307,8 @@ def world(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("world")
     shutil.copytree(pictures, place / "pics")
     shutil.copy(pictures / "a" / "000.png", place / "photo.png")
-    settings = TrainConfig(data="pics", input_shape=(1, 8, 8), classes=tuple("abcd"), model="small", epochs=1)
+    shape, classes, listing = (1, 8, 8), tuple("abcd"), load_splits(place / "pics").listing
+    settings = TrainConfig(data="pics", input_shape=shape, classes=classes, listing=listing, model="small", epochs=1)
     run = RunFolder(place / "run")
     run.start(settings, overwrite=False)
     run.finish(make_model(settings), {"seed": 0})

@@ -135,8 +135,8 @@ def test_sizes(size):
 
 def test_mnist_that_is_not_there(tmp_path):
     message = "MNIST was not found: looked for train-images-idx3-ubyte[.gz] and the three like it in {}, {}, {}, {} Use"
-    refused(message.replace("{} Use", "{}. Use --download, or put"), read_mnist, tmp_path)
-    refused(f"MNIST was not found: there is no folder {tmp_path}/no. Make", read_mnist, tmp_path / "no")
+    refused(message.replace("{} Use", "{}. Say where it is"), read_mnist, tmp_path)
+    refused(f"MNIST was not found: there is no folder {tmp_path}/no. Say", read_mnist, tmp_path / "no")
     write_mnist(tmp_path / "raw")
     (tmp_path / "raw/t10k-labels-idx1-ubyte.gz").unlink()
     refused("MNIST is not complete in {}raw: t10k-labels-idx1-ubyte is missing. Add", read_mnist, tmp_path)
@@ -209,7 +209,7 @@ def test_a_flipped_bit_in_a_gzip_file(tmp_path):
 def test_cifar10_that_is_not_there(tmp_path):
     message = (
         "CIFAR-10 was not found: looked for data_batch_1.bin …, data_batch_1 … and cifar-10-binary.tar.gz, "
-        "cifar-10-python.tar.gz in {}/cifar-10-batches-bin, {}, {}/cifar-10-batches-py. Use --download"
+        "cifar-10-python.tar.gz in {}/cifar-10-batches-bin, {}, {}/cifar-10-batches-py. Say where it is"
     )
     refused(message, read_cifar10, tmp_path)
     refused(f"CIFAR-10 was not found: there is no folder {tmp_path}/no.", read_cifar10, tmp_path / "no")
@@ -279,7 +279,7 @@ def write_stl10(folder, **changes):
 
 def test_stl10_that_is_not_there(tmp_path):
     message = (
-        "STL-10 was not found: looked for train_X.bin, train_y.bin and stl10_binary.tar.gz in {}stl10_binary, {}. Use"
+        "STL-10 was not found: looked for train_X.bin, train_y.bin and stl10_binary.tar.gz in {}stl10_binary, {}. Say"
     )
     refused(message, read_stl10, tmp_path)
     write_stl10(tmp_path / "a", train_y=None)
@@ -498,7 +498,7 @@ def test_batches_of_nothing():
 
 def test_names(tmp_path):
     message = "Expected one of digits, mnist, cifar10, stl10, or the path of a folder of images or of a CSV file. Got"
-    refused(f"{message} 'minst', which is neither.", load_splits, "minst")
+    refused(f"{message} 'minst', which does not exist.", load_splits, "minst")
     (tmp_path / "file.txt").touch()
     refused("file.txt', which is neither.", load_splits, tmp_path / "file.txt")
     write_mnist(tmp_path)

@@ -44,7 +44,7 @@ def test_unknown_orthogonalisations(model):
 )
 @pytest.mark.parametrize("conv", ["bcop", "ossn", "standard"])
 def test_image_sizes_that_cannot_be_halved(model, shape, got, conv):
-    with pytest.raises(IsoconvError, match=f"image whose size can be halved by each strided convolution.*Got {got}"):
+    with pytest.raises(IsoconvError, match=f"halved by each strided convolution: multiples of 4 .*Got {got}"):
         model(shape, conv=conv)
 
 

@@ -133,7 +133,7 @@ def test_load_run_takes_a_string(tmp_path):
 def test_load_run_without_a_run(tmp_path):
     refused(f"Expected a run in {tmp_path}. There is no config.json in it.", load_run, tmp_path)
     missing = tmp_path / "missing"
-    refused(f"Expected a run in {missing}. There is no config.json in it.", load_run, missing)
+    refused(f"Expected a run in {missing}. It does not exist.", load_run, missing)
 
 
 def test_load_run_of_an_unfinished_run(tmp_path):

@@ -40,15 +40,19 @@ def _run() -> None:
         return
     from isoconv.cli.app import app
 
-    app()
+    code = app(standalone_mode=False)  # or wrong options would be reported in a box of several lines
+    if code == _INTERRUPTED:  # what typer makes of Ctrl-C; commands that end well after one exit by themselves
+        raise KeyboardInterrupt
+    if isinstance(code, int) and code:
+        sys.exit(code)
 
 
 def _ending(error: BaseException) -> tuple[int, str] | None:
     """Exit code and line of an expected end; None for any other, which Python may report as it does."""
     from isoconv.errors import IsoconvError
 
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        # typer makes exits of these two, and keeps where they came from.
+    if isinstance(error, (KeyboardInterrupt, SystemExit)) or type(error).__name__ == "Abort":
+        # typer makes others of the first two, and keeps where they came from.
         if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
             return _INTERRUPTED, "Interrupted."
         if any(isinstance(cause, BrokenPipeError) for cause in _causes(error)):
@@ -56,6 +60,14 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
         return None
     if isinstance(error, IsoconvError):
         return _BAD_INPUT, str(error)
+    if hasattr(error, "format_message"):  # click's exceptions, by what they can do: typer brings a click of its own
+        if type(error).__name__ == "NoArgsIsHelpError":  # isoconv, and nothing else
+            error.show()  # type: ignore[attr-defined]
+            return _BAD_INPUT, ""
+        context = getattr(error, "ctx", None)
+        message = " ".join(error.format_message().split())
+        stop = "" if message.endswith((".", "?")) else "."
+        return _BAD_INPUT, f"{message}{stop} Help: {context.command_path if context else 'isoconv'} --help"
     if isinstance(error, BrokenPipeError):
         return _NOBODY_READS, ""
     if isinstance(error, OSError):  # the disk is full, a folder is write-protected, a file vanished

@@ -14,7 +14,7 @@ from isoconv.attacks import AttackResult
 from isoconv.certify import RobustAccuracy, robust_accuracy
 from isoconv.cli.progress import CountingProgress
 from isoconv.cli.runs import TrainedRun, open_runs, test_images
-from isoconv.cli.tables import print_attacked
+from isoconv.cli.tables import print_attacked, shown_radius
 from isoconv.cli.values import parse_number
 from isoconv.data import ImageSet, as_float
 from isoconv.errors import IsoconvError
@@ -102,7 +102,7 @@ def attack_record(
     part = data.take(count)
     pixels, radii = as_float(part.images, torch.float64), certified.certificates.radius[:count]
     began = time.perf_counter()
-    title = f"{kind} at {budget:.4g}" if budget is not None else kind
+    title = f"{kind} at {shown_radius(budget)}" if budget is not None else kind
     with CountingProgress(title, "images") as shown:
         if budget is None:
             prediction = certified.certificates.prediction[:count]

@@ -1,6 +1,7 @@
 """isoconv certify"""
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -53,11 +54,8 @@ def certify(
         result = certified_record(found, one.config.seed, time.perf_counter() - began)
         if certificate is not None:
             write_certificate(certificate, found.certifier, found.certificates, found.labels)
-            model = one.folder / "model.safetensors"
-            print(
-                f"Written to {certificate}. To check it: python -m isoconv.certify.check {certificate} {model}",
-                file=sys.stderr,
-            )
+            check = ["python", "-m", "isoconv.certify.check", str(certificate), str(one.folder / "model.safetensors")]
+            print(f"Written to {certificate}. To check it: {shlex.join(check)}", file=sys.stderr)
         results.append(result)
     if as_json:
         print(json.dumps(results))

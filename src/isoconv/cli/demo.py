@@ -50,7 +50,9 @@ _NETWORKS = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="where the runs and the page go")] = Path("isoconv-demo"),
+    out: Annotated[Path, typer.Option(help="for the runs and the page; an earlier demo is replaced")] = Path(
+        "isoconv-demo"
+    ),
     epochs: Annotated[int, typer.Option(help="passes over the 4,000 training digits")] = 15,
     images: Annotated[int, typer.Option(help="how many of the 1,000 test digits to certify and attack")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="print the table as JSON on stdout")] = False,

@@ -57,7 +57,8 @@ def gan(
         try:
             train_gan(config, run, images, shown, device=chosen_device, resume=resume, should_stop=should_stop)
         except Stopped:
+            shown.close()
             again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
             print(f"Stopped, and saved in {out}. To go on: {again.replace(' --overwrite', '')}", file=sys.stderr)
-            raise typer.Exit(130) from None
+            raise SystemExit(130) from None
     print(f"The generator is in {out}, and a grid of its images in {out / 'samples.png'}")

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from isoconv.train.engine import EpochReport
 
 _SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
+_SECONDS_WITHIN_AN_EPOCH = 30.0
 
 
 class _Bar:
@@ -21,6 +22,10 @@ class _Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Before anything else is printed: lines would be broken to the bar's width."""
         if self.bar is not None:
             self.bar.stop()
 
@@ -30,6 +35,8 @@ class TrainingProgress(_Bar):
 
     def __init__(self, steps: int, done: int = 0, quiet: bool = False) -> None:
         self.steps, self.done, self.quiet = steps, done, quiet
+        self.began = self.last_line = time.monotonic()
+        self.first = done
 
     def __enter__(self) -> "TrainingProgress":
         if sys.stderr.isatty() and not self.quiet:
@@ -46,8 +53,14 @@ class TrainingProgress(_Bar):
         return self
 
     def step(self, steps: int) -> None:
+        self.done += steps
+        now = time.monotonic()
         if self.bar is not None and self.task is not None:
             self.bar.advance(self.task, steps)
+        elif now - self.last_line >= _SECONDS_WITHIN_AN_EPOCH and not self.quiet:
+            left = (now - self.began) / (self.done - self.first) * (self.steps - self.done)
+            print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left", file=sys.stderr, flush=True)
+            self.last_line = now
 
     def epoch(self, report: EpochReport) -> None:
         figures = f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
@@ -55,6 +68,7 @@ class TrainingProgress(_Bar):
             self.bar.update(self.task, description=f"epoch {report.epoch}/{report.epochs}", figures=figures)
         elif not self.quiet:
             left = f"{report.seconds_left:.0f} s left"
+            self.last_line = time.monotonic()
             print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
 
 

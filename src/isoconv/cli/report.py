@@ -12,6 +12,7 @@ from isoconv.cli.collect import certify_run, diagnose_run
 from isoconv.cli.runs import TrainedRun, open_runs, test_images
 from isoconv.data import NAMES, ImageSet
 from isoconv.errors import IsoconvError
+from isoconv.pretrained import is_pretrained
 from isoconv.report import check_replaceable, read_run_files, write_report
 from isoconv.train.config import default_epsilons
 from isoconv.train.diagnostics import needs_images
@@ -22,6 +23,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="the runs' folders")],
     out: Annotated[Path, typer.Option(help="the page; an earlier report is replaced")] = Path("report.html"),
     folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
+    download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     as_is: Annotated[bool, typer.Option("--as-is", help="compute nothing: show what the folders hold")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print what was made as JSON on stdout")] = False,
@@ -40,9 +42,14 @@ def report(
         distinct.setdefault(one.folder.resolve(), one)
     opened = list(distinct.values())
     folders = [one.folder for one in opened]
+    for one in opened:
+        if is_pretrained(one.folder):
+            raise IsoconvError(
+                f"Expected runs of your own: {one.folder.name} comes with isoconv, without the curves of its training."
+            )
     for path in folders:
         read_run_files(path)  # what is wrong with one is said before any work is done
-    made, notes = ({}, {}) if as_is else _complete(opened, folder, place)
+    made, notes = ({}, {}) if as_is else _complete(opened, folder, download, place)
     size = write_report(folders, out, notes)
     if as_json:
         print(json.dumps({"page": str(out), "bytes": size, "runs": [str(path) for path in folders], "made": made}))
@@ -54,7 +61,7 @@ def report(
 
 
 def _complete(
-    opened: Sequence[TrainedRun], folder: Path | None, device: str
+    opened: Sequence[TrainedRun], folder: Path | None, download: bool, device: str
 ) -> tuple[dict[str, list[str]], dict[Path, list[str]]]:
     """Make what is missing, run by run: which files were made, and why others could not be."""
     made: dict[str, list[str]] = {}
@@ -66,7 +73,7 @@ def _complete(
         if uncertified or needs_images(one.folder):
             key = (one.config.data, one.config.input_shape, one.config.classes)
             if key not in sets:
-                sets[key] = _images_or_reason(one, folder)
+                sets[key] = _images_or_reason(one, folder, download)
             found = sets[key]
             if isinstance(found, str):
                 notes[one.folder] = [f"Some parts are left out, for want of the test images. {found}"]
@@ -80,14 +87,16 @@ def _complete(
     return made, notes
 
 
-def _images_or_reason(one: TrainedRun, folder: Path | None) -> ImageSet | str:
-    """The run's test images, or why there are none. Images that were pointed at must be there."""
-    name = one.config.data
-    if folder is None and name not in NAMES and not Path(name).exists():
-        return f"The run was trained on {name}, which is not there: make the report from where it is."
+def _images_or_reason(one: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:
+    """The run's test images, or why there are none. Images that were pointed at must be there.
+
+    `folder` is for all runs of the page: one's own pictures are looked for there only if they are where they were no more.
+    """
+    if one.config.data not in NAMES and Path(one.config.data).exists():
+        folder = None
     try:
-        return test_images(one.config, folder, False, None)
+        return test_images(one.config, folder, download, None)
     except IsoconvError as error:
-        if folder is not None:
+        if folder is not None or download:
             raise
         return str(error)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from isoconv.data import ImageSet, load_splits
+from isoconv.data import NAMES, ImageSet, Splits, load_splits
 from isoconv.errors import IsoconvError
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.train.checkpoint import write_text
@@ -38,12 +38,30 @@ def open_runs(path: Path) -> list[TrainedRun]:
     return [TrainedRun(folder, *load_run(folder)) for folder in folders]
 
 
+def splits_of(config: TrainConfig, folder: Path | None, download: bool = False) -> Splits:
+    """The data of a run, cut as it was when it was trained; of one's own pictures `folder` is where they are now."""
+    own = config.data not in NAMES
+    place = Path(config.data if folder is None or not own else folder)
+    if own and not place.exists():
+        raise IsoconvError(
+            f"Expected the pictures of the run in {place}, which does not exist: say where they are (--data)."
+        )
+    channels, *sides = config.input_shape
+    size = (sides[0], sides[1])
+    splits = load_splits(place, None if own else folder, size=size, channels=channels, download=download)
+    if splits.train.shape != config.input_shape or splits.train.classes != config.classes:
+        raise IsoconvError(f"Expected the data that the run was trained on. {place} has changed since.")
+    if config.listing and splits.listing != config.listing:
+        raise IsoconvError(
+            f"Expected the pictures that the run was trained on. {place} has others since, and which of them were held "
+            "out is not known: bring the old ones back, or train again."
+        )
+    return splits
+
+
 def test_images(config: TrainConfig, folder: Path | None, download: bool, count: int | None) -> ImageSet:
     """The test set that belongs to a run, or the first `count` images of it."""
-    size = (config.input_shape[1], config.input_shape[2])
-    test = load_splits(config.data, folder, size=size, channels=config.input_shape[0], download=download).test
-    if test.shape != config.input_shape or test.classes != config.classes:
-        raise IsoconvError(f"Expected the data that the run was trained on. {config.data} has changed since.")
+    test = splits_of(config, folder, download).test
     if count is not None and not 1 <= count <= len(test):
         raise IsoconvError(f"Expected from 1 to {len(test)} images, as many as the test set has. Got {count}.")
     return test if count is None else test.take(count)

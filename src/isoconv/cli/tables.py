@@ -11,6 +11,11 @@ from rich.table import Table
 _WIDE = 160
 
 
+def shown_radius(epsilon: float) -> str:
+    """The paper's 36/255 as people write it, other radii as numbers."""
+    return "36/255" if abs(epsilon - 36 / 255) < 1e-9 else f"{epsilon:.4g}"
+
+
 def console() -> Console:
     """Where tables go; in a pipe or a file, as wide as they need to be."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDE)
@@ -23,7 +28,7 @@ def print_results(results: Sequence[dict[str, Any]], title: str) -> None:
     radii = list(results[0]["robust"])
     table = Table(title=title)
     table.add_column("seed")
-    for heading in ("clean %", *(f"certified % at {float(e):.4g}" for e in radii), "Lipschitz bound"):
+    for heading in ("clean %", *(f"certified % at {shown_radius(float(e))}" for e in radii), "Lipschitz bound"):
         table.add_column(heading, justify="right")
     for result in results:
         robust = [f"{result['robust'][e]:.2f}" for e in radii]
@@ -40,7 +45,10 @@ def print_certified(results: Sequence[dict[str, Any]], title: str) -> None:
     print_results(results, title)
     for result in results:
         rounding = f"{result['error_offset']:.1e} + {result['error_slope']:.1e}·‖x‖"
-        console().print(f"seed {result['seed']}: rounding moves the logits by at most {rounding}", highlight=False)
+        console().print(
+            f"seed {result['seed']}: rounding moves the logits of an image x by at most {rounding}; the radii allow for it",
+            highlight=False,
+        )
 
 
 def print_attacked(rows: Sequence[dict[str, Any]], title: str) -> None:
@@ -51,7 +59,7 @@ def print_attacked(rows: Sequence[dict[str, Any]], title: str) -> None:
     for heading in ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds"):
         table.add_column(heading, justify="right")
     for row in rows:
-        budget = "each radius" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        budget = "each radius" if row["epsilon"] is None else shown_radius(row["epsilon"])
         figures = ["–" if row[name] is None else f"{row[name]:.2f}" for name in ("certified", "accuracy", "clean")]
         last = (str(row["violations"]), f"{row['seconds']:.1f}")
         table.add_row(str(row["seed"]), row["attack"], budget, f"{row['images']:,}", *figures, *last)

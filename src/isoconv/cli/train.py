@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from isoconv.cli.interruption import interruptible
 from isoconv.cli.progress import TensorBoardToo, TrainingProgress
+from isoconv.cli.runs import splits_of
 from isoconv.cli.tables import print_results
 from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
 from isoconv.data import NAMES, Splits, load_splits
@@ -34,26 +36,35 @@ def train(
     folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     size: Annotated[str | None, typer.Option(help="resize images: 32, or 32x48 (height x width)")] = None,
-    model: Annotated[str | None, typer.Option(help="small, large or fc3")] = None,
-    conv: Annotated[str | None, typer.Option(help="bcop, bcop-fixed, rko, ossn, svcm, rkl2ne or standard")] = None,
-    activation: Annotated[str | None, typer.Option(help="maxmin or relu")] = None,
+    model: Annotated[str | None, typer.Option(help="small, large (the default) or fc3")] = None,
+    conv: Annotated[
+        str | None, typer.Option(help="bcop (default), bcop-fixed, rko, ossn, svcm, rkl2ne, standard")
+    ] = None,
+    activation: Annotated[str | None, typer.Option(help="maxmin (the default) or relu")] = None,
     recipe: Annotated[str | None, typer.Option(help="default, or paper for exactly the paper's")] = None,
-    epochs: Annotated[int | None, typer.Option(help="passes over the training set")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="images per step, over all processes")] = None,
-    optimiser: Annotated[str | None, typer.Option(help="steepest, adam or rmsprop")] = None,
-    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
-    schedule: Annotated[str | None, typer.Option(help="linear, exponential, cosine or constant")] = None,
-    loss: Annotated[str | None, typer.Option(help="hinge or cross-entropy")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="passes over the training set; 60, in the paper's recipe 200")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="images per step, over all processes; 128, fewer of few")
+    ] = None,
+    optimiser: Annotated[
+        str | None, typer.Option(help="steepest (of bcop and rko), adam (of others) or rmsprop")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate; the recipe's, unless said")] = None,
+    schedule: Annotated[str | None, typer.Option(help="linear (the default), exponential, cosine or constant")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross-entropy (the default) or hinge")] = None,
     margin: Annotated[float | None, typer.Option(help="the hinge loss's margin")] = None,
     temperature: Annotated[float | None, typer.Option(help="the cross-entropy's temperature")] = None,
     offset: Annotated[float | None, typer.Option(help="the cross-entropy's offset")] = None,
-    orthogonalisation: Annotated[str | None, typer.Option(help="manifold or bjorck")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32, or bf16 for the convolutions")] = None,
+    orthogonalisation: Annotated[str | None, typer.Option(help="manifold (the default) or bjorck")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32 (the default), or bf16 for the convolutions")] = None,
     crop_padding: Annotated[int | None, typer.Option(help="train on random crops from so many zeros around")] = None,
     flip: Annotated[
-        bool | None, typer.Option("--flip/--no-flip", help="train on mirrored images too, or not (digits, text)")
+        bool | None,
+        typer.Option("--flip/--no-flip", help="mirror images at random (the default, but for digits and mnist)"),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="one or several, trained side by side: 0,1,2,3,4")] = None,
+    seeds: Annotated[str | None, typer.Option(help="0, or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
     search: Annotated[str | None, typer.Option(help="learning rates to try on a validation split first")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -117,6 +128,8 @@ def train(
     test = splits.test if splits.has_test else None
     total = len(splits.train) // configs[0].batch_size * configs[0].epochs
     done = folders[0].updates_done() if resume else 0
+    if resume and processes.first:
+        print(f"Going on after {done:,} of {total:,} steps.", file=sys.stderr)
     with interruptible() as should_stop, TrainingProgress(total, done, quiet=not processes.first) as shown:
         observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
         try:
@@ -134,13 +147,14 @@ def train(
             )
         except Stopped:
             if processes.first:
+                shown.close()
                 again = ["isoconv", "train", "--resume", "--out", str(out)]
                 again += ["--data", str(folder)] if folder is not None else []
                 again += ["--device", device] if device != "auto" else []
                 again += [part for text in epsilon or [] for part in ("--epsilon", text)]
                 again += [flag for flag, on in (("--tensorboard", tensorboard), ("--json", as_json)) if on]
                 print(f"Stopped, and saved in {out}. To go on: {shlex.join(again)}", file=sys.stderr)
-            raise typer.Exit(130) from None
+            raise SystemExit(130) from None
         finally:
             processes.leave()
     if processes.first:
@@ -148,9 +162,11 @@ def train(
             print(json.dumps(results))
         else:
             print_results(
-                results, f"{configs[0].model}, {configs[0].conv}, {configs[0].data}, {configs[0].epochs} epochs"
+                results,
+                f"{configs[0].model}, {configs[0].conv}, {splits.train.name}, {_counted(configs[0].epochs, 'epoch')}",
             )
-            print(f"The run is in {out}", file=sys.stderr)
+            named = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
+            print(f"The run is in {out}. To see it: isoconv report {named}", file=sys.stderr)
 
 
 def _new(
@@ -167,12 +183,18 @@ def _new(
         )
     splits = load_splits(data, folder, size=size, download=download)
     settings = recipe_settings(explicit.get("recipe", "default"), data, explicit.get("conv", "bcop")) | explicit
-    # Of few pictures, batches so small that an epoch has several of them.
-    settings.setdefault("batch_size", min(128, max(8, len(splits.train) // 16), len(splits.train)))
+    settings.setdefault("batch_size", batch_size_for(len(splits.train)))
     if data not in NAMES:
         data = str(Path(data).resolve())  # to be found again from another folder
-    first = TrainConfig(data=data, input_shape=splits.train.shape, classes=splits.train.classes, **settings)
+    shape, classes = splits.train.shape, splits.train.classes
+    first = TrainConfig(data=data, input_shape=shape, classes=classes, listing=splits.listing, **settings)
     return [replace(first, seed=seed) for seed in seeds], splits
+
+
+def batch_size_for(images: int) -> int:
+    """128; of few pictures so few that an epoch has several batches, and of a size that leaves few pictures over."""
+    usual = min(128, max(8, images // 16))
+    return usual if usual == 128 else images // max(1, round(images / usual))
 
 
 def _what_was_read(name: str, splits: Splits) -> str:
@@ -180,10 +202,19 @@ def _what_was_read(name: str, splits: Splits) -> str:
     channels, height, width = train.shape
     colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     held_out = f"{len(splits.test):,} held out to test on" if splits.has_test else "none to test on"
+    counts = torch.bincount(train.labels, minlength=len(train.classes))
+    fewest, most = int(counts.argmin()), int(counts.argmax())
+    uneven = counts[most] >= 2 * counts[fewest]
+    sizes = f" (from {counts[fewest]:,} of {train.classes[fewest]} to {counts[most]:,} of {train.classes[most]})"
+    ignored = f"; {_counted(splits.ignored, 'other file')} passed over" if splits.ignored else ""
     return (
-        f"{name}: {len(train):,} images to train on, {held_out}, of {len(train.classes)} classes, "
-        f"{height}×{width} in {colours}"
+        f"{name}: {len(train):,} images to train on{sizes if uneven else ''}, {held_out}, "
+        f"of {len(train.classes)} classes, {height}×{width} in {colours}{ignored}"
     )
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
 def _seeds_of(out: Path) -> list[int]:
@@ -220,10 +251,7 @@ def _resumed(
             )
     if data is not None and configs[0].data not in (data, str(Path(data).resolve())):
         raise IsoconvError(f"Expected the data that the run was started with, {configs[0].data}. Got {data}.")
-    splits = load_splits(configs[0].data, folder, size=(height, width), download=download)
-    if splits.train.shape != configs[0].input_shape or splits.train.classes != configs[0].classes:
-        raise IsoconvError(f"Expected the data that the run was started with. {configs[0].data} has changed since.")
-    return configs, splits
+    return configs, splits_of(configs[0], folder, download)
 
 
 def _searched(

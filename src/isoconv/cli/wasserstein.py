@@ -127,9 +127,10 @@ def wasserstein(
                 should_stop=should_stop,
             )
         except Stopped:
+            shown.close()
             again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
             print(f"Stopped, and saved in {out}. To go on: {again.replace(' --overwrite', '')}", file=sys.stderr)
-            raise typer.Exit(130) from None
+            raise SystemExit(130) from None
     plot_estimate(run)
     if as_json:
         print(json.dumps(trained.result))

@@ -40,7 +40,9 @@ def find_together(folder: Path, places: Sequence[str], names: Sequence[str], end
 def not_found(title: str, folder: Path, findings: Sequence[Finding], places: Sequence[str], files: str) -> IsoconvError:
     """The error for a set that is not in a folder, or only in part."""
     if not folder.is_dir():
-        return IsoconvError(f"{title} was not found: there is no folder {folder}. Make it with --download.")
+        return IsoconvError(
+            f"{title} was not found: there is no folder {folder}. Say where it is (--data), or fetch it (--download)."
+        )
     for finding in findings:
         if finding.found:
             return IsoconvError(
@@ -49,7 +51,8 @@ def not_found(title: str, folder: Path, findings: Sequence[Finding], places: Seq
             )
     where = ", ".join(dict.fromkeys(str(folder / place) for place in places))
     return IsoconvError(
-        f"{title} was not found: looked for {files} in {where}. Use --download, or put the official files there."
+        f"{title} was not found: looked for {files} in {where}. "
+        "Say where it is (--data), fetch it (--download), or put the official files there."
     )
 
 

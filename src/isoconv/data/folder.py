@@ -1,6 +1,8 @@
 """A user's own pictures: a folder with one sub-folder per class, or a CSV file of paths and labels."""
 
 import csv
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isoconv.data.image_set import ImageSet, Splits
-from isoconv.data.pictures import ENDINGS, is_picture, pictures_in, read_pictures
+from isoconv.data.pictures import ENDINGS, files_in, is_picture, pictures_in, read_pictures
 from isoconv.data.progress import Progress
 from isoconv.data.resizing import Size
 from isoconv.data.split import hold_out, shuffled
@@ -44,9 +46,11 @@ def read_folder(
     inside = {path.name: path for path in _sub_folders(folder)}
     train, test = inside.get("train"), inside.get("test", inside.get("val"))
     if train is None or test is None:
-        rows = _labelled_by_folder(train if train is not None and len(inside) == 1 else folder)
+        place = train if train is not None and len(inside) == 1 else folder
+        rows = _labelled_by_folder(place)
         whole = _image_set(rows, sorted({label for _, label in rows}), name, read)
-        return Splits(*hold_out(shuffled(whole, seed), test_fraction, seed))
+        cut = hold_out(shuffled(whole, seed), test_fraction, seed)
+        return Splits(*cut, listing=_listing(place, rows), ignored=len(list(files_in(place))) - len(rows))
     train_rows, test_rows = _labelled_by_folder(train), _labelled_by_folder(test)
     train_classes, test_classes = ({label for _, label in rows} for rows in (train_rows, test_rows))
     if train_classes != test_classes:
@@ -55,7 +59,12 @@ def read_folder(
     # Together, so that both get the same size and the same channels.
     whole = _image_set(train_rows + test_rows, sorted(train_classes), name, read)
     test_images = whole.subset(torch.arange(len(train_rows), len(whole)))
-    return Splits(shuffled(whole.take(len(train_rows)), seed), shuffled(test_images, seed))
+    return Splits(
+        shuffled(whole.take(len(train_rows)), seed),
+        shuffled(test_images, seed),
+        listing=_listing(folder, train_rows + test_rows),
+        ignored=len([*files_in(train), *files_in(test)]) - len(whole),
+    )
 
 
 def read_csv(
@@ -77,7 +86,8 @@ def read_csv(
     whole_numbers = all(label.isascii() and label.isdigit() for label in labels)
     classes = sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
     read = partial(read_pictures, size=size, channels=channels, progress=progress)
-    return Splits(*hold_out(shuffled(_image_set(rows, classes, path.stem, read), seed), test_fraction, seed))
+    whole = shuffled(_image_set(rows, classes, path.stem, read), seed)
+    return Splits(*hold_out(whole, test_fraction, seed), listing=_listing(path.parent, rows))
 
 
 def _image_set(rows: Labelled, classes: Sequence[str], name: str, read: Reader) -> ImageSet:
@@ -101,6 +111,12 @@ def _labelled_by_folder(folder: Path) -> Labelled:
     if len(classes) < 2:
         raise IsoconvError(f"Expected at least two classes, as sub-folders of {folder}. Got only {classes[0].name!r}.")
     return rows
+
+
+def _listing(folder: Path, rows: Labelled) -> str:
+    """A hash of the pictures' names, relative to the folder, in order, and of their classes."""
+    lines = (f"{Path(os.path.relpath(path, folder)).as_posix()}\n{label}\n" for path, label in rows)
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
 def _sub_folders(folder: Path) -> list[Path]:

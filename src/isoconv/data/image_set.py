@@ -76,9 +76,21 @@ class Splits:
 
     The test set may be missing (STL-10 is often kept without it); `why_no_test` then says what was looked for, and is
     the error of whoever asks for it. `train, test = splits` asks for both.
+
+    listing : of one's own pictures, a hash of their names and classes, on which it depends what is trained on and what is
+        held out
+    ignored : how many files were passed over, because they are no pictures or in no class's folder
     """
 
-    def __init__(self, train: ImageSet, test: ImageSet | None, why_no_test: str = "This data set has no test images."):
+    def __init__(
+        self,
+        train: ImageSet,
+        test: ImageSet | None,
+        why_no_test: str = "This data set has no test images.",
+        *,
+        listing: str = "",
+        ignored: int = 0,
+    ):
         if test is not None and (train.shape, train.classes) != (test.shape, test.classes):
             raise IsoconvError(
                 f"Expected a training and a test set of one shape, with the same classes. "
@@ -87,6 +99,7 @@ class Splits:
         self.train = train
         self._test = test
         self._why_no_test = why_no_test
+        self.listing, self.ignored = listing, ignored
 
     @property
     def has_test(self) -> bool:
@@ -100,7 +113,8 @@ class Splits:
 
     def map(self, change: Callable[[ImageSet], ImageSet]) -> "Splits":
         """The same change to both sets, or to the one that there is."""
-        return Splits(change(self.train), change(self.test) if self.has_test else None, self._why_no_test)
+        test = change(self.test) if self.has_test else None
+        return Splits(change(self.train), test, self._why_no_test, listing=self.listing, ignored=self.ignored)
 
     def __iter__(self) -> Iterator[ImageSet]:
         yield self.train

@@ -52,7 +52,7 @@ def load_splits(
     else:
         raise IsoconvError(
             f"Expected one of {', '.join(NAMES)}, or the path of a folder of images or of a CSV file. "
-            f"Got {str(name_or_path)!r}, which is neither."
+            f"Got {str(name_or_path)!r}, which {'is neither' if path.exists() else 'does not exist'}."
         )
     return read(path, size=size, channels=channels, test_fraction=test_fraction, seed=seed, progress=progress)
 

@@ -93,6 +93,8 @@ def _read(path: Path, shape: tuple[int, int] | None, channels: int | None) -> By
         array = np.array(picture)
     except MemoryError:
         raise
+    except IsADirectoryError as error:
+        raise IsoconvError(f"Expected a picture. Got {path}, which is a folder.") from error
     except FileNotFoundError as error:
         raise IsoconvError(f"Expected a picture. Got {path}, which does not exist.") from error
     except UnidentifiedImageError as error:
@@ -125,6 +127,11 @@ def _measure(array: Bytes) -> str:
 
 def pictures_in(folder: Path) -> Iterable[Path]:
     """Every picture in a folder and its sub-folders, in the order of their names; hidden ones are left out."""
+    return filter(is_picture, files_in(folder))
+
+
+def files_in(folder: Path) -> Iterable[Path]:
+    """Every file in a folder and its sub-folders, in the order of their names; hidden ones are left out."""
     for place, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in sorted(files) if is_picture(Path(name)))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))

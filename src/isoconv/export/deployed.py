@@ -34,10 +34,11 @@ class Deployed:
             f"The weights are the network's own, bit for bit (sha256 {self.sha256}), so its certificates still apply:"
         )
         if self.dtype == "float64":
-            return f"{same} those for float64 (isoconv certify) to this file as it is run, in float64."
+            return f"{same} those for float64 (isoconv certify) as this file is run, in float64."
         return (
-            f"{same} those for float32 (isoconv certify --arithmetic float32) to this file as it is run, in float32 without "
-            f"TF32 or the like; those for float64, the default, to the same weights run in float64."
+            f"{same} those for float32 (isoconv certify --arithmetic float32) as this file is run, in float32 without TF32 "
+            f"or the like. Those for float64, the default, are NOT about this file, but about the same weights run in "
+            f"float64 (isoconv export --dtype float64)."
         )
 
     def metadata(self) -> dict[str, str]:

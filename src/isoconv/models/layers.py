@@ -41,8 +41,8 @@ class LayerMaker:
         """The next convolution, for the image that the ones before leave."""
         if self.height % stride or self.width % stride:
             raise IsoconvError(
-                f"Expected an image whose size can be halved by each strided convolution. "
-                f"Got {self.height}×{self.width} before a convolution of stride {stride}."
+                f"Expected an image whose height and width can be halved by each strided convolution: multiples of 4 for "
+                f"small and large, of 16 for dcgan. Got {self.height}×{self.width} before a convolution of stride {stride}."
             )
         shape = (self.channels, out_channels, kernel_size, stride)
         size = (self.height, self.width)

@@ -12,7 +12,7 @@ _OPTIONS = (
     *("model", "conv", "activation", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
     *("temperature", "offset", "orthogonalisation", "precision", "crop_padding", "flip"),
 )
-_APART = ("data", "input_shape", "classes", "seed", "recipe")
+_APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
 _SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
 
 

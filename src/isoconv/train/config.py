@@ -21,11 +21,15 @@ RECIPES = ("default", "paper")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One seed of one run. Everything in it is plain data, and `config.json` holds it whole."""
+    """One seed of one run. Everything in it is plain data, and `config.json` holds it whole.
+
+    listing : of one's own pictures, a hash of which there were: with others, others would be held out
+    """
 
     data: str
     input_shape: tuple[int, int, int]
     classes: tuple[str, ...]
+    listing: str = ""
     model: str = "large"
     conv: str = "bcop"
     activation: str = "maxmin"

@@ -131,7 +131,8 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     """The plain model of a finished run, in evaluation mode, and its configuration."""
     folder = RunFolder(Path(path))
     if not folder.exists:
-        raise IsoconvError(f"Expected a run in {path}. There is no {folder.config.name} in it.")
+        missing = f"There is no {folder.config.name} in it." if folder.path.exists() else "It does not exist."
+        raise IsoconvError(f"Expected a run in {path}. {missing}")
     if not folder.model.exists():
         raise IsoconvError(
             f"The run in {path} is not finished: it has no {folder.model.name}. Go on with it: --resume."

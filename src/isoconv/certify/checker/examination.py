@@ -37,8 +37,8 @@ def _summary(certificate: Certificate, certified: int, replayed: int | None) -> 
     shape = "×".join(str(size) for size in certificate.input_shape)
     proved = (
         f"Lipschitz constant at most {shown(certificate.lipschitz)} in the L2 norm from {shape} inputs to "
-        f"{certificate.classes} logits, and {certified} of {len(certificate.images)} images certified for inputs from "
-        f"{low!r} to {high!r}, run in {certificate.arithmetic}"
+        f"{certificate.classes} logits, and {certified} of {len(certificate.images)} images with a proved radius, for "
+        f"inputs from {low!r} to {high!r}, run in {certificate.arithmetic}"
     )
     order = "that the model applies the layers as they are listed"
     if replayed is None:
