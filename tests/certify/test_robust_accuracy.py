@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from certify.exact_network import images, labelled_images, linear_classifier, trained_small
 from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound, robust_accuracy
 from isoconv.data import ImageSet
+from isoconv.errors import IsoconvError
 
 SHAPE = (1, 8, 8)
 EPSILONS = (0.0, 1e-9, 0.05, 0.3, 1.0, 50.0)
@@ -106,6 +108,16 @@ def test_image_set(model: nn.Module) -> None:
     assert torch.equal(found.radii, same.radii) and found.certified == same.certified
 
 
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_loaders_and_data_sets_of_torch(model: nn.Module, data: tuple[Tensor, Tensor], size: int) -> None:
+    found = robust_accuracy(model, data, [0.1])
+    pairs = TensorDataset(*data)
+    for given in (pairs, DataLoader(pairs, batch_size=size), [(x, int(y)) for x, y in pairs], zip(*data, strict=True)):
+        same = robust_accuracy(model, given, [0.1])
+        assert torch.equal(same.radii, found.radii) and torch.equal(same.labels, found.labels)
+        assert same.certified == found.certified
+
+
 def test_certifier_in_place_of_the_model(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     found = robust_accuracy(Certifier(model, SHAPE), data, [0.05])
     assert torch.equal(found.certificates.radius, certified_radius(model, data[0]))
@@ -160,3 +172,12 @@ def test_random_labels_of_random_images_are_consistent() -> None:
     for epsilon in (0.01, 0.1, 0.3):
         expected = 100 * int(((x.argmax(dim=1) == labels) & (distances > epsilon)).sum()) / 300
         assert found.certified[epsilon] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "data", ["images", 3, None, [], torch.rand(2, 3), ([1, 2], [3, 4]), [torch.rand(3)], {"a": 1}], ids=repr
+)
+def test_what_is_no_data(model: nn.Module, data: object) -> None:
+    message = r"^Expected images and labels: a pair of tensors, .* or loader of \(image, label\)\. Got neither\.$"
+    with pytest.raises(IsoconvError, match=message):
+        robust_accuracy(model, data)

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+README = ROOT / "README.md"
 ENVIRONMENT = {
     **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "NO_MKDOCS_2_WARNING": "1", "MPLBACKEND": "Agg",
 }  # fmt: skip
@@ -25,7 +26,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def name_of(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
+    return page.relative_to(ROOT).as_posix()
 
 
 def blocks(language: str) -> list:
@@ -140,9 +141,15 @@ def test_python_blocks_run(code, tmp_path):
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
+def test_python_blocks_of_the_readme_run_one_after_the_other(tmp_path):
+    code = "".join(code for kind, code in FENCE.findall(README.read_text(encoding="utf-8")) if kind == "python")
+    assert code.count("import isoconv") and "robust_accuracy" in code
+    test_python_blocks_run(code, tmp_path)
+
+
 def commands() -> list:
     found = {}
-    for page in PAGES:
+    for page in [README, *PAGES]:
         for kind, code in FENCE.findall(page.read_text(encoding="utf-8")):
             for line in code.splitlines() if kind == "sh" else ():
                 words = shlex.split(line, comments=True)
@@ -167,7 +174,7 @@ def test_commands_exist_with_these_options(words):
 def test_scripts_that_are_named_exist():
     named = {
         match
-        for page in PAGES
+        for page in [README, *PAGES]
         for match in re.findall(r"\b((?:benchmarks|examples|results)/[\w./]*)", page.read_text(encoding="utf-8"))
     }
     assert len(named) > 10 and not [name for name in named if not (ROOT / name.rstrip(".")).exists()]

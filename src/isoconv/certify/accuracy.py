@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ class RobustAccuracy:
 @torch.no_grad()
 def robust_accuracy(
     model: nn.Module | Certifier,
-    data: LabelledImages | tuple[Tensor, Tensor],
+    data: LabelledImages | tuple[Tensor, Tensor] | Iterable[Any],
     epsilons: Sequence[float] = (),
     *,
     batch_size: int = 500,
@@ -72,7 +72,8 @@ def robust_accuracy(
 ) -> RobustAccuracy:
     """Clean and certified accuracy of `plain(model)` on images in [0, 1], or uint8 ones, which are divided by 255.
 
-    `data` is a pair (images, labels) or a data set of `isoconv.data`; `options` are those of `Certifier`.
+    `data` is a pair (images, labels), a data set of `isoconv.data`, a `DataLoader` (of batches in the order wanted), or a
+    torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.
     """
     images, labels = _images_and_labels(data)
     _check_radii(epsilons)
@@ -104,11 +105,12 @@ def robust_accuracy(
     return RobustAccuracy(_percent(right), certified, found, labels, certifier)
 
 
-def _images_and_labels(data: LabelledImages | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    pair = data if isinstance(data, (tuple, list)) else (getattr(data, "images", None), getattr(data, "labels", None))
-    images, labels = pair if len(pair) == 2 else (None, None)
-    if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
-        raise IsoconvError("Expected a pair of tensors, images and labels, or a data set of isoconv.data. Got neither.")
+def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
+    whole = data if isinstance(data, (tuple, list)) else (getattr(data, "images", None), getattr(data, "labels", None))
+    if len(whole) == 2 and all(isinstance(part, Tensor) for part in whole):
+        images, labels = whole
+    else:
+        images, labels = _gathered(data)
     if labels.shape != images.shape[:1] or labels.is_floating_point():
         raise IsoconvError(
             f"Expected a whole number as label of each of {len(images)} images. Got {tuple(labels.shape)}."
@@ -116,6 +118,20 @@ def _images_and_labels(data: LabelledImages | tuple[Tensor, Tensor]) -> tuple[Te
     if not len(images):
         raise IsoconvError("Expected at least one image. Got none.")
     return images, labels
+
+
+def _gathered(data: Any) -> tuple[Tensor, Tensor]:
+    """The images and labels of batches, or of a data set of one image each."""
+    try:
+        indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        pairs = [(x, torch.as_tensor(y)) for x, y in ((data[i] for i in range(len(data))) if indexed else data)]
+        join = torch.stack if pairs[0][1].dim() == 0 else torch.cat
+        return join([x for x, _ in pairs]), join([y for _, y in pairs])
+    except (TypeError, ValueError, IndexError, KeyError, RuntimeError, AttributeError):
+        raise IsoconvError(
+            "Expected images and labels: a pair of tensors, a data set of isoconv.data, or a torch data set or loader of "
+            "(image, label). Got neither."
+        ) from None
 
 
 def _check_radii(epsilons: Sequence[float]) -> None:

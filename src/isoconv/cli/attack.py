@@ -104,6 +104,7 @@ def attack_record(
     began = time.perf_counter()
     title = f"{kind} at {shown_radius(budget)}" if budget is not None else kind
     with CountingProgress(title, "images") as shown:
+        shown.show(0, count)  # it may be long until the first of them is done with
         if budget is None:
             prediction = certified.certificates.prediction[:count]
             result = attacks.rounding_search(one.model, pixels, prediction, radii, progress=shown.show, **settings)

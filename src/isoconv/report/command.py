@@ -12,6 +12,7 @@ _OPTIONS = (
     *("model", "conv", "activation", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
     *("temperature", "offset", "orthogonalisation", "precision", "crop_padding", "flip"),
 )
+FROM_FILES = ("mnist", "cifar10", "stl10")  # data sets that lie somewhere: --data DIR
 _APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
 _SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
 
@@ -32,7 +33,7 @@ def train_command(
     if any(name not in _OPTIONS for name in changed):
         return None
     words = ["isoconv", "train", config.data]
-    if config.data in ("mnist", "cifar10", "stl10"):
+    if config.data in FROM_FILES:
         words += ["--data", "DIR"]
     height, width = config.input_shape[1:]
     if _SIDES.get(config.data) != (height, width):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isoconv.report.command import train_command
+from isoconv.report.command import FROM_FILES, train_command
 from isoconv.report.run_files import Record, RunFiles
 
 _DIGITS = 8  # of a radius on the page, rounded down: it never claims more than the file
@@ -15,7 +15,7 @@ _DIGITS = 8  # of a radius on the page, rounded down: it never claims more than 
 
 def run_record(run: RunFiles, name: str, notes: list[str]) -> Record:
     config, result, certified = run.config, run.result, run.certified
-    where = shlex.quote(str(run.path))
+    where = shlex.quote(str(run.path)) + (" --data DIR" if config.data in FROM_FILES else "")
     if certified is None and not notes:
         notes.append(f"The certified radii are missing: isoconv certify {where} makes them.")
     if not run.attacks:
