@@ -136,6 +136,17 @@ def test_a_generator_is_trained_and_measured(isoconv, tmp_path):
     assert result["method"] == "betting"
 
 
+@pytest.mark.parametrize(("side", "name"), [(0, "a.npy"), (1, "b.npy")])
+def test_a_run_is_resumed_with_its_samples_and_no_others(isoconv, pair, side, name):
+    """Of other samples, others would be held out, and a critic could be judged by what it was trained on."""
+    assert isoconv("wasserstein", *pair, "--out", "run", *QUICK).code == 0
+    assert isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume").code == 0
+    write_vectors(pair[side], n=201, seed=side, shift=side)
+    again = isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume")
+    assert again.code == 2 and again.err.count("\n") == 1
+    assert again.err.endswith(f"{name} has changed since.\n") and "Expected the samples that the run" in again.err
+
+
 def test_a_run_is_resumed_with_its_options_and_no_others(isoconv, pair, tmp_path):
     first = isoconv("wasserstein", *pair, "--json", "--out", "run", *QUICK)
     again = isoconv("wasserstein", *pair, "--json", "--out", "run", *QUICK, "--resume")

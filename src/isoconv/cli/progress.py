@@ -62,8 +62,11 @@ class TrainingProgress(_Bar):
             print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left", file=sys.stderr, flush=True)
             self.last_line = now
 
+    def figures(self, report: EpochReport) -> str:
+        return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
+
     def epoch(self, report: EpochReport) -> None:
-        figures = f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
+        figures = self.figures(report)
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=f"epoch {report.epoch}/{report.epochs}", figures=figures)
         elif not self.quiet:

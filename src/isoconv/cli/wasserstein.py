@@ -94,9 +94,10 @@ def wasserstein(
         open_samples(second, options, whole=sides[1], side="second"),
     )
     require_one_shape(*pair)
+    contents = tuple(s.fingerprint() if isinstance(s, FiniteSamples) else "" for s in pair)
     value_range, units = _centred(pair, box)
     config = _config(pair, (first, second), model, conv, activation, recipe, explicit)
-    config = replace(config, whole=sides, held_out=held_out, seed=seed)
+    config = replace(config, whole=sides, held_out=held_out, seed=seed, contents=(contents[0], contents[1]))
     if len(config.input_shape) == 3:
         config = replace(config, pixel_range=pixel_range)
     else:
@@ -217,6 +218,9 @@ def check_same(run: RunFolder, saved: dict[str, Any] | None, wanted: dict[str, A
     if saved is None:
         raise IsoconvError(f"Expected a run to resume in {run.path}. There is none.")
     for name, value in wanted.items():
+        if saved[name] != value and name == "contents":
+            which = wanted["first"] if saved[name][0] != value[0] else wanted["second"]
+            raise IsoconvError(f"Expected the samples that the run was started with. {which} has changed since.")
         if saved[name] != value:
             raise IsoconvError(
                 f"Expected the options of the run that is resumed. Got {name} {value}, where it has {saved[name]}."
@@ -262,13 +266,8 @@ class DifferenceProgress(TrainingProgress):
         super().__init__(steps, done, quiet)
         self.unit = unit
 
-    def epoch(self, report: EpochReport) -> None:
-        figures = f"difference {-report.loss / self.unit:.4f}  {report.images_per_second:,.0f} samples/s"
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, description=f"epoch {report.epoch}/{report.epochs}", figures=figures)
-        elif not self.quiet:
-            left = f"{report.seconds_left:.0f} s left"
-            print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
+    def figures(self, report: EpochReport) -> str:
+        return f"difference {-report.loss / self.unit:.4f}  {report.images_per_second:,.0f} samples/s"
 
 
 def _sentence(result: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The two distributions that a critic tells apart: batches to train on, and samples that it has not seen to judge by."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,6 +69,13 @@ class FiniteSamples:
     @property
     def observations(self) -> int | None:
         return None if self.whole else len(self.rest)
+
+    def fingerprint(self) -> str:
+        """A hash of all samples and of which of them are held out."""
+        found = hashlib.sha256()
+        for part in (self.train,) if self.whole else (self.train, self.rest):
+            found.update(part.contiguous().cpu().numpy())
+        return found.hexdigest()
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
