@@ -43,8 +43,7 @@ def _run() -> None:
     code = app(standalone_mode=False)  # or wrong options would be reported in a box of several lines
     if code == _INTERRUPTED:  # what typer makes of Ctrl-C; commands that end well after one exit by themselves
         raise KeyboardInterrupt
-    if isinstance(code, int) and code:
-        sys.exit(code)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _ending(error: BaseException) -> tuple[int, str] | None:

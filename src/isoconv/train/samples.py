@@ -74,7 +74,7 @@ class FiniteSamples:
         """A hash of all samples and of which of them are held out."""
         found = hashlib.sha256()
         for part in (self.train,) if self.whole else (self.train, self.rest):
-            found.update(part.contiguous().cpu().numpy())
+            found.update(part.contiguous().cpu().numpy().data)
         return found.hexdigest()
 
     def batches(
