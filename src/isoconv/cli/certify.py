@@ -14,6 +14,7 @@ from isoconv.cli.progress import CountingProgress
 from isoconv.cli.runs import open_runs, test_images
 from isoconv.cli.tables import print_certified
 from isoconv.cli.values import parse_number
+from isoconv.data import ImageSet
 from isoconv.errors import IsoconvError
 from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
@@ -61,8 +62,18 @@ def certify(
         print(json.dumps(results))
     else:
         print_certified(results, f"{len(data):,} images of {data.name}, {arithmetic}")
+        _say_the_most_frequent(data)
     for one, result in zip(runs, results, strict=True):
         one.keep("certified.json", json.dumps(result, indent=2) + "\n")
+
+
+def _say_the_most_frequent(data: ImageSet) -> None:
+    """What accuracies are to be compared with, where classes are of different sizes."""
+    counts = data.labels.bincount(minlength=len(data.classes))
+    most = int(counts.argmax())
+    share = int(counts[most]) / len(data)
+    if share > 1.5 / len(data.classes):
+        print(f"{100 * share:.1f} % of these images are of the most frequent class, {data.classes[most]}.")
 
 
 def certified_record(found: RobustAccuracy, seed: int, seconds: float) -> dict[str, Any]:

@@ -123,6 +123,10 @@ def train(
             for run, config in zip(folders, configs, strict=True):
                 run.start(config, overwrite)
             print(_what_was_read(configs[0].data, splits), file=sys.stderr)
+            if chosen_device == "cpu" and model is None:
+                print(
+                    "The network is large, the default, which is slow on a CPU: --model small is not.", file=sys.stderr
+                )
         processes.wait()
     radii = radii or list(default_epsilons(configs[0].data))
     test = splits.test if splits.has_test else None

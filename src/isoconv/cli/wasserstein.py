@@ -280,7 +280,8 @@ def _sentence(result: dict[str, Any]) -> str:
     }[result["method"]]
     return (
         f"W1 ≥ {result['lower']:.6g} ({how}). Estimate {result['estimate']:.6g}, interval {low:.6g} to {high:.6g}, "
-        f"Lipschitz bound {result['lipschitz_bound']:.7f}, {first:,} and {second:,} samples. {result['units']}."
+        f"{first:,} and {second:,} samples, divided by the critic's proved Lipschitz bound {result['lipschitz_bound']:.7f}. "
+        f"{result['units']}."
     )
 
 
