@@ -1,5 +1,13 @@
-"""For all tests: one thread each. The tensors are tiny, and threads that wait for each other only cost time."""
+"""For all tests: one thread each, and a Ctrl-C that arrives.
+
+The tensors are tiny, and threads that wait for each other only cost time. What a shell runs in the background is deaf to
+Ctrl-C, and so would be the tests of it.
+"""
+
+import signal
 
 import torch
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
