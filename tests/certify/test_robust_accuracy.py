@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from certify.exact_network import images, labelled_images, linear_classifier, trained_small
 from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound, robust_accuracy
@@ -174,10 +174,36 @@ def test_random_labels_of_random_images_are_consistent() -> None:
         assert found.certified[epsilon] == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "data", ["images", 3, None, [], torch.rand(2, 3), ([1, 2], [3, 4]), [torch.rand(3)], {"a": 1}], ids=repr
-)
+NO_DATA = ["images", 3, None, torch.zeros(2, 3), ([1, 2], [3, 4]), [torch.zeros(3)], {"a": 1}]
+
+
+@pytest.mark.parametrize("data", NO_DATA, ids=str)
 def test_what_is_no_data(model: nn.Module, data: object) -> None:
-    message = r"^Expected images and labels: a pair of tensors, .* or loader of \(image, label\)\. Got neither\.$"
+    message = rf"^Expected images and labels: .* or loader of \(image, label\)\. Got {type(data).__name__}\.$"
     with pytest.raises(IsoconvError, match=message):
         robust_accuracy(model, data)
+
+
+def test_data_sets_of_odd_kinds(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    images, labels = data
+
+    class Iterating(IterableDataset):
+        def __iter__(self):
+            yield from zip(images, labels[:, None], strict=True)  # labels as (1,), as some data sets have them
+
+        def __len__(self):
+            return len(images)
+
+    found = robust_accuracy(model, Iterating())
+    assert torch.equal(found.radii, robust_accuracy(model, data).radii)
+    with pytest.raises(IsoconvError, match=r"^Expected at least one image\. Got none\.$"):
+        robust_accuracy(model, [])
+    with pytest.raises(IsoconvError, match=r"^Expected images of one shape\. Got \(1, 8, 8\) and \(1, 8, 9\)\.$"):
+        robust_accuracy(model, [(torch.zeros(1, 8, 8), 0), (torch.zeros(1, 8, 9), 1)])
+
+    class Broken(Iterating):
+        def __iter__(self):
+            raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):  # not ours to explain
+        robust_accuracy(model, Broken())

@@ -87,6 +87,42 @@ def test_pictures_that_have_moved(isoconv, album, tmp_path):
     assert outcome.code == 0 and outcome.err.startswith("Going on after 3 of 3 steps.\n")
 
 
+def test_a_page_of_two_runs_before_and_after_a_picture_was_added(isoconv, album, tmp_path):
+    """Each is judged by what it held out, or not at all."""
+    shutil.copytree(album, tmp_path / "here")
+    words = ["--size", "12", "--model", "small", "--epochs", "1", "--device", "cpu"]
+    assert isoconv("train", "here", *words, "--out", "before").code == 0
+    shutil.copy(album / "dark" / "0.png", tmp_path / "here" / "bright" / "new.png")
+    assert isoconv("train", "here", *words, "--out", "after").code == 0
+    outcome = isoconv("report", "after", "before")
+    assert outcome.code == 0 and outcome.err.startswith("before: Some parts are left out")
+    assert (tmp_path / "after" / "certified.json").exists() and not (tmp_path / "before" / "certified.json").exists()
+    shutil.copytree(album, tmp_path / "mnist")  # a name that is also a data set's
+    assert isoconv("certify", "before", "--data", "mnist").code == 0
+    assert isoconv("report", "before", "--data", "mnist").err == "The page is in report.html: open it in a browser.\n"
+
+
+def test_a_list_of_pictures_may_move_and_must_not_change(isoconv, album, tmp_path):
+    names = sorted(path for path in album.rglob("*.*") if path.parent.name != "only one")
+    lines = [f"{path},{path.parent.name}\n" for path in names]  # where they are does not depend on the list
+    (tmp_path / "list.csv").write_text("".join(lines))
+    words = ["--size", "12", "--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"]
+    assert isoconv("train", "list.csv", *words).code == 0
+    assert isoconv("certify", "mine").code == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "list.csv").rename(tmp_path / "elsewhere" / "list.csv")
+    assert isoconv("certify", "mine", "--data", "elsewhere/list.csv").code == 0
+    (tmp_path / "elsewhere" / "list.csv").write_text("".join(lines[1:]))
+    outcome = isoconv("certify", "mine", "--data", "elsewhere/list.csv")
+    assert outcome.code == 2 and "which of them were held out is not known" in outcome.err
+
+
+def test_own_pictures_say_themselves_where_they_are(isoconv, album):
+    outcome = isoconv("train", album, "--size", "12", "--out", "mine", "--data", "elsewhere")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "Expected --data for mnist, cifar10, stl10. Got it with" in outcome.err
+
+
 def test_files_that_are_passed_over_are_counted(isoconv, album, tmp_path):
     shutil.copytree(album, tmp_path / "here")
     for name in ("loose.png", "dark/notes.txt", ".hidden"):
@@ -97,12 +133,16 @@ def test_files_that_are_passed_over_are_counted(isoconv, album, tmp_path):
     assert outcome.out.splitlines()[0].strip() == "small, bcop, here, 1 epoch"
 
 
-@pytest.mark.parametrize(
-    ("images", "size"), [(2, 2), (7, 7), (8, 8), (13, 6), (27, 9), (100, 8), (1000, 62), (2048, 128), (50_000, 128)]
-)
-def test_batches_of_few_pictures_leave_few_over(images, size):
-    assert batch_size_for(images) == size
-    assert images % size <= images // size or size == 128
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_batches_of_few_pictures_leave_few_over(processes):
+    for images in (*range(processes, 3000), 50_000):
+        size = batch_size_for(images, processes)
+        assert 1 <= size <= min(images, 128) and size % processes == 0
+        if size < 126:
+            assert images % size < (images // size) * processes + processes
+        if images >= 16:
+            assert images // size >= 2
+    assert batch_size_for(50_000) == 128 and batch_size_for(27) == 9
 
 
 def test_pictures_that_must_not_be_mirrored(isoconv, album, tmp_path):
@@ -111,7 +151,7 @@ def test_pictures_that_must_not_be_mirrored(isoconv, album, tmp_path):
     _, config = load_run(tmp_path / "mine")
     assert not config.flip and config.crop_padding == 2
     outcome = isoconv("train", "--resume", "--out", "mine", "--flip")
-    assert outcome.code == 2 and "Got --flip, where it has none." in outcome.err
+    assert outcome.code == 2 and "Got --flip, where it has --no-flip." in outcome.err
     outcome = isoconv("train", album, *words, "--crop-padding", "-1", "--overwrite")
     assert (outcome.code, outcome.err) == (2, "isoconv: Expected crop_padding of at least 0. Got -1.\n")
     assert load_run(tmp_path / "mine")[1].crop_padding == 2  # nothing was lost

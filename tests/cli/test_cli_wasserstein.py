@@ -141,6 +141,13 @@ def test_a_run_is_resumed_with_its_samples_and_no_others(isoconv, pair, side, na
     """Of other samples, others would be held out, and a critic could be judged by what it was trained on."""
     assert isoconv("wasserstein", *pair, "--out", "run", *QUICK).code == 0
     assert isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume").code == 0
+    for options in (
+        ["--seed", "1"],
+        ["--held-out", "0.5"],
+        ["--whole", "a"],
+    ):  # these change what is held out, not the samples
+        other = isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume", *options)
+        assert other.code == 2 and "Expected the options of the run that is resumed." in other.err
     write_vectors(pair[side], n=201, seed=side, shift=side)
     again = isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume")
     assert again.code == 2 and again.err.count("\n") == 1

@@ -291,3 +291,13 @@ def test_never_a_wrong_factor_near_the_edge(shape, dtype, seed):
         a = a.double()
         nuclear = float(torch.linalg.svdvals(a).sum())
         assert float((u.double() * a).sum()) >= nuclear * (1 - 100 * min(shape) * eps)
+
+
+@pytest.mark.filterwarnings("ignore")  # the tracer warns of much
+def test_compiled_with_what_breaks_the_graph_left_out():
+    x = torch.randn(6, 4, requires_grad=True)
+    compiled = torch.compile(lambda matrix: polar(matrix)[0].sum(), backend="aot_eager")
+    polar(x)[0].sum().backward()
+    expected, x.grad = x.grad, None
+    compiled(x).backward()
+    torch.testing.assert_close(x.grad, expected)

@@ -60,6 +60,16 @@ def test_a_parameter_moves_the_same_way_however_it_lies_in_memory(shape):
     torch.testing.assert_close(p.detach() - start, moved(start, gradient, lr=0.1), atol=1e-14, rtol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(8, 3), (2, 4, 6)], ids=str)
+def test_autocast_and_rates_of_other_kinds_change_nothing(shape):
+    generator = torch.Generator().manual_seed(3)
+    start, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
+    expected = moved(start, gradient, lr=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(moved(start, gradient, lr=0.1), expected)
+    torch.testing.assert_close(moved(start, gradient, lr=torch.tensor([0.1], dtype=torch.float64)), expected)
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12])
 @pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)], ids=str)
 def test_the_operator_norm_of_a_step_is_lr_whatever_the_scale_of_the_gradient(shape, scale):

@@ -109,7 +109,7 @@ def test_how_many_seeds_is_said():
     five = rows("table1", {LARGE: classifier(LARGE)})
     assert seed_note(five) == "Ours: mean ± population standard deviation of 5 seeds, last epoch."
     both = rows("table1", {LARGE: classifier(LARGE), paper: alone})
-    assert "of 5 seeds (one in the paper's recipe), last epoch." in seed_note(both)
+    assert "of 5 seeds (1 in the paper's recipe), last epoch." in seed_note(both)
     assert row_of("table1", {paper: alone}, recipe="paper")["clean"] == {"mean": 79.8, "std": 0.0}
 
 

@@ -121,17 +121,28 @@ def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def _gathered(data: Any) -> tuple[Tensor, Tensor]:
-    """The images and labels of batches, or of a data set of one image each."""
-    try:
-        indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-        pairs = [(x, torch.as_tensor(y)) for x, y in ((data[i] for i in range(len(data))) if indexed else data)]
-        join = torch.stack if pairs[0][1].dim() == 0 else torch.cat
-        return join([x for x, _ in pairs]), join([y for _, y in pairs])
-    except (TypeError, ValueError, IndexError, KeyError, RuntimeError, AttributeError):
-        raise IsoconvError(
-            "Expected images and labels: a pair of tensors, a data set of isoconv.data, or a torch data set or loader of "
-            "(image, label). Got neither."
-        ) from None
+    """The images and labels of batches (x, y), or of a data set of one image each, whose x has one dimension less."""
+    if hasattr(data, "__iter__"):
+        found = list(data)
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        found = [data[i] for i in range(len(data))]
+    else:
+        found = [data]
+    if not found:
+        raise IsoconvError("Expected at least one image. Got none.")
+    xs, ys = [], []
+    for pair in found:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Tensor):
+            raise IsoconvError(
+                "Expected images and labels: a pair of tensors, a data set of isoconv.data, or a torch data set or loader "
+                f"of (image, label). Got {type(data).__name__}."
+            )
+        xs.append(pair[0][None] if pair[0].dim() == 3 else pair[0])
+        ys.append(torch.as_tensor(pair[1]).reshape(-1))
+    shapes = sorted({tuple(x.shape[1:]) for x in xs})
+    if len(shapes) > 1:
+        raise IsoconvError(f"Expected images of one shape. Got {shapes[0]} and {shapes[1]}.")
+    return torch.cat(xs), torch.cat(ys)
 
 
 def _check_radii(epsilons: Sequence[float]) -> None:

@@ -29,7 +29,9 @@ def attack(
     run: Annotated[Path, typer.Argument(help="the run's folder")],
     kinds: Annotated[list[str] | None, typer.Option("--attack", help=", ".join(ATTACKS))] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="budgets, such as 36/255")] = None,
-    folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     images: Annotated[int | None, typer.Option(help="only the first of the test images")] = None,
     steps: Annotated[int, typer.Option(help="of PGD and APGD")] = 200,

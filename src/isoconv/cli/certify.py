@@ -24,7 +24,9 @@ def certify(
     run: Annotated[Path, typer.Argument(help="the run's folder")],
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
     certificate: Annotated[Path | None, typer.Option(help="write the certificates of all images to this file")] = None,
-    folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     images: Annotated[int | None, typer.Option(help="only the first of the test images")] = None,
     arithmetic: Annotated[str, typer.Option(help="in which the network will be run: float64 or float32")] = "float64",

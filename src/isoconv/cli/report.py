@@ -22,7 +22,9 @@ from isoconv.train.distributed import choose_device
 def report(
     runs: Annotated[list[Path], typer.Argument(help="the runs' folders")],
     out: Annotated[Path, typer.Option(help="the page; an earlier report is replaced")] = Path("report.html"),
-    folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     as_is: Annotated[bool, typer.Option("--as-is", help="compute nothing: show what the folders hold")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -71,7 +73,7 @@ def _complete(
         uncertified = not (one.folder / "certified.json").exists()
         data: ImageSet | None = None
         if uncertified or needs_images(one.folder):
-            key = (one.config.data, one.config.input_shape, one.config.classes)
+            key = (one.config.data, one.config.listing, one.config.input_shape, one.config.classes)
             if key not in sets:
                 sets[key] = _images_or_reason(one, folder, download)
             found = sets[key]
@@ -88,15 +90,21 @@ def _complete(
 
 
 def _images_or_reason(one: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:
-    """The run's test images, or why there are none. Images that were pointed at must be there.
+    """The run's test images, or why there are none. A data set that was pointed at, or is to be fetched, must be there.
 
-    `folder` is for all runs of the page: one's own pictures are looked for there only if they are where they were no more.
+    `folder` is for all runs of the page: one's own pictures may be there, or still where they were.
     """
-    if one.config.data not in NAMES and Path(one.config.data).exists():
-        folder = None
-    try:
-        return test_images(one.config, folder, download, None)
-    except IsoconvError as error:
-        if folder is not None or download:
-            raise
-        return str(error)
+    if one.config.data in NAMES:
+        try:
+            return test_images(one.config, folder, download, None)
+        except IsoconvError as error:
+            if folder is not None or download:
+                raise
+            return str(error)
+    reason = ""
+    for place in (None, folder) if folder is not None else (None,):
+        try:
+            return test_images(one.config, place, False, None)
+        except IsoconvError as error:
+            reason = reason or str(error)
+    return reason

@@ -48,7 +48,8 @@ def splits_of(config: TrainConfig, folder: Path | None, download: bool = False) 
         )
     channels, *sides = config.input_shape
     size = (sides[0], sides[1])
-    splits = load_splits(place, None if own else folder, size=size, channels=channels, download=download)
+    where = (place.absolute(), None) if own else (config.data, folder)
+    splits = load_splits(*where, size=size, channels=channels, download=download)
     if splits.train.shape != config.input_shape or splits.train.classes != config.classes:
         raise IsoconvError(f"Expected the data that the run was trained on. {place} has changed since.")
     if config.listing and splits.listing != config.listing:

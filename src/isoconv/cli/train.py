@@ -33,7 +33,9 @@ def train(
         typer.Argument(help="digits, mnist, cifar10, stl10, a folder of images (a sub-folder a class), or a CSV file"),
     ] = None,
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/run"),
-    folder: Annotated[Path | None, typer.Option("--data", help="where the data set's files are")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")
+    ] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     size: Annotated[str | None, typer.Option(help="resize images: 32, or 32x48 (height x width)")] = None,
     model: Annotated[str | None, typer.Option(help="small, large (the default) or fc3")] = None,
@@ -113,7 +115,7 @@ def train(
     else:
         numbers = parse_seeds("0" if seeds is None else seeds)
         folders = seed_folders(out, numbers)
-        configs, splits = _new(data, folder, download, sides, numbers, explicit)
+        configs, splits = _new(data, folder, download, sides, numbers, explicit, processes.count)
         check_trainable(configs, splits.train, chosen_device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
@@ -122,7 +124,8 @@ def train(
         if processes.first:
             for run, config in zip(folders, configs, strict=True):
                 run.start(config, overwrite)
-            print(_what_was_read(configs[0].data, splits), file=sys.stderr)
+            if rates is None:
+                _say_what_was_read(configs[0], splits)
             if chosen_device == "cpu" and model is None:
                 print(
                     "The network is large, the default, which is slow on a CPU: --model small is not.", file=sys.stderr
@@ -180,14 +183,19 @@ def _new(
     size: Size | None,
     seeds: Sequence[int],
     explicit: dict[str, Any],
+    processes: int,
 ) -> tuple[list[TrainConfig], Splits]:
     if data is None:
         raise IsoconvError(
             "Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file."
         )
+    if data not in NAMES and folder is not None:
+        raise IsoconvError(
+            f"Expected --data for {', '.join(NAMES[1:])}. Got it with {data}, which says itself where it is."
+        )
     splits = load_splits(data, folder, size=size, download=download)
     settings = recipe_settings(explicit.get("recipe", "default"), data, explicit.get("conv", "bcop")) | explicit
-    settings.setdefault("batch_size", batch_size_for(len(splits.train)))
+    settings.setdefault("batch_size", batch_size_for(len(splits.train), processes))
     if data not in NAMES:
         data = str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
@@ -195,13 +203,17 @@ def _new(
     return [replace(first, seed=seed) for seed in seeds], splits
 
 
-def batch_size_for(images: int) -> int:
-    """128; of few pictures so few that an epoch has several batches, and of a size that leaves few pictures over."""
+def batch_size_for(images: int, processes: int = 1) -> int:
+    """128; of few pictures so few that an epoch has several batches, and of a size that leaves few pictures over.
+
+    With several processes a multiple of their number.
+    """
     usual = min(128, max(8, images // 16))
-    return usual if usual == 128 else images // max(1, round(images / usual))
+    size = usual if usual == 128 or images < 8 else images // max(2, round(images / usual))
+    return max(1, min(size, images) // processes) * processes
 
 
-def _what_was_read(name: str, splits: Splits) -> str:
+def _say_what_was_read(config: TrainConfig, splits: Splits) -> None:
     train = splits.train
     channels, height, width = train.shape
     colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
@@ -211,9 +223,10 @@ def _what_was_read(name: str, splits: Splits) -> str:
     uneven = counts[most] >= 2 * counts[fewest]
     sizes = f" (from {counts[fewest]:,} of {train.classes[fewest]} to {counts[most]:,} of {train.classes[most]})"
     ignored = f"; {_counted(splits.ignored, 'other file')} passed over" if splits.ignored else ""
-    return (
-        f"{name}: {len(train):,} images to train on{sizes if uneven else ''}, {held_out}, "
-        f"of {len(train.classes)} classes, {height}×{width} in {colours}{ignored}"
+    print(
+        f"{config.data}: {len(train):,} images to train on{sizes if uneven else ''}, {held_out}, "
+        f"of {len(train.classes)} classes, {height}×{width} in {colours}{ignored}",
+        file=sys.stderr,
     )
 
 
@@ -251,7 +264,7 @@ def _resumed(
         if has[name] != value:
             raise IsoconvError(
                 f"Expected the options of the run that is resumed. Got {_option(name, value)}, "
-                f"where it has {_shown(has[name])}."
+                f"where it has {_option(name, has[name]) if name == 'flip' else _shown(has[name])}."
             )
     if data is not None and configs[0].data not in (data, str(Path(data).resolve())):
         raise IsoconvError(f"Expected the data that the run was started with, {configs[0].data}. Got {data}.")
@@ -261,6 +274,10 @@ def _resumed(
 def _searched(
     configs: list[TrainConfig], splits: Splits, rates: list[float], device: str, processes: Processes
 ) -> list[TrainConfig]:
+    for rate in rates:
+        replace(configs[0], lr=rate)  # refuses what is no rate
+    if processes.first:
+        _say_what_was_read(configs[0], splits)
     best, scores = search_learning_rate(configs[0], splits.train, rates, device, processes)
     if processes.first:
         for rate, (clean, robust) in scores.items():
@@ -286,8 +303,6 @@ def _option(name: str, value: Any) -> str:
 
 def _shown(value: Any) -> str:
     """A value as it would be written on the command line."""
-    if isinstance(value, bool):
-        return "it" if value else "none"
     if isinstance(value, tuple):
         return str(value[0]) if len(set(value)) == 1 else "×".join(str(part) for part in value)
     return ",".join(str(part) for part in value) if isinstance(value, list) else str(value)

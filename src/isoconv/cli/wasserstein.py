@@ -218,13 +218,14 @@ def check_same(run: RunFolder, saved: dict[str, Any] | None, wanted: dict[str, A
     if saved is None:
         raise IsoconvError(f"Expected a run to resume in {run.path}. There is none.")
     for name, value in wanted.items():
-        if saved[name] != value and name == "contents":
-            which = wanted["first"] if saved[name][0] != value[0] else wanted["second"]
-            raise IsoconvError(f"Expected the samples that the run was started with. {which} has changed since.")
-        if saved[name] != value:
+        if saved[name] != value and name != "contents":
             raise IsoconvError(
                 f"Expected the options of the run that is resumed. Got {name} {value}, where it has {saved[name]}."
             )
+    # Last, because what is held out depends on the options too.
+    for side, then, now in zip(("first", "second"), saved.get("contents", ()), wanted.get("contents", ()), strict=True):
+        if then and then != now:
+            raise IsoconvError(f"Expected the samples that the run was started with. {wanted[side]} has changed since.")
 
 
 def checked_seed(seed: int) -> int:

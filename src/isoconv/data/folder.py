@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
@@ -50,20 +49,21 @@ def read_folder(
         rows = _labelled_by_folder(place)
         whole = _image_set(rows, sorted({label for _, label in rows}), name, read)
         cut = hold_out(shuffled(whole, seed), test_fraction, seed)
-        return Splits(*cut, listing=_listing(place, rows), ignored=len(list(files_in(place))) - len(rows))
+        return Splits(*cut, listing=_listing(_names(folder, rows), rows), ignored=_ignored(folder, rows))
     train_rows, test_rows = _labelled_by_folder(train), _labelled_by_folder(test)
     train_classes, test_classes = ({label for _, label in rows} for rows in (train_rows, test_rows))
     if train_classes != test_classes:
         different = ", ".join(repr(label) for label in sorted(train_classes ^ test_classes))
         raise IsoconvError(f"Expected the same classes in {train} and {test}. Got {different} in only one of them.")
     # Together, so that both get the same size and the same channels.
-    whole = _image_set(train_rows + test_rows, sorted(train_classes), name, read)
+    rows = train_rows + test_rows
+    whole = _image_set(rows, sorted(train_classes), name, read)
     test_images = whole.subset(torch.arange(len(train_rows), len(whole)))
     return Splits(
         shuffled(whole.take(len(train_rows)), seed),
         shuffled(test_images, seed),
-        listing=_listing(folder, train_rows + test_rows),
-        ignored=len([*files_in(train), *files_in(test)]) - len(whole),
+        listing=_listing(_names(folder, rows), rows),
+        ignored=_ignored(folder, rows),
     )
 
 
@@ -81,13 +81,14 @@ def read_csv(
     Paths are relative to the file's own folder. Classes are the labels, sorted, as numbers if all are whole numbers.
     """
     path = Path(path)
-    rows = _labelled_by_csv(path)
+    listed = _labelled_by_csv(path)
+    rows = [(path.parent / name, label) for name, label in listed]
     labels = {label for _, label in rows}
     whole_numbers = all(label.isascii() and label.isdigit() for label in labels)
     classes = sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
     read = partial(read_pictures, size=size, channels=channels, progress=progress)
     whole = shuffled(_image_set(rows, classes, path.stem, read), seed)
-    return Splits(*hold_out(whole, test_fraction, seed), listing=_listing(path.parent, rows))
+    return Splits(*hold_out(whole, test_fraction, seed), listing=_listing([name for name, _ in listed], rows))
 
 
 def _image_set(rows: Labelled, classes: Sequence[str], name: str, read: Reader) -> ImageSet:
@@ -113,10 +114,21 @@ def _labelled_by_folder(folder: Path) -> Labelled:
     return rows
 
 
-def _listing(folder: Path, rows: Labelled) -> str:
-    """A hash of the pictures' names, relative to the folder, in order, and of their classes."""
-    lines = (f"{Path(os.path.relpath(path, folder)).as_posix()}\n{label}\n" for path, label in rows)
+def _listing(names: Sequence[str], rows: Labelled) -> str:
+    """A hash of the pictures' names, sizes in bytes and classes, in order."""
+    named = zip(names, rows, strict=True)
+    lines = (f"{name}\n{path.stat().st_size}\n{label}\n" for name, (path, label) in named)
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _names(folder: Path, rows: Labelled) -> list[str]:
+    """As seen from the folder, which may move."""
+    return [path.relative_to(folder).as_posix() for path, _ in rows]
+
+
+def _ignored(folder: Path, rows: Labelled) -> int:
+    """How many files of a folder are not among those taken."""
+    return sum(1 for _ in files_in(folder)) - len(rows)
 
 
 def _sub_folders(folder: Path) -> list[Path]:
@@ -126,8 +138,9 @@ def _sub_folders(folder: Path) -> list[Path]:
         raise IsoconvError(f"{folder} cannot be read: {error.strerror}.") from error
 
 
-def _labelled_by_csv(path: Path) -> Labelled:
-    rows: Labelled = []
+def _labelled_by_csv(path: Path) -> list[tuple[str, str]]:
+    """Paths, as they stand in the file, and labels."""
+    rows: list[tuple[str, str]] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, skipinitialspace=True)
@@ -141,7 +154,7 @@ def _labelled_by_csv(path: Path) -> Labelled:
                 picture = path.parent / row[0]
                 if not picture.is_file():
                     raise IsoconvError(f"Expected a picture for {here}. Got {picture}, which does not exist.")
-                rows.append((picture, row[1]))
+                rows.append((row[0], row[1]))
     except FileNotFoundError as error:
         raise IsoconvError(f"Expected a CSV file of path,label. Got {path}, which does not exist.") from error
     except OSError as error:

@@ -77,8 +77,7 @@ class Splits:
     The test set may be missing (STL-10 is often kept without it); `why_no_test` then says what was looked for, and is
     the error of whoever asks for it. `train, test = splits` asks for both.
 
-    listing : of one's own pictures, a hash of their names and classes, on which it depends what is trained on and what is
-        held out
+    listing : of one's own pictures, a hash of their names, sizes in bytes and classes; with others, others would be held out
     ignored : how many files were passed over, because they are no pictures or in no class's folder
     """
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from isoconv.linalg.gram import add_product, as_tall, frobenius, identity_like, largest_entry
 from isoconv.linalg.minimax import minimax_schedule
-from isoconv.linalg.precision import matmul_precision
+from isoconv.linalg.precision import matmul_precision, without_autocast
 
 _LOWEST = 0.03  # singular values from here on, relative to the largest, come out near 1: within 4 % after 3 steps
 
@@ -22,19 +22,22 @@ def approximate_polar(matrix: Tensor, steps: int = 3) -> Tensor:
     if matrix.numel() == 0:
         return matrix
     tall, root, wide = _factors(matrix, steps)
-    with matmul_precision(tall, "high"):
+    with without_autocast(tall), matmul_precision(tall, "high"):
         result = tall @ root
     return result.mT if wide else result
 
 
 def descend(point: Tensor, matrix: Tensor, rate: float | Tensor, steps: int = 3) -> None:
-    """point −= rate · approximate_polar(matrix), in place, without the direction ever being in memory."""
+    """point −= rate · approximate_polar(matrix), in place, without the direction ever being in memory.
+
+    Both are one matrix (m, n) or a batch (b, m, n), of one dtype.
+    """
     if matrix.numel() == 0:
         return
     tall, root, wide = _factors(matrix, steps)
-    root = root * -rate
+    root = (root * -rate).to(root.dtype)
     left, right = (root.mT, tall.mT) if wide else (tall, root)
-    with matmul_precision(tall, "high"):
+    with without_autocast(tall), matmul_precision(tall, "high"):
         if point.dim() == 2:
             point.addmm_(left, right)
         else:
@@ -45,9 +48,10 @@ def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, bool]:
     """A tall matrix and a small one whose product is the direction, and whether that is to be transposed."""
     tall, wide = as_tall(matrix)
     tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
-    with matmul_precision(tall, "highest"):
+    with without_autocast(tall), matmul_precision(tall, "highest"):
         gram = tall.mT @ tall
-    with matmul_precision(tall, "high"):  # a direction may be off by ten bits; the Gram matrix of a small one may not
+    # A direction may be off by ten bits; the Gram matrix of a small one may not.
+    with without_autocast(tall), matmul_precision(tall, "high"):
         return tall, _inverse_root(gram, steps), wide
 
 

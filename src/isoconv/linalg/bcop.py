@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.function import Function
+from isoconv.linalg.function import call
 
 
 def bcop_kernel(H: Tensor, P: Sequence[Tensor] | Tensor, Q: Sequence[Tensor] | Tensor) -> Tensor:
@@ -51,10 +51,10 @@ def append_pair(taps: Tensor, projector: Tensor, dim: int) -> Tensor:
 
 def append_pair_from_basis(taps: Tensor, basis: Tensor, dim: int) -> Tensor:
     """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank), with a gradient of few, large products."""
-    return _AppendPair.apply(taps, basis, dim)  # type: ignore[no-any-return]
+    return call(_AppendPair, taps, basis, dim)  # type: ignore[no-any-return]
 
 
-class _AppendPair(Function):
+class _AppendPair(torch.autograd.Function):
     """Forward: with A = W P, the taps A_i + (W − A)_{i−1}. Backward: with D_i = G_i − G_{i+1} for the gradient G of the
     result, that of W is G_{i+1} + D_i P, that of P is S = Σ W_iᵀ D_i, and that of R is (S + Sᵀ) R.
     """

@@ -5,14 +5,11 @@ from typing import Any
 import torch
 
 
-class Function(torch.autograd.Function):
-    """`torch.autograd.Function` without the look at its own signature in every call, which takes longer than a small layer.
+def call(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """`function.apply(*arguments)`, without the look at its signature that torch takes each time.
 
-    torch's `apply` binds default arguments through `inspect.signature` each time; ours have none.
+    That look, for default arguments, of which ours have none, takes longer than the products of a small layer.
     """
-
-    @classmethod
-    def apply(cls, *arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return super().apply(*arguments)  # type: ignore[no-untyped-call]
-        return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.function import Function
+from isoconv.linalg.function import call
 from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, largest_entry
 from isoconv.linalg.polar import orthonormality_tolerance, polar_value
 from isoconv.linalg.precision import matmul_precision, without_autocast
@@ -43,7 +43,7 @@ def on_manifold(parameter: Tensor, point: Tensor | None = None) -> Tensor:
     `point` is the retracted parameter where that was not written back. See Note [Staying on the manifold].
     """
     point = (parameter if point is None else point).detach()
-    return _OnManifold.apply(parameter, point)  # type: ignore[no-any-return]
+    return call(_OnManifold, parameter, point)  # type: ignore[no-any-return]
 
 
 def is_orthonormal(matrix: Tensor, tolerance: float | None = None) -> bool:
@@ -144,7 +144,7 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
     return result.mT if wide else result
 
 
-class _OnManifold(Function):
+class _OnManifold(torch.autograd.Function):
     @staticmethod
     def forward(parameter: Tensor, point: Tensor) -> Tensor:  # type: ignore[override]
         return point.view_as(point)

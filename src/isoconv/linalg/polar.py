@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.function import Function
+from isoconv.linalg.function import call
 from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, scaled_to_one
 from isoconv.linalg.minimax import minimax_schedule
 from isoconv.linalg.precision import matmul_precision, without_autocast
@@ -35,7 +35,7 @@ def polar(matrix: Tensor) -> Tensor:
     Works in the precision of the input, float32 or float64: ‖UᵀU − I‖₂ ≤ 2e-6 or 1e-13 for up to 4096×512, from any
     matrix that is not rank-deficient in that precision. A rank-deficient one is refused.
     """
-    return _Polar.apply(matrix)  # type: ignore[no-any-return]
+    return call(_Polar, matrix)  # type: ignore[no-any-return]
 
 
 def orthonormality_tolerance(tall: Tensor) -> float:
@@ -112,7 +112,7 @@ def _is_rank_deficient(given: Tensor, factor: Tensor) -> bool:
     return bool((torch.linalg.cholesky_ex(stretch).info > 0).any())
 
 
-class _Polar(Function):
+class _Polar(torch.autograd.Function):
     """dU = U Ω + (I − UUᵀ) dA S⁻¹ with SΩ + ΩS = UᵀdA − dAᵀU; backward is its adjoint, solved in S's eigenbasis."""
 
     @staticmethod

@@ -22,7 +22,7 @@ class CriticConfig:
     """One critic between two distributions. Everything in it is plain data, and `config.json` holds it whole.
 
     model : dcgan, small, large for images; fc (orthogonal layers) or anchors (distances to learned points) for vectors
-    contents : hashes of the two sets of samples; with others, others would be held out
+    contents : hashes of the two sets, where they are finite; with other samples, others would be held out
     upsample : how many times larger images are made (nearest neighbour) in front of the critic; part of its constant
     scale : what vectors are multiplied by in front of the critic; part of its constant
     width, depth, group_size : of fc; anchors : how many points
@@ -85,7 +85,8 @@ class CriticConfig:
         try:
             fields: dict[str, Any] = json.loads(path.read_text())
             for name in ("input_shape", "contents", "whole", "pixel_range"):
-                fields[name] = None if fields[name] is None else tuple(fields[name])
+                if fields.get(name) is not None:
+                    fields[name] = tuple(fields[name])
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, IsoconvError):

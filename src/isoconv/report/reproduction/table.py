@@ -80,11 +80,13 @@ def epochs_and_recipe(row: Row) -> str:
 
 
 def seed_note(rows: list[Row]) -> str:
-    counts = {len(row["seeds"]) for row in rows if row["seeds"] and row["recipe"] != "paper"}
-    how_many = " or ".join(str(n) for n in sorted(counts)) or "five"
-    alone = any(len(row["seeds"]) == 1 and row["recipe"] == "paper" for row in rows)
-    but = " (one in the paper's recipe)" if alone else ""
-    return f"Ours: mean ± population standard deviation of {how_many} seeds{but}, last epoch."
+    def numbers(recipe: str) -> str:
+        found = {len(row["seeds"]) for row in rows if row["seeds"] and row["recipe"] == recipe}
+        return " or ".join(str(n) for n in sorted(found))
+
+    ours, papers = numbers("default"), numbers("paper")
+    but = f" ({papers} in the paper's recipe)" if papers and papers != ours else ""
+    return f"Ours: mean ± population standard deviation of {ours or 'five'} seeds{but}, last epoch."
 
 
 def place_notes(rows: list[Row]) -> list[str]:

@@ -17,6 +17,7 @@ from isoconv.train.reproduction.settings import Settings
 
 # Milliseconds of one step of one network, batch 128: five side by side on an H200, one after the other on two CPU cores.
 _STEP = {"cuda": {"small": 0.4, "large": 1.5, "fc3": 1.5}, "cpu": {"small": 45.0, "large": 370.0, "fc3": 150.0}}
+_ALONE = {"cuda": 1.8, "cpu": 1.0}  # times that, where there is only one
 _SLOWER = {"svcm": 2.0}
 _PAPER_SLOWER = {"cuda": 2.6, "cpu": 5.5}  # twenty Björck steps, differentiated through
 _STEPS_PER_EPOCH = {"mnist": 468, "cifar10": 390}
@@ -56,7 +57,8 @@ def estimated_seconds(cell: Cell, settings: Settings) -> float:
         case ClassifierCell():
             steps = settings.epochs_or(default_epochs(cell)) * _STEPS_PER_EPOCH[cell.dataset]
             slower = _SLOWER.get(cell.conv, 1.0) * (_PAPER_SLOWER[place] if cell.recipe == "paper" else 1.0)
-            return _OVERHEAD + seeds * steps * _STEP[place][cell.model] * slower / 1e3
+            alone = _ALONE[place] if seeds == 1 else 1.0
+            return _OVERHEAD + seeds * steps * _STEP[place][cell.model] * slower * alone / 1e3
         case AttackCell():
             return seeds * _ATTACK[cell.attack] * (_CPU_ATTACK if place == "cpu" else 1.0)
         case CriticCell():
