@@ -101,6 +101,27 @@ def test_sizes_that_are_not_positive_whole_numbers(kind, name):
 
 
 @conv_layers
+def test_padding_is_taken_only_if_torch_keeps_the_size_with_it(kind):
+    for k, stride in [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (2, 2), (4, 2), (6, 2), (3, 3), (6, 3)]:
+        assert kind(2, 2, k, stride, padding="same").kernel_size == k
+        for padding in range(6):
+            images = [torch.zeros(1, 1, n) for n in range(12, 31) if n % stride == 0]
+            torchs = nn.Conv1d(1, 1, k, stride, padding)
+            if all(torchs(x).shape[2] * stride == x.shape[2] for x in images):
+                kind(2, 2, k, stride, padding=padding)
+                kind(2, 2, k, stride, padding=(padding,))
+            else:
+                with pytest.raises(
+                    IsoconvError, match=rf"^Expected padding 'same'.*size.*by the stride\. Got {padding}\.$"
+                ):
+                    kind(2, 2, k, stride, padding=padding)
+    with pytest.raises(IsoconvError, match=r"^Expected padding 'same' or 1: .*Got 'valid'\.$"):
+        kind(2, 2, 3, padding="valid")
+    with pytest.raises(IsoconvError, match=r"^Expected padding 'same' or 1: .*Got \(1, 2\)\.$"):
+        kind(2, 2, 3, padding=(1, 2))
+
+
+@conv_layers
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "same", "", None])
 def test_padding_modes_that_are_not_1_lipschitz_or_unknown(kind, mode):
     with pytest.raises(IsoconvError, match=f"padding_mode 'circular' or 'zeros' .*Got {mode!r}"):

@@ -53,6 +53,7 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
         kernel_size: int | tuple[int, int],
         stride: int | tuple[int, int] = 1,
         *,
+        padding: int | tuple[int, int] | str = "same",
         bias: bool = True,
         padding_mode: str = "circular",
         orthogonalisation: str = "manifold",
@@ -61,7 +62,7 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(orthogonalisation)
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding_mode)
+        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         c_out, c_in, taps, _ = self.kernel_shape
         small, large = sorted((c_out, c_in))
@@ -172,6 +173,7 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
         kernel_size: int | tuple[int],
         stride: int | tuple[int] = 1,
         *,
+        padding: int | tuple[int] | str = "same",
         ranks: int | Sequence[int] | None = None,
         bias: bool = True,
         padding_mode: str = "circular",
@@ -181,7 +183,7 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(orthogonalisation)
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding_mode)
+        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         c_out, c_in, taps = self.kernel_shape
         small, large = sorted((c_out, c_in))

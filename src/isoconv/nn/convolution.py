@@ -29,6 +29,7 @@ class LipschitzConvolution(BuiltWeight):
         out_channels: int,
         kernel_size: int | tuple[int, ...],
         stride: int | tuple[int, ...],
+        padding: int | tuple[int, ...] | str,
         padding_mode: str,
     ) -> None:
         self.in_channels = _positive(in_channels, "in_channels")
@@ -40,11 +41,26 @@ class LipschitzConvolution(BuiltWeight):
                 f"Expected a kernel size that the stride divides (stride {self.stride} is downsampling by {self.stride} and "
                 f"a kernel of size kernel_size/{self.stride}). Got kernel_size={self.kernel_size}."
             )
+        self._check_padding(padding)
         if padding_mode not in ("circular", "zeros"):
             raise IsoconvError(
                 f"Expected padding_mode 'circular' or 'zeros' (others are not 1-Lipschitz). Got {padding_mode!r}."
             )
         self.padding_mode = padding_mode
+
+    def _check_padding(self, padding: int | tuple[int, ...] | str) -> None:
+        """Whether it is the padding that these layers have: the one with which images keep their size, or divide it by s.
+
+        torch's layer does that for images whose size s divides if k − s ≤ 2·padding < k.
+        """
+        k, s = self.kernel_size, self.stride
+        fitting = [p for p in range(k) if k - s <= 2 * p < k]
+        sides = set(padding) if isinstance(padding, (tuple, list)) else {padding}
+        if padding != "same" and not (len(sides) == 1 and sides <= set(fitting)):
+            numbers = "".join(f" or {p}" for p in fitting)
+            raise IsoconvError(
+                f"Expected padding 'same'{numbers}: images keep their size, or divide it by the stride. Got {padding!r}."
+            )
 
     def _equal_sides(self, value: int | tuple[int, ...], name: str) -> int:
         sides = value if isinstance(value, (tuple, list)) else (value,)
@@ -108,13 +124,14 @@ class Conv2dWithKernel(LipschitzConvolution):
         kernel_size: int | tuple[int, int],
         stride: int | tuple[int, int] = 1,
         *,
+        padding: int | tuple[int, int] | str = "same",
         bias: bool = True,
         padding_mode: str = "circular",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding_mode)
+        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.kernel = nn.Parameter(torch.empty(self.kernel_shape, **factory))
         self._set_bias(bias, out_channels, factory)

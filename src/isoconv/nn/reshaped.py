@@ -30,6 +30,7 @@ class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
         kernel_size: int | tuple[int, int],
         stride: int | tuple[int, int] = 1,
         *,
+        padding: int | tuple[int, int] | str = "same",
         bias: bool = True,
         padding_mode: str = "circular",
         orthogonalisation: str = "manifold",
@@ -37,7 +38,7 @@ class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(orthogonalisation)
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding_mode)
+        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         c_out, c_in, taps, _ = self.kernel_shape
         self.matrix = nn.Parameter(torch.empty(c_out, c_in * taps**2, **factory))
