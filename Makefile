@@ -36,6 +36,7 @@ format: $(READY)
 	$(BIN)/ruff format src tests benchmarks examples docs
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Making the environment in .venv, once: about 2 GB, and a few minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $(READY)

@@ -133,6 +133,12 @@ def test_nan_images_count_and_are_never_certified(model: nn.Module, data: tuple[
     assert not math.isnan(found.clean)
 
 
+def test_it_is_shown_in_a_line(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    found = robust_accuracy(model, data, [0.1])
+    shown = f"{found.clean:.2f} % right, {found.certified[0.1]:.2f} % certified at 0.1"
+    assert repr(found) == f"<RobustAccuracy of {len(data[1])} images: {shown}>"
+
+
 def test_all_certified() -> None:
     model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)

@@ -40,8 +40,10 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path, size,
     words = ["--size", size, "--model", "small", "--epochs", "6", "--out", "mine", "--device", "cpu"]
     outcome = isoconv("train", album, *words)
     assert outcome.code == 0 and "clean %" in outcome.out
-    read = "my album: 27 images to train on (from 1 of only one to 19 of dark), 7 held out to test on, of 3 classes, "
-    assert f"{read}{shape[1]}×{shape[2]} in colour\n" in outcome.err
+    read = (
+        "my album: 27 images to train on (from 1 of only one to 19 of dark), 7 held out to test on, none of only one, "
+    )
+    assert f"{read}of 3 classes, {shape[1]}×{shape[2]} in colour\n" in outcome.err
     _, config = load_run(tmp_path / "mine")
     assert config.input_shape == shape and config.classes == ("bright", "dark", "only one")
     assert config.flip  # photographs, more likely than not
@@ -57,6 +59,36 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path, size,
     outcome = isoconv("predict", "mine", "photo.png")
     assert f"as {shape[1]}×{shape[2]} pixels in colour" in outcome.out
     assert outcome.err == "The radius is for the picture as it was resized, not for the file.\n"
+
+
+def test_what_is_known_of_a_run_is_added_to_and_not_lost(isoconv, album, tmp_path):
+    words = ["--size", "12", "--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"]
+    assert isoconv("train", album, *words).code == 0
+    attacks = tmp_path / "mine" / "attacks.json"
+    assert isoconv("attack", "mine", "--attack", "fgsm", "--attack", "pgd", "--steps", "2").code == 0
+    assert isoconv("attack", "mine", "--attack", "fgsm", "--epsilon", "0.5").code == 0
+    first = json.loads(attacks.read_text())
+    assert [(row["attack"], round(row["epsilon"], 3)) for row in first] == [
+        ("fgsm", 0.141),
+        ("pgd", 0.141),
+        ("fgsm", 0.5),
+    ]
+    assert isoconv("attack", "mine", "--attack", "fgsm", "--images", "3").code == 0
+    again = json.loads(attacks.read_text())
+    assert [(row["attack"], row["images"]) for row in again] == [("pgd", 7), ("fgsm", 7), ("fgsm", 3)]
+    attacks.write_text("not of this kind")
+    assert isoconv("attack", "mine", "--attack", "fgsm").code == 0 and len(json.loads(attacks.read_text())) == 1
+    certified = tmp_path / "mine" / "certified.json"
+    assert (
+        isoconv("certify", "mine", "--images", "3").code == 0 and len(json.loads(certified.read_text())["radii"]) == 3
+    )
+    assert isoconv("certify", "mine").code == 0
+    whole = certified.read_text()
+    for part in (["--images", "3"], ["--arithmetic", "float32"], ["--criterion", "per-class"]):
+        outcome = isoconv("certify", "mine", *part)
+        assert outcome.code == 0 and "stays as it is" in outcome.err and certified.read_text() == whole
+    outcome = isoconv("report", "mine", "--data", "nowhere")
+    assert outcome.err == "isoconv: Expected a folder for --data. Got nowhere, which does not exist.\n"
 
 
 def test_the_rest_of_the_way(isoconv, album, tmp_path):
@@ -84,7 +116,7 @@ def test_pictures_that_have_moved(isoconv, album, tmp_path):
     assert isoconv("attack", "mine", "--data", "there", "--attack", "fgsm").code == 0
     assert isoconv("report", "mine", "--data", "there").err == "The page is in report.html: open it in a browser.\n"
     outcome = isoconv("train", "--resume", "--out", "mine", "--data", "there")
-    assert outcome.code == 0 and outcome.err.startswith("Going on after 3 of 3 steps.\n")
+    assert outcome.code == 0 and outcome.err.startswith("It was finished already.\n")
 
 
 def test_a_page_of_two_runs_before_and_after_a_picture_was_added(isoconv, album, tmp_path):

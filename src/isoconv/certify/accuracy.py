@@ -21,7 +21,7 @@ class LabelledImages(Protocol):
     def labels(self) -> Tensor: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RobustAccuracy:
     """Accuracy of a network on N images, in percent, and the certificates that it follows from.
 
@@ -33,6 +33,12 @@ class RobustAccuracy:
     certificates: Certified
     labels: Tensor
     certifier: Certifier
+
+    def __repr__(self) -> str:
+        certified = "".join(
+            f", {percent:.2f} % certified at {epsilon:.4g}" for epsilon, percent in self.certified.items()
+        )
+        return f"<RobustAccuracy of {len(self.labels)} images: {self.clean:.2f} % right{certified}>"
 
     @property
     def lipschitz_bound(self) -> float:

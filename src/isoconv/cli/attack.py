@@ -82,12 +82,22 @@ def attack(
     else:
         print_attacked(everything, f"{data.name}: accuracy in percent")
     for one, found in zip(runs, rows, strict=True):
-        one.keep("attacks.json", json.dumps(found, indent=2) + "\n")
+        one.keep("attacks.json", json.dumps([*_others(one.folder / "attacks.json", found), *found], indent=2) + "\n")
     broken = sum(row["violations"] for row in everything)
     if broken:
         raise IsoconvError(
             f"Expected no attack to succeed where the network is certified. Got {broken}: a certificate is false."
         )
+
+
+def _others(path: Path, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is known of other attacks and budgets, which stays; a file that holds something else is replaced."""
+    try:
+        known = json.loads(path.read_text()) if path.exists() else []
+        new = {(row["attack"], row["epsilon"]) for row in found}
+        return [row for row in known if (row["attack"], row["epsilon"]) not in new]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 def attack_record(

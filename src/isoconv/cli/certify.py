@@ -57,7 +57,7 @@ def certify(
         result = certified_record(found, one.config.seed, time.perf_counter() - began)
         if certificate is not None:
             write_certificate(certificate, found.certifier, found.certificates, found.labels)
-            check = ["python", "-m", "isoconv.certify.check", str(certificate), str(one.folder / "model.safetensors")]
+            check = ["python", "-m", "isoconv.certify.check", str(certificate), str(one.folder)]
             print(f"Written to {certificate}. To check it: {shlex.join(check)}", file=sys.stderr)
         results.append(result)
     if as_json:
@@ -65,8 +65,14 @@ def certify(
     else:
         print_certified(results, f"{len(data):,} images of {data.name}, {arithmetic}")
         _say_the_most_frequent(data)
+    a_part = images is not None or (arithmetic, criterion) != ("float64", "pairs")
     for one, result in zip(runs, results, strict=True):
-        one.keep("certified.json", json.dumps(result, indent=2) + "\n")
+        if a_part and (one.folder / "certified.json").exists():
+            print(
+                f"{one.folder / 'certified.json'} stays as it is: of all images, or of those before.", file=sys.stderr
+            )
+        else:
+            one.keep("certified.json", json.dumps(result, indent=2) + "\n")
 
 
 def _say_the_most_frequent(data: ImageSet) -> None:

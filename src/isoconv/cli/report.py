@@ -38,6 +38,8 @@ def report(
     Example: isoconv report runs/large runs/small --data DIR
     """
     place = choose_device(device)
+    if folder is not None and not folder.exists():
+        raise IsoconvError(f"Expected a folder for --data. Got {folder}, which does not exist.")
     check_replaceable(out)
     distinct: dict[Path, TrainedRun] = {}
     for one in (one for run in runs for one in open_runs(run)):

@@ -136,7 +136,8 @@ def train(
     total = len(splits.train) // configs[0].batch_size * configs[0].epochs
     done = folders[0].updates_done() if resume else 0
     if resume and processes.first:
-        print(f"Going on after {done:,} of {total:,} steps.", file=sys.stderr)
+        where = f"Going on after {done:,} of {total:,} steps." if done < total else "It was finished already."
+        print(where, file=sys.stderr)
     with interruptible() as should_stop, TrainingProgress(total, done, quiet=not processes.first) as shown:
         observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
         try:
@@ -222,6 +223,8 @@ def _say_what_was_read(config: TrainConfig, splits: Splits) -> None:
     fewest, most = int(counts.argmin()), int(counts.argmax())
     uneven = counts[most] >= 2 * counts[fewest]
     sizes = f" (from {counts[fewest]:,} of {train.classes[fewest]} to {counts[most]:,} of {train.classes[most]})"
+    untested = sorted(set(train.labels.tolist()) - set(splits.test.labels.tolist())) if splits.has_test else []
+    held_out += "".join(f", none of {train.classes[k]}" for k in untested[:3])
     ignored = f"; {_counted(splits.ignored, 'other file')} passed over" if splits.ignored else ""
     print(
         f"{config.data}: {len(train):,} images to train on{sizes if uneven else ''}, {held_out}, "

@@ -24,6 +24,7 @@ from isoconv.train.sources import SourceOptions, centre_vectors, open_samples
 
 _MANY = 2000  # pictures, from which on reading them is worth a line
 _PASSES = 40  # over the smaller set of vectors, at most
+_LEAST_EPOCHS = 3  # of 100 updates: with fewer it has not learnt
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
 _SOURCE = "digits, mnist, cifar10, stl10, a folder of images, a .npy file of vectors, or a generator's run folder"
 
@@ -190,7 +191,7 @@ def _config(
         return config
     # A critic that sees few vectors too often learns them by heart, and its value on others falls.
     passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
-    return replace(config, epochs=min(config.epochs, max(1, passes)))
+    return replace(config, epochs=min(config.epochs, max(_LEAST_EPOCHS, passes)))
 
 
 def _refuse_unused(critic: str, conv: str, activation: str | None, explicit: dict[str, Any]) -> None:
@@ -280,8 +281,9 @@ def _sentence(result: dict[str, Any]) -> str:
         "asymptotic": f"confidence {result['confidence']:g}, asymptotic",
     }[result["method"]]
     return (
-        f"W1 ≥ {result['lower']:.6g} ({how}). Estimate {result['estimate']:.6g}, interval {low:.6g} to {high:.6g}, "
-        f"{first:,} and {second:,} samples, divided by the critic's proved Lipschitz bound {result['lipschitz_bound']:.7f}. "
+        f"W1 ≥ {max(0.0, result['lower']):.6g} ({how}). The critic's difference of means is {result['estimate']:.6g}, "
+        f"interval {low:.6g} to {high:.6g}, on {first:,} and {second:,} samples, after division by its proved Lipschitz "
+        f"bound {result['lipschitz_bound']:.7f}, which includes the scaling in front of it. "
         f"{result['units']}."
     )
 

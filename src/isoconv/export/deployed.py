@@ -36,8 +36,8 @@ class Deployed:
         if self.dtype == "float64":
             return f"{same} those for float64 (isoconv certify) as this file is run, in float64."
         return (
-            f"{same} those for float32 (isoconv certify --arithmetic float32) as this file is run, in float32 without TF32 "
-            f"or the like. Those for float64, the default, are NOT about this file, but about the same weights run in "
+            f"{same} but this file is run in float32, and only those for float32 (isoconv certify --arithmetic float32) are "
+            f"about that, without TF32 or the like. Those for float64, the default, are about the same weights run in "
             f"float64 (isoconv export --dtype float64)."
         )
 
