@@ -86,7 +86,7 @@ def test_what_is_known_of_a_run_is_added_to_and_not_lost(isoconv, album, tmp_pat
     whole = certified.read_text()
     for part in (["--images", "3"], ["--arithmetic", "float32"], ["--criterion", "per-class"]):
         outcome = isoconv("certify", "mine", *part)
-        assert outcome.code == 0 and "stays as it is" in outcome.err and certified.read_text() == whole
+        assert outcome.code == 0 and "holds what was certified before" in outcome.err and certified.read_text() == whole
     outcome = isoconv("report", "mine", "--data", "nowhere")
     assert outcome.err == "isoconv: Expected a folder for --data. Got nowhere, which does not exist.\n"
 

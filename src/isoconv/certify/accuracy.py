@@ -127,7 +127,7 @@ def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def _gathered(data: Any) -> tuple[Tensor, Tensor]:
-    """The images and labels of batches (x, y), or of a data set of one image each, whose x has one dimension less."""
+    """The images and labels of batches (x, y), or of a data set of one image each, whose y is one number."""
     if hasattr(data, "__iter__"):
         found = list(data)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
@@ -143,8 +143,10 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
                 "Expected images and labels: a pair of tensors, a data set of isoconv.data, or a torch data set or loader "
                 f"of (image, label). Got {type(data).__name__}."
             )
-        xs.append(pair[0][None] if pair[0].dim() == 3 else pair[0])
-        ys.append(torch.as_tensor(pair[1]).reshape(-1))
+        x, y = pair[0], torch.as_tensor(pair[1])
+        single = y.dim() == 0 or (y.numel() == 1 and x.dim() == 3)  # some data sets have labels of shape (1,)
+        xs.append(x[None] if single else x)
+        ys.append(y.reshape(-1))
     shapes = sorted({tuple(x.shape[1:]) for x in xs})
     if len(shapes) > 1:
         raise IsoconvError(f"Expected images of one shape. Got {shapes[0]} and {shapes[1]}.")

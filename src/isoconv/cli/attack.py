@@ -14,10 +14,11 @@ from isoconv.attacks import AttackResult
 from isoconv.certify import RobustAccuracy, robust_accuracy
 from isoconv.cli.progress import CountingProgress
 from isoconv.cli.runs import TrainedRun, open_runs, test_images
-from isoconv.cli.tables import print_attacked, shown_radius
+from isoconv.cli.tables import print_attacked
 from isoconv.cli.values import parse_number
 from isoconv.data import ImageSet, as_float
 from isoconv.errors import IsoconvError
+from isoconv.report.reproduction.names import shown_radius
 from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
 

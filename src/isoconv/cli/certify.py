@@ -68,9 +68,7 @@ def certify(
     a_part = images is not None or (arithmetic, criterion) != ("float64", "pairs")
     for one, result in zip(runs, results, strict=True):
         if a_part and (one.folder / "certified.json").exists():
-            print(
-                f"{one.folder / 'certified.json'} stays as it is: of all images, or of those before.", file=sys.stderr
-            )
+            print(f"Not kept: {one.folder / 'certified.json'} holds what was certified before.", file=sys.stderr)
         else:
             one.keep("certified.json", json.dumps(result, indent=2) + "\n")
 

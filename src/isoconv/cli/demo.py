@@ -118,8 +118,6 @@ def _made_before(out: Path) -> bool:
 def _row(network: _Network, config: TrainConfig, folder: RunFolder, train: ImageSet, test: ImageSet) -> dict[str, Any]:
     """Train, certify and attack one network; its line of the table."""
     folder.start(config, overwrite=True)
-    for name in ("certified.json", "attacks.json", "diagnostics.json", "gallery.json"):
-        (folder.path / name).unlink(missing_ok=True)
     print(f"Training: {network.title}", file=sys.stderr)
     epsilon = default_epsilons("digits")[0]
     with TrainingProgress(len(train) // config.batch_size * config.epochs) as shown:

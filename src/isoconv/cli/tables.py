@@ -8,12 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from isoconv.report.reproduction.names import shown_radius
+
 _WIDE = 160
-
-
-def shown_radius(epsilon: float) -> str:
-    """The paper's 36/255 as people write it, other radii as numbers."""
-    return "36/255" if abs(epsilon - 36 / 255) < 1e-9 else f"{epsilon:.4g}"
 
 
 def console() -> Console:

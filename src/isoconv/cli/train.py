@@ -17,6 +17,7 @@ from isoconv.cli.runs import splits_of
 from isoconv.cli.tables import print_results
 from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
 from isoconv.data import NAMES, Splits, load_splits
+from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.train.classifier import check_trainable, seed_folders, train_classifiers
@@ -192,7 +193,7 @@ def _new(
         )
     if data not in NAMES and folder is not None:
         raise IsoconvError(
-            f"Expected --data for {', '.join(NAMES[1:])}. Got it with {data}, which says itself where it is."
+            f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, which says itself where it is."
         )
     splits = load_splits(data, folder, size=size, download=download)
     settings = recipe_settings(explicit.get("recipe", "default"), data, explicit.get("conv", "bcop")) | explicit

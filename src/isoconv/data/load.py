@@ -15,7 +15,8 @@ from isoconv.data.resizing import Size, resize
 from isoconv.data.stl10 import find_stl10, read_stl10
 from isoconv.errors import IsoconvError
 
-NAMES = ("digits", "mnist", "cifar10", "stl10")
+FROM_FILES = ("mnist", "cifar10", "stl10")  # sets that lie in a folder somewhere
+NAMES = ("digits", *FROM_FILES)
 DEFAULT_FOLDER = Path("data")
 
 

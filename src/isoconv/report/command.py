@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from isoconv.data.load import FROM_FILES
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 
 # What the command line can set; everything else follows from the data, the recipe and the method.
@@ -12,7 +13,6 @@ _OPTIONS = (
     *("model", "conv", "activation", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
     *("temperature", "offset", "orthogonalisation", "precision", "crop_padding", "flip"),
 )
-FROM_FILES = ("mnist", "cifar10", "stl10")  # data sets that lie somewhere: --data DIR
 _APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
 _SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isoconv.report.command import FROM_FILES, train_command
+from isoconv.data.load import FROM_FILES
+from isoconv.report.command import train_command
 from isoconv.report.run_files import Record, RunFiles
 
 _DIGITS = 8  # of a radius on the page, rounded down: it never claims more than the file

@@ -29,14 +29,15 @@ def gallery_entries(
     of the smallest change that was found to fool the network, what it then predicts, and pictures of the changed image
     and of the change alone. None where the network is wrong to begin with, or where nothing was found.
     """
-    part = data.subset(_of_all_classes(data.labels, count))
+    chosen = _of_all_classes(data.labels, count)
+    part = data.subset(chosen)
     pixels = as_float(part.images, torch.float64)
     proved = certifier(pixels).cpu()
     radii = torch.where(proved.prediction == part.labels, proved.radius, 0.0)
     found = nearest(certifier.deployed, pixels, part.labels, certified=radii, seed=seed, progress=progress)
     fooled = certifier(found.images).cpu().prediction
     entries = []
-    for k, index in enumerate(_of_all_classes(data.labels, count)):
+    for k, index in enumerate(chosen):
         entry: dict[str, Any] = {
             "index": index,
             "label": int(part.labels[k]),

@@ -30,6 +30,7 @@ NOTHING = "–"
 
 
 def shown_radius(epsilon: float) -> str:
+    """The paper's 36/255 as people write it, other radii as numbers."""
     return "36/255" if abs(epsilon - 36 / 255) < 1e-9 else f"{epsilon:g}"
 
 
