@@ -116,7 +116,7 @@ def test_pictures_that_have_moved(isoconv, album, tmp_path):
     assert isoconv("attack", "mine", "--data", "there", "--attack", "fgsm").code == 0
     assert isoconv("report", "mine", "--data", "there").err == "The page is in report.html: open it in a browser.\n"
     outcome = isoconv("train", "--resume", "--out", "mine", "--data", "there")
-    assert outcome.code == 0 and outcome.err.startswith("It was finished already.\n")
+    assert outcome.code == 0 and outcome.err.startswith("All 3 steps were done already.\n")
 
 
 def test_a_page_of_two_runs_before_and_after_a_picture_was_added(isoconv, album, tmp_path):

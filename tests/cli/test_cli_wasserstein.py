@@ -356,6 +356,16 @@ def test_what_is_not_there(isoconv, tmp_path):
     )
 
 
+def test_a_generator_is_resumed_with_its_options_and_no_others(isoconv, tmp_path):
+    folder = write_pictures(tmp_path / "a", n=16, size=(8, 8))
+    words = ["gan", folder, "--out", "run", "--batch-size", "8"]
+    assert isoconv(*words, "--epochs", "1").code == 0
+    assert isoconv(*words, "--epochs", "1", "--resume").code == 0
+    outcome = isoconv(*words, "--epochs", "2", "--resume")
+    message = "Expected the options of the run that is resumed. Got epochs 2, where it has 1."
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (2, f"isoconv: {message}")
+
+
 def test_generators_that_cannot_be(isoconv, tmp_path):
     folder = write_pictures(tmp_path / "a", n=10, size=(10, 12))
     quick = ["--batch-size", "8"]

@@ -137,7 +137,11 @@ def train(
     total = len(splits.train) // configs[0].batch_size * configs[0].epochs
     done = folders[0].updates_done() if resume else 0
     if resume and processes.first:
-        where = f"Going on after {done:,} of {total:,} steps." if done < total else "It was finished already."
+        where = (
+            f"Going on after {done:,} of {total:,} steps."
+            if done < total
+            else f"All {total:,} steps were done already."
+        )
         print(where, file=sys.stderr)
     with interruptible() as should_stop, TrainingProgress(total, done, quiet=not processes.first) as shown:
         observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown

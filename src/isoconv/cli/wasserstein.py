@@ -224,7 +224,8 @@ def check_same(run: RunFolder, saved: dict[str, Any] | None, wanted: dict[str, A
                 f"Expected the options of the run that is resumed. Got {name} {value}, where it has {saved[name]}."
             )
     # Last, because what is held out depends on the options too.
-    for side, then, now in zip(("first", "second"), saved.get("contents", ()), wanted.get("contents", ()), strict=True):
+    contents = zip(saved.get("contents", ()), wanted.get("contents", ()), strict=True)  # a generator's run has none
+    for side, (then, now) in zip(("first", "second"), contents, strict=False):
         if then and then != now:
             raise IsoconvError(f"Expected the samples that the run was started with. {wanted[side]} has changed since.")
 

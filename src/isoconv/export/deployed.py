@@ -30,14 +30,12 @@ class Deployed:
     @property
     def claim(self) -> str:
         """Which certificates are about these weights, run in this arithmetic."""
-        same = (
-            f"The weights are the network's own, bit for bit (sha256 {self.sha256}), so its certificates still apply:"
-        )
+        same = f"The weights are the network's own, bit for bit (sha256 {self.sha256}), so its certificates still apply"
         if self.dtype == "float64":
-            return f"{same} those for float64 (isoconv certify) as this file is run, in float64."
+            return f"{same}: those for float64 (isoconv certify) as this file is run, in float64."
         return (
-            f"{same} but this file is run in float32, and only those for float32 (isoconv certify --arithmetic float32) are "
-            f"about that, without TF32 or the like. Those for float64, the default, are about the same weights run in "
+            f"{same}, but this file is run in float32, and only those for float32 (isoconv certify --arithmetic float32) "
+            f"are about that, without TF32 or the like. Those for float64, the default, are about the same weights run in "
             f"float64 (isoconv export --dtype float64)."
         )
 
