@@ -83,7 +83,7 @@ def test_a_line_of_table_1():
     table = part("table1", {cell: classifier(cell, 73.0, 59.0)}).table
     line = next(line for line in table.lines if line[4].text == "73.00 ± 0.14")
     assert [place.text for place in line] == [
-        "CIFAR-10, 36/255", "Large", "BCOP", "60", "73.00 ± 0.14", "59.00 ± 0.14", "72.16 ± 0.23 / 58.26 ± 0.17",
+        "CIFAR-10, 36/255", "Large", "BCOP", "30", "73.00 ± 0.14", "59.00 ± 0.14", "72.16 ± 0.23 / 58.26 ± 0.17",
         "72.41 / 58.72", "+0.59 / +0.28", "better / within",
     ]  # fmt: skip
     assert "16 of 17 lines are not measured yet (--run measures them)." in table.notes

@@ -11,8 +11,8 @@ _EPOCHS = {
     ("mnist", "large"): 30,
     ("mnist", "fc3"): 30,
     ("cifar10", "small"): 60,
-    ("cifar10", "large"): 60,
-    ("cifar10", "fc3"): 60,
+    ("cifar10", "large"): 30,
+    ("cifar10", "fc3"): 30,
 }
 _PAPER_EPOCHS = 200
 _CRITIC_EPOCHS = {"default": 100, "paper": 256}  # of 100 updates
