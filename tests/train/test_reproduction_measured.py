@@ -1,15 +1,29 @@
 """What is measured without training a network to its end: counts, the two drawings, steps, builds."""
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 import torch
 
 from isoconv.errors import IsoconvError
 from isoconv.pretrained import is_pretrained, load_pretrained, pretrained_folder, pretrained_names
-from isoconv.train.reproduction import MeasuredCell, Settings, measure, read_result, with_instant
+from isoconv.train.config import TrainConfig
+from isoconv.train.reproduction import (
+    RESULTS,
+    ClassifierCell,
+    MeasuredCell,
+    Settings,
+    measure,
+    read_result,
+    with_instant,
+)
 from isoconv.train.reproduction import complexity as complexity_module
 from isoconv.train.reproduction import timing as timing_module
 from train.toys import stop_after
 
+ROOT = Path(__file__).resolve().parents[2]
 PAPER_COUNTS = {
     ("mnist", "small"): 166_406, ("mnist", "large"): 1_974_762, ("mnist", "fc3"): 2_913_290,
     ("cifar10", "small"): 214_918, ("cifar10", "large"): 2_466_858, ("cifar10", "fc3"): 5_256_202,
@@ -98,7 +112,7 @@ def test_measurements_stop_too(name, settings):
 
 def test_pretrained_networks_are_plain_and_small_enough():
     names = pretrained_names()
-    assert "cifar10-large" in names
+    assert names == ["cifar10-large", "cifar10-small", "mnist-small"]
     assert sum(f.stat().st_size for name in names for f in pretrained_folder(name).iterdir()) <= 25_000_000
     for name in names:
         model = load_pretrained(name)
@@ -106,13 +120,23 @@ def test_pretrained_networks_are_plain_and_small_enough():
         assert {f.name for f in pretrained_folder(name).iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_a_pretrained_network_is_one_lipschitz():
+@pytest.mark.parametrize("name", pretrained_names())
+def test_a_pretrained_network_is_one_of_the_table(name):
+    """Seed 0 of a cell of table 1, by its settings and by the bound of its weights; which is close to 1."""
     from isoconv.certify import lipschitz_bound
 
-    model = load_pretrained("cifar10-large")
-    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
-    assert sum(p.numel() for p in model.parameters()) == PAPER_COUNTS["cifar10", "large"]
-    assert 1 <= lipschitz_bound(model, (3, 32, 32)).value < 1.0001
+    dataset, network = name.split("-")
+    cell = ClassifierCell(dataset, network, "bcop")
+    record = read_result(ROOT / RESULTS, cell)
+    config = asdict(TrainConfig.read(pretrained_folder(name) / "config.json"))
+    assert record is not None and config.pop("seed") == record["results"][0]["seed"] == 0
+    config["classes"] = len(config["classes"])
+    assert json.loads(json.dumps(config)) == record["config"]
+    model = load_pretrained(name)
+    assert model(torch.rand(2, *config["input_shape"])).shape == (2, 10)
+    assert sum(p.numel() for p in model.parameters()) == PAPER_COUNTS[dataset, network]
+    bound = lipschitz_bound(model, config["input_shape"]).value
+    assert 1 <= bound < 1.0001 and bound == pytest.approx(record["results"][0]["lipschitz_bound"], abs=2e-8)  # found on a GPU
 
 
 def test_pretrained_networks_that_are_not_there(tmp_path):

@@ -90,9 +90,10 @@ def seed_note(rows: list[Row]) -> str:
 
 
 def place_notes(rows: list[Row]) -> list[str]:
-    """The hardware, and the time that all of it took there."""
+    """The hardware, and the time that the lines took there, each by its own clock."""
     places: dict[str, float] = {}
     for row in {(row_name(r), r.get("recipe"), r.get("activation")): r for r in rows}.values():
         if row.get("hardware") and row.get("train_seconds"):
             places[row["hardware"]] = places.get(row["hardware"], 0.0) + row["train_seconds"]
-    return [f"Trained on {place}, all seeds side by side: {shown_seconds(s)} in all." for place, s in places.items()]
+    shared = "added up; lines may have been trained at the same time"
+    return [f"Trained on {place}, all seeds side by side: {shown_seconds(s)} {shared}." for place, s in places.items()]
