@@ -8,6 +8,7 @@ anchors, minima of distances to learned points. Settings were chosen on funnels 
 
     python benchmarks/wasserstein_known.py [--critics anchors,fc] [--parts funnels,closed,trials,samples,budget]
         [--dimensions 2,4,…] [--epochs N] [--width N] [--depth N] [--batch-size N] [--device auto] [--json FILE] [--quick]
+    python benchmarks/wasserstein_known.py --summary results/wasserstein/known_cpu.json results/wasserstein/funnels_*.json
 """
 
 import argparse
@@ -206,7 +207,11 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", default=None, help="write the figures to this file too")
     parser.add_argument("--quick", action="store_true", help="few pairs, a few steps: only to see that it runs")
+    parser.add_argument("--summary", nargs="+", type=Path, help="sum up what these files hold; nothing is measured")
     arguments = parser.parse_args()
+    if arguments.summary:
+        print("\n".join(summary([row for file in arguments.summary for row in json.loads(file.read_text())["pairs"]])))
+        return
     arguments.critics, arguments.parts = arguments.critics.split(","), arguments.parts.split(",")
     arguments.dimensions = [2, 8] if arguments.quick else [int(d) for d in arguments.dimensions.split(",")]
     if arguments.quick:

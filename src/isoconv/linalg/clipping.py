@@ -43,53 +43,79 @@ _DEGREE = 15
 def clip_and_mask(kernel: Tensor, grid: tuple[int, int], iterations: int = 1, method: str | None = None) -> Tensor:
     """`iterations` times: all singular values of the circular convolution on `grid` at most 1, then K×K' taps again.
 
-    kernel : (c_out, c_in, K, K'), float32 or float64, in whose precision this works
+    kernel : (c_out, c_in, K, K'), or (networks, c_out, c_in, K, K'), of which each is projected as if it were alone;
+        float32 or float64, in whose precision this works
     method : "eigenvectors", or "products", which is for float32 and a GPU; by default whichever is faster
 
-    A kernel that needs no clipping is returned as it is, and so is one with NaN or infinities.
+    A kernel that needs no clipping stays as it is (alone, it is returned itself), and so does one with NaN, infinities or
+    entries so large that their squares overflow.
     """
-    folded = fold_kernel(kernel, grid)
-    turned = folded.shape[0] > folded.shape[1]
-    taps = folded.transpose(0, 1) if turned else folded
+    single = kernel.flatten(0, -4)  # taps are folded for each pair of channels alone: networks do not matter there
+    folded = fold_kernel(single, grid)
+    c_out, c_in, height, width = *kernel.shape[-4:-2], *folded.shape[2:]
+    turned = c_out > c_in
+    apart = folded.reshape(-1, c_out, c_in, height, width)
+    stacked = apart.permute(0, 3, 4, 2, 1) if turned else apart.permute(0, 3, 4, 1, 2)
+    taps = stacked.reshape(len(apart), -1, max(c_out, c_in))
+    waves = _waves(grid, (height, width), kernel.dtype, kernel.device)
     by_products = (kernel.is_cuda and kernel.dtype == torch.float32) if method is None else method == "products"
-    clipped = _iterate(taps, grid, iterations, by_products)
-    if clipped is taps and folded is kernel:
+    clipped = _iterate(taps, waves, iterations, by_products)
+    if clipped is taps and folded is single:
         return kernel
+    clipped = clipped.reshape(stacked.shape)
     result = torch.zeros_like(kernel)
-    result[:, :, : folded.shape[2], : folded.shape[3]] = clipped.transpose(0, 1) if turned else clipped
+    result[..., :height, :width] = (
+        clipped.permute(0, 4, 3, 1, 2) if turned else clipped.permute(0, 3, 4, 1, 2)
+    ).reshape(*kernel.shape[:-2], height, width)
     return result
 
 
-def _iterate(kernel: Tensor, grid: tuple[int, int], iterations: int, by_products: bool) -> Tensor:
-    waves = _waves(grid, (kernel.shape[2], kernel.shape[3]), kernel.dtype, kernel.device)
+# All kernels of a batch have one shape. From here on one of them is (taps·m, n): its taps W_t below each other.
+
+
+def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: bool) -> Tensor:
+    """All kernels in step, until nothing of them exceeds 1: from there on one is left as it is, and waits for no other."""
+    result, rows = kernels, torch.arange(len(kernels), device=kernels.device)
     blind, left = by_products, iterations
     while left > 0:
-        gram = _gram(kernel, waves)
+        gram = _gram(kernels, waves)
         exceeding = _exceeds(gram, 1.0)
-        if not bool(exceeding.any()) or not bool(kernel.isfinite().all()):
-            return kernel
-        steps, start = 1, kernel
+        finite = gram.isfinite().all(0).flatten(1).all(1)  # NaN may keep a GPU's eigenvectors from ever converging
+        going_on = (exceeding.any(0) & finite).nonzero().flatten()
+        if len(going_on) < len(kernels):
+            result = _with_rows(result, rows, kernels)
+            if len(going_on) == 0:
+                return result
+            kernels, rows = kernels[going_on], rows[going_on]
+            gram, exceeding = gram[:, going_on], exceeding[:, going_on]
         if blind and not bool(_exceeds(gram, 1 + _TAME).any()):
             steps = min(_LOOK_EVERY, left)
-            kernel, largest = _blindly(kernel, gram, waves, steps)
-            if not float(largest) <= _TAME:  # hardly ever: do these again, with open eyes
-                kernel, steps, blind = start, 0, False
+            found, largest = _blindly(kernels, gram, waves, steps)
+            blind = float(largest) <= _TAME
+            if blind:  # hardly ever not: then they are done again, with open eyes
+                kernels, left = found, left - steps
         else:
-            kernel, blind = _minus_excess(kernel, _by_eigenvectors(gram[exceeding]), waves, exceeding), by_products
-        left -= steps
-    return kernel
+            chosen = exceeding.any(1)
+            excess = _by_eigenvectors(gram[chosen])
+            kernels, left, blind = _minus_excess(kernels, excess, waves, chosen), left - 1, by_products
+    return _with_rows(result, rows, kernels)
 
 
-def _blindly(kernel: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple[Tensor, Tensor]:
+def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
+    """The kernels with new ones in these rows (which are sorted: as many as there are, and nothing is left of the old)."""
+    return new if len(new) == len(kernels) else kernels.index_copy(0, rows, new)
+
+
+def _blindly(kernels: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple[Tensor, Tensor]:
     """That many iterations without a look, and a bound of all the positive parts after the first, which is known."""
-    excess, _ = _by_products(gram)
-    kernel = _minus_excess(kernel, excess, waves)
-    largest = torch.zeros((), dtype=kernel.dtype, device=kernel.device)
+    excess, _ = _by_products(gram.flatten(0, 1))
+    kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
+    largest = torch.zeros((), dtype=kernels.dtype, device=kernels.device)
     for _ in range(steps - 1):
-        excess, size = _by_products(_gram(kernel, waves))
+        excess, size = _by_products(_gram(kernels, waves).flatten(0, 1))
         largest = torch.maximum(largest, size)
-        kernel = _minus_excess(kernel, excess, waves)
-    return kernel, largest
+        kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
+    return kernels, largest
 
 
 # Between taps and frequencies -------------------------------------------------------------------------------------
@@ -99,13 +125,12 @@ def _blindly(kernel: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple
 class _Waves:
     """One frequency of each conjugate pair, and what leads from taps to frequencies and back.
 
-    cosine, sine : (frequencies, differences), of ωτ
-    back : (2, differences, frequencies), the same over N, twice where a pair stands for two
+    there : (2·frequencies, differences), the real parts of e^{−iωτ}, then the imaginary ones
+    back : (differences, frequencies), complex, e^{iωτ} over N, twice where a pair stands for two
     pairs : (taps, taps), which difference t − s is
     """
 
-    cosine: Tensor
-    sine: Tensor
+    there: Tensor
     back: Tensor
     pairs: Tensor
 
@@ -124,32 +149,29 @@ def _waves(grid: tuple[int, int], taps: tuple[int, int], dtype: torch.dtype, dev
     angle = 2 * np.pi * turns.reshape(len(chosen), -1)
     pairs = (y[:, None] - y + height - 1) * (2 * width - 1) + (x[:, None] - x + width - 1)
     with torch.inference_mode(False):
-        cosine, sine = (torch.from_numpy(wave).to(device, dtype) for wave in (np.cos(angle), np.sin(angle)))
-        scaled = torch.from_numpy(weight).to(device, dtype)
-        back = torch.stack([cosine * scaled[:, None], sine * scaled[:, None]]).mT.contiguous()
-        return _Waves(cosine, sine, back, torch.from_numpy(pairs).to(device))
+        there = torch.from_numpy(np.concatenate([np.cos(angle), -np.sin(angle)]))
+        back = torch.from_numpy(np.ascontiguousarray((np.exp(1j * angle) * weight[:, None]).T))
+        return _Waves(there.to(device, dtype), back.to(device, dtype.to_complex()), torch.from_numpy(pairs).to(device))
 
 
-def _gram(kernel: Tensor, waves: _Waves) -> Tensor:
-    """G(ω) for every frequency of `waves`: (frequencies, m, m), Hermitian."""
-    m, n = kernel.shape[:2]
-    stacked = kernel.permute(2, 3, 0, 1).reshape(-1, n)
-    products = (
-        (stacked @ stacked.mT).reshape(len(waves.pairs), m, len(waves.pairs), m).transpose(1, 2).reshape(-1, m, m)
-    )
-    correlation = products.new_zeros(waves.cosine.shape[1], m, m).index_add_(0, waves.pairs.flatten(), products)
-    flat = correlation.flatten(1)
-    return torch.complex(waves.cosine @ flat, -(waves.sine @ flat)).reshape(-1, m, m)
+def _gram(kernels: Tensor, waves: _Waves) -> Tensor:
+    """G(ω) for every frequency of `waves` and every kernel: (frequencies, networks, m, m), Hermitian."""
+    networks, taps = len(kernels), len(waves.pairs)
+    m = kernels.shape[1] // taps
+    products = (kernels @ kernels.mT).reshape(networks, taps, m, taps, m).permute(1, 3, 0, 2, 4)
+    correlation = kernels.new_zeros(waves.there.shape[1], networks, m, m)
+    correlation.index_add_(0, waves.pairs.flatten(), products.reshape(-1, networks, m, m))
+    real, imaginary = (waves.there @ correlation.flatten(1)).reshape(2, -1, networks, m, m)
+    return torch.complex(real, imaginary)
 
 
-def _minus_excess(kernel: Tensor, excess: Tensor, waves: _Waves, chosen: Tensor | None = None) -> Tensor:
+def _minus_excess(kernels: Tensor, excess: Tensor, waves: _Waves, chosen: Tensor | None = None) -> Tensor:
     """W − mask(h(G)A), given h at the chosen frequencies (else: all); it is zero at the others."""
-    m, n = kernel.shape[:2]
-    back = waves.back if chosen is None else waves.back[:, :, chosen]
-    filters = back[0] @ excess.real.flatten(1) - back[1] @ excess.imag.flatten(1)
-    blocks = filters.reshape(-1, m, m)[waves.pairs].transpose(1, 2).reshape(len(waves.pairs) * m, -1)
-    stacked = kernel.permute(2, 3, 0, 1).reshape(-1, n)
-    return torch.addmm(stacked, blocks, stacked, alpha=-1).reshape(*kernel.shape[2:], m, n).permute(2, 3, 0, 1)
+    networks, m = excess.shape[1:3]
+    back = waves.back if chosen is None else waves.back[:, chosen]
+    filters = (back @ excess.flatten(1)).real.reshape(-1, networks, m, m)
+    blocks = filters[waves.pairs].permute(2, 0, 3, 1, 4).reshape(networks, kernels.shape[1], -1)
+    return torch.baddbmm(kernels, blocks, kernels, alpha=-1)
 
 
 # The excess of one Hermitian matrix -------------------------------------------------------------------------------
@@ -174,16 +196,16 @@ def _by_products(gram: Tensor) -> tuple[Tensor, Tensor]:
     for a, b, c in _sign_schedule():
         square = sign @ sign
         sign = add_product(sign, sign, add_product(square, square, square, c, b), 1, a)
-    projector = (sign + eye) / 2
+    projector = torch.lerp(eye, sign, 0.5)
     positive = projector @ shifted @ projector
-    centred = positive / (_TAME / 2) - eye
+    centred = torch.sub(eye, positive, alpha=2 / _TAME)
     second = centred @ centred
-    third, fourth = centred @ second, second @ second
-    total: Tensor | None = None
-    for p in reversed(_excess_polynomial()):
-        part = p[0] * eye + p[1] * centred + p[2] * second + p[3] * third
-        total = part if total is None else add_product(part, fourth, total)
-    assert total is not None
+    powers = torch.stack([eye.expand_as(centred), centred, second, centred @ second])
+    fourth = second @ second
+    # One contraction for the sums of all four quarters of the polynomial: on a GPU each sum of two would cost as much.
+    *parts, total = torch.tensordot(_excess_polynomial(gram.dtype, gram.device), powers, 1)
+    for part in reversed(parts):
+        total = part.baddbmm_(fourth, total)
     return positive @ total, frobenius(positive).amax()
 
 
@@ -203,11 +225,12 @@ def _sign_schedule() -> tuple[Quintic, ...]:
     return (*schedule, taylor, taylor)
 
 
-@lru_cache(maxsize=1)
-def _excess_polynomial() -> tuple[tuple[float, ...], ...]:
-    """The coefficients of q in u = 2t/`_TAME` − 1, four by four, lowest first; interpolated at Chebyshev's points."""
+@lru_cache(maxsize=8)
+def _excess_polynomial(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The coefficients of q in u = 1 − 2t/`_TAME`, four by four, lowest first; interpolated at Chebyshev's points."""
     u = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
-    t = _TAME * (u + 1) / 2
+    t = _TAME * (1 - u) / 2
     q = np.polynomial.Chebyshev.fit(u, (1 - (1 + t) ** -0.5) / t, _DEGREE, domain=[-1, 1])
-    c = [float(value) for value in q.convert(kind=np.polynomial.Polynomial).coef]
-    return tuple(tuple(c[k : k + 4]) for k in range(0, _DEGREE + 1, 4))
+    coefficients = q.convert(kind=np.polynomial.Polynomial).coef.reshape(-1, 4)
+    with torch.inference_mode(False):
+        return torch.from_numpy(coefficients).to(device, dtype)
