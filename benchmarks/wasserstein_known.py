@@ -3,7 +3,7 @@
 Claims: over the 28 funnel pairs the mean ratio to the truth is at least 0.85, on translations at least 0.99; at confidence
 0.9999 no lower bound exceeds the truth, at 0.95 no more of them than the binomial limit; on the same samples no critic's
 value exceeds its constant times POT's exact `emd2`; two sets of 2,000 vectors of dimension 32 take less than 60 s on two
-CPU cores, and a translation is found to 5 %. Two kinds of critic are reported apart: fc, an orthogonal network, and
+CPU cores, and a translation is found to 5 %. Two kinds of critic are reported, apart and the better of both: fc, an orthogonal network, and
 anchors, minima of distances to learned points. Settings were chosen on funnels of seed 0; those measured have seed 1.
 
     python benchmarks/wasserstein_known.py [--critics anchors,fc] [--parts funnels,closed,trials,samples,budget]
@@ -173,11 +173,15 @@ def budget(arguments: argparse.Namespace) -> dict[str, Any]:
     exact = exact_distance(xs, ys)
     plain = argparse.Namespace(**(vars(arguments) | dict.fromkeys(("epochs", "width", "depth", "lr", "group_size"))))
     held = FiniteSamples("first", xs, side="first"), FiniteSamples("second", ys, side="second")
-    judged, seconds = train("fc", *held, plain, changed={"epochs": 3})  # 40 passes, as the command has it
+    # As the command has it: 3 epochs (40 passes), both critics, half the risk each.
+    tried = [train(model, *held, plain, changed={"epochs": 3}, confidence=0.975) for model in ("fc", "anchors")]
+    seconds = sum(spent for _, spent in tried)
+    judged = max((found for found, _ in tried), key=lambda found: found.bound.lower)
     whole = FiniteSamples("first", xs, whole=True), FiniteSamples("second", ys, whole=True)
     same, same_seconds = train("fc", *whole, plain)
     truth = math.sqrt(32)
     row = {"truth": truth, "held_out": judged.bound.estimate, "seconds": seconds, "threads": torch.get_num_threads()}
+    row["critics"] = {found.result["model"]: found.bound.estimate / truth for found, _ in tried}
     row |= {
         "lower": judged.bound.lower,
         "emd2": exact,
@@ -241,7 +245,17 @@ def main() -> None:
     save(arguments.json, results)
 
 
-def summary(rows: list[dict[str, Any]]) -> list[str]:
+def better_of_both(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each pair the row of the critic whose lower bound is the higher one: what the command gives by default."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if "ratio" in row and row["lower"] > best.get(row["pair"], row | {"lower": -math.inf})["lower"]:
+            best[row["pair"]] = row
+    return [row | {"critic": "the better of both", "trials": {}} for row in best.values()]
+
+
+def summary(measured: list[dict[str, Any]]) -> list[str]:
+    rows = [*measured, *better_of_both(measured)]
     lines = []
     for model in dict.fromkeys(row["critic"] for row in rows):
         for kind in ("funnels", "translation", "line", "radial"):

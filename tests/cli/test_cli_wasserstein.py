@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -92,6 +93,62 @@ def test_anchors(isoconv, pair):
     options = ["--critic", "anchors", "--anchors", "8", "--epochs", "1", "--batch-size", "16"]
     result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *options).out)
     assert result["model"] == "anchors" and result["lipschitz_bound"] == pytest.approx(1, rel=1e-9)
+
+
+BOTH = ["--epochs", "1", "--batch-size", "16"]
+
+
+def test_vectors_have_two_critics_and_the_better_one_at_half_the_risk_each(isoconv, pair, tmp_path):
+    result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH, "--confidence", "0.9").out)
+    each = {name: json.loads((tmp_path / "run" / name / "result.json").read_text()) for name in ("fc", "anchors")}
+    assert [one["confidence"] for one in each.values()] == [pytest.approx(0.95)] * 2 and result["confidence"] == 0.9
+    assert result["lower"] == max(one["lower"] for one in each.values()) == each[result["model"]]["lower"]
+    assert result["estimate"] == each[result["model"]]["estimate"]
+    assert result["critics"] == {n: {"estimate": one["estimate"], "lower": one["lower"]} for n, one in each.items()}
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["anchors", "fc", "result.json"]
+    assert (tmp_path / "run" / "anchors" / "estimate.png").exists()
+    code, out, err = isoconv("wasserstein", *pair, "--out", "again", *BOTH)
+    assert code == 0 and "confidence 0.95" in out and "of fc and anchors the better one.\n" in out
+    assert [line for line in err.splitlines() if line.startswith("critic")] == ["critic fc", "critic anchors"]
+
+
+@pytest.mark.parametrize(
+    ("options", "critic"),
+    [
+        (["--depth", "1"], "fc"),
+        (["--activation", "relu"], "fc"),
+        (["--lr", "0.1"], "fc"),
+        (["--anchors", "4"], "anchors"),
+    ],
+)
+def test_an_option_of_one_critic_asks_for_that_one(isoconv, pair, options, critic):
+    result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH, *options).out)
+    assert result["model"] == critic and "critics" not in result and result["confidence"] == 0.95
+
+
+def test_two_critics_are_resumed_where_they_were_stopped(isoconv, pair, tmp_path):
+    first = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH).out)
+    shutil.rmtree(tmp_path / "run" / "anchors")  # as if stopped in between
+    (tmp_path / "run" / "result.json").unlink()
+    kept = (tmp_path / "run" / "fc" / "state.safetensors").stat().st_mtime_ns
+    again = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH, "--resume").out)
+    assert again["critics"] == first["critics"] and again["lower"] == first["lower"]
+    assert (tmp_path / "run" / "fc" / "state.safetensors").stat().st_mtime_ns == kept
+    taken = isoconv("wasserstein", *pair, "--out", "run", *BOTH)
+    assert taken.code == 2 and taken.err.startswith("isoconv: run/fc already holds a run: ")
+    assert isoconv("wasserstein", *pair, "--out", "run", *BOTH, "--overwrite").code == 0
+    missing = "Expected a run to resume in nothing. There is none."
+    assert isoconv("wasserstein", *pair, "--out", "nothing", "--resume") == (2, "", f"isoconv: {missing}\n")
+
+
+def test_one_critic_and_two_do_not_share_a_folder(isoconv, pair, tmp_path):
+    assert isoconv("wasserstein", *pair, "--out", "one", *QUICK).code == 0
+    message = "one already holds a run of one critic: name it (--critic), or another folder (--out)."
+    assert isoconv("wasserstein", *pair, "--out", "one", *BOTH, "--overwrite") == (2, "", f"isoconv: {message}\n")
+    assert isoconv("wasserstein", *pair, "--out", "two", *BOTH).code == 0
+    message = "Expected a new or empty folder for the run. two holds other files."
+    assert isoconv("wasserstein", *pair, "--out", "two", *QUICK, "--overwrite") == (2, "", f"isoconv: {message}\n")
 
 
 @pytest.mark.parametrize(

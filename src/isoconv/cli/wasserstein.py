@@ -14,6 +14,7 @@ from isoconv.cli.interruption import interruptible
 from isoconv.cli.progress import TrainingProgress
 from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
+from isoconv.train.checkpoint import write_text
 from isoconv.train.critic import check_critics, train_critics, typical_scale
 from isoconv.train.critic_config import CriticConfig, critic_settings
 from isoconv.train.distributed import choose_device
@@ -37,7 +38,9 @@ def wasserstein(
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
-    model: Annotated[str | None, typer.Option("--critic", help="dcgan, small, large, fc or anchors")] = None,
+    model: Annotated[
+        str | None, typer.Option("--critic", help="dcgan, small, large, fc, anchors; vectors: both")
+    ] = None,
     conv: Annotated[str, typer.Option(help="bcop, bcop-fixed, rko, ossn, svcm or rkl2ne")] = "bcop",
     activation: Annotated[str | None, typer.Option(help="maxmin or relu; for fc groupsort too")] = None,
     recipe: Annotated[str, typer.Option(help="default, or paper for exactly the paper's")] = "default",
@@ -97,48 +100,90 @@ def wasserstein(
     require_one_shape(*pair)
     contents = tuple(s.fingerprint() if isinstance(s, FiniteSamples) else "" for s in pair)
     value_range, units = _centred(pair, box)
-    config = _config(pair, (first, second), model, conv, activation, recipe, explicit)
-    config = replace(config, whole=sides, held_out=held_out, seed=seed, contents=(contents[0], contents[1]))
-    if len(config.input_shape) == 3:
-        config = replace(config, pixel_range=pixel_range)
-    else:
-        config = replace(config, scale=typical_scale(*pair, config))
-    check_critics([config], *pair, chosen_device, method, value_range is not None or config.pixel_range is not None)
-    run = RunFolder(out)
-    if resume:
-        check_same(run, asdict(CriticConfig.read(run.config)) if run.exists else None, asdict(config))
-    else:
-        run.start(config, overwrite)
-        (out / "estimate.png").unlink(missing_ok=True)
-    total = config.epochs * config.steps_per_epoch
-    done = run.updates_done() if resume else 0
-    unit = config.scale * config.upsample
-    with interruptible() as should_stop, DifferenceProgress(total, done, unit=unit) as shown:
-        try:
-            (trained,) = train_critics(
-                [config],
-                [run],
-                *pair,
-                shown,
-                confidence=confidence,
-                value_range=value_range,
-                method=method,
-                units=units,
-                device=chosen_device,
-                resume=resume,
-                should_stop=should_stop,
-            )
-        except Stopped:
-            shown.close()
-            again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
-            print(f"Stopped, and saved in {out}. To go on: {again.replace(' --overwrite', '')}", file=sys.stderr)
-            raise SystemExit(130) from None
-    plot_estimate(run)
+    configs = []
+    for critic in [model] if model else _default_critics(pair[0].shape, recipe, activation, explicit):
+        config = _config(pair, (first, second), critic, conv, activation, recipe, explicit)
+        config = replace(config, whole=sides, held_out=held_out, seed=seed, contents=(contents[0], contents[1]))
+        if len(config.input_shape) == 3:
+            config = replace(config, pixel_range=pixel_range)
+        else:
+            config = replace(config, scale=typical_scale(*pair, config))
+        bounded = value_range is not None or config.pixel_range is not None
+        check_critics([config], *pair, chosen_device, method, bounded)
+        configs.append(config)
+    runs = _open_runs(out, configs, resume, overwrite)
+    share = confidence if len(configs) == 1 else 1 - (1 - confidence) / len(configs)  # so that all hold at once
+    results = []
+    for config, run in zip(configs, runs, strict=True):
+        done = run.updates_done()
+        unit = config.scale * config.upsample
+        if len(configs) > 1:
+            print(f"critic {config.model}", file=sys.stderr)
+        with (
+            interruptible() as should_stop,
+            DifferenceProgress(config.epochs * config.steps_per_epoch, done, unit=unit) as shown,
+        ):
+            try:
+                (trained,) = train_critics(
+                    [config],
+                    [run],
+                    *pair,
+                    shown,
+                    confidence=share,
+                    value_range=value_range,
+                    method=method,
+                    units=units,
+                    device=chosen_device,
+                    resume=done > 0,
+                    should_stop=should_stop,
+                )
+            except Stopped:
+                shown.close()
+                again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
+                print(f"Stopped, and saved in {out}. To go on: {again.replace(' --overwrite', '')}", file=sys.stderr)
+                raise SystemExit(130) from None
+        plot_estimate(run)
+        results.append(trained.result)
+    result = _best(results, confidence)
+    if len(runs) > 1:
+        write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
     if as_json:
-        print(json.dumps(trained.result))
+        print(json.dumps(result))
     else:
-        print(_sentence(trained.result))
+        print(_sentence(result))
         print(f"The run is in {out}", file=sys.stderr)
+
+
+def _open_runs(out: Path, configs: list[CriticConfig], resume: bool, overwrite: bool) -> list[RunFolder]:
+    """Where each critic is trained, begun if it is new: `out` itself for one, a folder of the critic's name for several."""
+    several = len(configs) > 1
+    runs = [RunFolder(out / config.model) for config in configs] if several else [RunFolder(out)]
+    if several and RunFolder(out).exists:
+        raise IsoconvError(f"{out} already holds a run of one critic: name it (--critic), or another folder (--out).")
+    if resume and not any(run.exists for run in runs):
+        raise IsoconvError(f"Expected a run to resume in {out}. There is none.")
+    for run, config in zip(runs, configs, strict=True):
+        if resume and run.exists:
+            check_same(run, asdict(CriticConfig.read(run.config)), asdict(config))
+        else:
+            run.check_free(overwrite)
+    for run, config in zip(runs, configs, strict=True):
+        if not (resume and run.exists):
+            run.start(config, overwrite)
+            (run.path / "estimate.png").unlink(missing_ok=True)
+    if several and not resume:
+        (out / "result.json").unlink(missing_ok=True)
+    return runs
+
+
+def _best(results: list[dict[str, Any]], confidence: float) -> dict[str, Any]:
+    """The result with the highest lower bound, at the confidence with which all of them hold at once."""
+    best = max(results, key=lambda result: result["lower"])
+    if len(results) == 1:
+        return best
+    critics = {result["model"]: {name: result[name] for name in ("estimate", "lower")} for result in results}
+    seconds = sum(result["train_seconds"] for result in results)
+    return best | {"confidence": confidence, "train_seconds": seconds, "critics": critics}
 
 
 def _centred(
@@ -172,14 +217,13 @@ def _centred(
 def _config(
     pair: tuple[Samples, Samples],
     names: tuple[str, str],
-    model: str | None,
+    critic: str,
     conv: str,
     activation: str | None,
     recipe: str,
     explicit: dict[str, Any],
 ) -> CriticConfig:
     shape = pair[0].shape
-    critic = model or _default_critic(shape)
     settings = critic_settings(recipe, critic, conv, activation) | explicit
     if "batch_size" not in explicit:
         asked = settings.get("batch_size", CriticConfig.batch_size)
@@ -205,13 +249,23 @@ def _refuse_unused(critic: str, conv: str, activation: str | None, explicit: dic
         raise IsoconvError(f"Expected options of the critic {critic}. Got --{unused[0]}, which it has no use for.")
 
 
-def _default_critic(shape: tuple[int, ...]) -> str:
-    """The paper's critic for images that it can take, a smaller one for others, and for vectors orthogonal layers."""
-    if len(shape) != 3:
-        return "fc"
-    if shape[1] % 16 == 0 and shape[2] % 16 == 0:
-        return "dcgan"
-    return "large" if shape[1] % 4 == 0 and shape[2] % 4 == 0 else "fc"
+def _default_critics(
+    shape: tuple[int, ...], recipe: str, activation: str | None, explicit: dict[str, Any]
+) -> list[str]:
+    """The paper's critic for images that it can take, a smaller one for others.
+
+    For vectors two, of which either may be much the better one; or the one that the options are about.
+    """
+    if len(shape) == 3:
+        if shape[1] % 16 == 0 and shape[2] % 16 == 0:
+            return ["dcgan"]
+        return ["large"] if shape[1] % 4 == 0 and shape[2] % 4 == 0 else ["fc"]
+    if "anchors" in explicit:
+        return ["anchors"]
+    about_layers = (
+        activation is not None or recipe == "paper" or explicit.keys() & {"width", "depth", "lr", "optimiser"}
+    )
+    return ["fc"] if about_layers else ["fc", "anchors"]
 
 
 def check_same(run: RunFolder, saved: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
@@ -281,11 +335,13 @@ def _sentence(result: dict[str, Any]) -> str:
         "betting": f"confidence {result['confidence']:g}, by betting: valid for every sample size",
         "asymptotic": f"confidence {result['confidence']:g}, asymptotic",
     }[result["method"]]
+    critics = result.get("critics", {})
+    chosen = f" The critic is {result['model']}, of {' and '.join(critics)} the better one." if critics else ""
     return (
         f"W1 ≥ {max(0.0, result['lower']):.6g} ({how}). The critic's difference of means is {result['estimate']:.6g}, "
         f"interval {low:.6g} to {high:.6g}, on {first:,} and {second:,} samples, after division by its proved Lipschitz "
         f"bound {result['lipschitz_bound']:.7f}, which includes the scaling in front of it. "
-        f"{result['units']}."
+        f"{result['units']}.{chosen}"
     )
 
 
