@@ -18,6 +18,7 @@ from isoconv.data import EpochBatches, hold_out, load_splits
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.evaluate import evaluate
+from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.task import Classification, make_model
 
@@ -59,9 +60,10 @@ def main() -> None:
     for epoch in range(max(replica.config.epochs for _, replica, _ in runs)):
         streams = [(r, b.epoch(epoch), len(b)) for _, r, b in runs if epoch < r.config.epochs]
         for k in range(max(length for _, _, length in streams)):
-            for replica, stream, length in streams:
-                if k < length:
-                    replica.step(*next(stream))
+            stepping = [(replica, stream) for replica, stream, length in streams if k < length]
+            for replica, stream in stepping:
+                replica.step(*next(stream))
+            project_where_due([replica for replica, _ in stepping])
     rows = []
     for text, replica, _ in runs:
         replica.wait()

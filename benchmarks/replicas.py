@@ -1,6 +1,6 @@
 """Measures what several networks cost that train side by side on one GPU, against one alone.
 
-A round is one step of each. Also says the peak memory of the process.
+A round is one step of each, and its share of what is projected between steps. Also says the peak memory of the process.
 
     python benchmarks/replicas.py [--model large] [--conv bcop] [--counts 1,2,5] [--streams 6] [--json FILE]
 """
@@ -16,6 +16,7 @@ import torch
 from isoconv.train import replica as replica_module
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import choose_device
+from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.task import Classification, make_model
 
@@ -48,6 +49,7 @@ def round_time(count: int, arguments: argparse.Namespace) -> float:
         for _ in range(STEPS):
             for one in replicas:
                 one.step(images, labels)
+            project_where_due(replicas)
         torch.cuda.synchronize()
         if turn:  # the first warms up and captures
             times.append((time.perf_counter() - start) / STEPS * 1e3)

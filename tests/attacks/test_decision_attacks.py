@@ -23,6 +23,7 @@ from attacks.attack_reference import (
 from isoconv import IsoconvError
 from isoconv.attacks import AttackResult, boundary, pointwise
 from isoconv.attacks.decision import Watched, _foolbox
+from isoconv.attacks.deployed import Deployed
 from isoconv.attacks.findings import Findings
 
 Attack = Callable[..., AttackResult]
@@ -65,6 +66,16 @@ def test_success_is_within_the_budget(attack: Attack, device: str) -> None:
             images, result.images, result.norms.tolist(), (distances * factor).tolist(), strict=True
         ):
             assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(budget) ** 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_decisions_are_made_in_full_float32(device: str) -> None:
+    """A step moves a pixel by a ten-thousandth; with the ten bits of TF32 it would not be seen, and nothing found."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
+    images = torch.rand(50, 3, 8, 8)
+    logits = Deployed(model.to(device), torch.device(device), torch.float32).search_logits(images.to(device))
+    assert (logits.cpu() - logits64(model.cpu(), images)).abs().max() < 2e-6
 
 
 @needs_foolbox

@@ -1,5 +1,7 @@
 """SVCM's projection is fifty batched SVDs in the paper; ours has none, and gives the same kernels."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,8 @@ from torch import Tensor
 from isoconv.linalg import clipping
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.linalg.spectrum import circular_singular_values, fold_kernel
-from isoconv.nn import SVCMConv2d
+from isoconv.nn import SVCMConv2d, svcm
+from isoconv.nn.svcm import project_together
 
 # c_out, c_in, taps, grid: wide, tall, square, one channel, odd and even grids, grids smaller than the kernel or its reach.
 SHAPES = [
@@ -40,10 +43,17 @@ def by_svd(kernel: Tensor, grid: tuple[int, int], iterations: int) -> Tensor:
     return kernel
 
 
-def random_kernel(shape: tuple, norm: float, dtype: torch.dtype = torch.float64) -> Tensor:
+def random_kernel(shape: tuple, norm: float, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
     c_out, c_in, taps, grid = shape
-    kernel = torch.randn(c_out, c_in, *taps, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kernel = torch.randn(c_out, c_in, *taps, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return (kernel * (norm / circular_singular_values(kernel, grid)[0])).to(dtype)
+
+
+def mixed_batch(shape: tuple, dtype: torch.dtype) -> Tensor:
+    """Of one shape: 0, wild; 1, needs nothing; 2, mild; 3, broken; 4, in between."""
+    kernels = torch.stack([random_kernel(shape, norm, dtype, k) for k, norm in enumerate([7, 0.99, 1.01, 1.5, 1.5])])
+    kernels[3, 0, -1, 0, 0] = torch.nan
+    return kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -77,13 +87,13 @@ def test_the_excess_of_a_matrix_by_products(eigenvalues):
     gram = ((basis * values) @ basis.mH).to(torch.complex64)
     excess, bound = clipping._by_products(gram)
     assert (excess - expected).abs().max() < 4 * torch.finfo(torch.float32).eps * max(1, *eigenvalues)
-    assert bound >= max(0, max(eigenvalues) - 1) - 1e-6
+    assert bound.shape == (3,) and bound.min() >= max(0, max(eigenvalues) - 1) - 1e-6
 
 
 def test_what_grows_wild_on_the_way_is_done_again(monkeypatch):
     """Blind iterations are only kept if the polynomial that they used was made for what they met."""
     shape = SHAPES[0]
-    kernel = random_kernel(shape, 1.5, torch.float32)
+    kernels = torch.stack([random_kernel(shape, norm, torch.float32) for norm in (1.5, 1.1)])
     blindly, calls = clipping._blindly, []
 
     def worried(*arguments):
@@ -92,8 +102,12 @@ def test_what_grows_wild_on_the_way_is_done_again(monkeypatch):
         return found * torch.nan, torch.tensor(torch.nan if len(calls) == 1 else 99.0)
 
     monkeypatch.setattr(clipping, "_blindly", worried)
-    found = clip_and_mask(kernel, shape[3], 12, "products")
-    assert calls and (found - by_svd(kernel.double(), shape[3], 12)).abs().max() <= 1e-5
+    for given in (kernels[0], kernels):
+        calls.clear()
+        found = clip_and_mask(given, shape[3], 12, "products")
+        assert calls and found.shape == given.shape
+        for kernel, one in zip(kernels, found.reshape(-1, *kernels.shape[1:]), strict=False):
+            assert (one - by_svd(kernel.double(), shape[3], 12)).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("method", ["eigenvectors", "products"])
@@ -101,10 +115,104 @@ def test_what_needs_nothing_is_left_alone(method):
     shape = SHAPES[1]
     kernel = random_kernel(shape, 0.999, torch.float32)
     assert clip_and_mask(kernel, shape[3], 50, method) is kernel
-    broken = kernel.clone()
-    broken[0, 0, 0, 0] = torch.nan
-    assert clip_and_mask(broken, shape[3], 50, method) is broken
+    for unusable in (torch.nan, torch.inf, 1e19, -1e25):  # the squares of the last ones are infinite
+        broken = kernel.clone()
+        broken[0, 0, 0, 0] = unusable
+        assert clip_and_mask(broken, shape[3], 50, method) is broken
+    quiet = torch.stack([kernel, broken])
+    assert clip_and_mask(quiet, shape[3], 50, method) is quiet
     assert torch.equal(clip_and_mask(torch.zeros(2, 3, 2, 2), (4, 4), 3, method), torch.zeros(2, 3, 2, 2))
+
+
+# Many kernels at once ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("method", ["eigenvectors", "products"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_batch_is_each_of_it_alone(shape, method, dtype):
+    kernels = mixed_batch(shape, dtype)
+    before = kernels.clone()
+    found = clip_and_mask(kernels, shape[3], 25, method)
+    assert found.shape == kernels.shape and found.dtype == dtype
+    torch.testing.assert_close(kernels, before, rtol=0, atol=0, equal_nan=True)  # what was given is not written to
+    for k in (1, 3):
+        alone = clip_and_mask(kernels[k], shape[3], 25, method)
+        torch.testing.assert_close(found[k], alone, rtol=0, atol=0, equal_nan=True)
+    for k in (0, 2, 4):
+        alone = clip_and_mask(kernels[k], shape[3], 25, method)
+        assert (alone - kernels[k]).abs().max() > 1e-4  # there is something to do
+        assert (found[k] - alone).abs().max() <= (TOLERANCE[dtype] if method == "eigenvectors" else 1e-5)
+        assert (found[k] - by_svd(kernels[k].double(), shape[3], 25)).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("method", ["eigenvectors", "products"])
+def test_what_needs_nothing_or_is_broken_is_not_worked_on(method, monkeypatch):
+    """NaN may keep a GPU's eigenvectors from ever being found, and every matrix costs."""
+    shape, met = SHAPES[0], []
+
+    def watched(inner):
+        return lambda gram: met.append(gram) or inner(gram)
+
+    monkeypatch.setattr(clipping, "_by_eigenvectors", watched(clipping._by_eigenvectors))
+    monkeypatch.setattr(clipping, "_by_products", watched(clipping._by_products))
+    clip_and_mask(mixed_batch(shape, torch.float32)[1:4], shape[3], 12, method)  # only the mild one has work
+    frequencies = 34  # of 64, one of each conjugate pair
+    assert met and all(gram.isfinite().all() and gram.flatten(0, -3).shape[0] <= frequencies for gram in met)
+
+
+def test_one_that_is_done_stays_bit_for_bit_while_others_go_on(monkeypatch):
+    shape, grid = SHAPES[0], SHAPES[0][3]
+    minus_excess, kept, at_work = clipping._minus_excess, [], []
+
+    def shrinking(kernels, *rest):
+        found = minus_excess(kernels, *rest)
+        at_work.append(len(found))
+        if len(at_work) == 3:
+            found = torch.cat([found[:1], found[1:2] / 2, found[2:]])
+            kept.append(found[1].clone())
+        return found
+
+    monkeypatch.setattr(clipping, "_minus_excess", shrinking)
+    kernels = torch.stack([random_kernel(shape, 1.5, torch.float32, seed) for seed in range(3)])
+    found = clip_and_mask(kernels, grid, 10)
+    assert at_work == [3] * 3 + [2] * 7
+    assert torch.equal(found[1].permute(2, 3, 0, 1).flatten(0, 2), kept[0])
+    monkeypatch.undo()
+    for k in (0, 2):
+        assert (found[k] - clip_and_mask(kernels[k], grid, 10)).abs().max() <= 1e-5
+
+
+def test_layers_project_together_as_each_alone(monkeypatch):
+    torch.manual_seed(0)
+    alike = [SVCMConv2d(3, 5, 4, 2, input_size=(12, 8)) for _ in range(3)]
+    others = [
+        SVCMConv2d(3, 5, 4, 2, input_size=(12, 8), padding_mode="zeros"),
+        SVCMConv2d(3, 5, 4, 2, input_size=(8, 8)),
+        SVCMConv2d(3, 5, 2, input_size=(12, 8)),
+        SVCMConv2d(3, 5, 4, 2, input_size=(12, 8), dtype=torch.float64),
+    ]
+    layers = [alike[0], *others[:2], *alike[1:], *others[2:]]
+    with torch.no_grad():
+        for layer in layers:
+            layer.kernel.mul_(3)
+    alone, before = copy.deepcopy(layers), copy.deepcopy(layers)
+    calls = []
+    monkeypatch.setattr(svcm, "clip_and_mask", lambda *given: calls.append(len(given[0])) or clip_and_mask(*given))
+    project_together(layers, 20)
+    assert calls == [3, 1, 1, 1, 1]
+    for layer, one, old in zip(layers, alone, before, strict=True):
+        one.project(20)
+        assert layer.kernel.dtype == one.kernel.dtype and layer.kernel.requires_grad
+        assert (layer.kernel - one.kernel).abs().max() <= 1e-5
+        assert (layer.kernel - old.kernel).abs().max() > 1e-2
+
+
+def test_no_layers_at_all_is_nothing_to_do():
+    project_together([], 3)
+
+
+# Layers -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
@@ -129,11 +237,29 @@ def test_half_precision_is_projected_in_single():
     assert layer.kernel.dtype == torch.bfloat16 and torch.equal(layer.kernel, expected)
 
 
+# On a GPU ---------------------------------------------------------------------------------------------------------
+
+ON_A_GPU = [*SHAPES, (32, 128, (2, 2), (16, 16)), (64, 256, (2, 2), (8, 8))]
+
+
 @needs_gpu
 @pytest.mark.parametrize("norm", [7.07, 1.5, 1.01])
-@pytest.mark.parametrize("shape", [*SHAPES, (32, 128, (2, 2), (16, 16)), (64, 256, (2, 2), (8, 8))], ids=str)
+@pytest.mark.parametrize("shape", ON_A_GPU, ids=str)
 def test_on_a_gpu(shape, norm):
     kernel = random_kernel(shape, norm, torch.float32)
     expected = by_svd(kernel.double(), shape[3], 50)
     assert (clip_and_mask(kernel.cuda(), shape[3], 50).cpu() - expected).abs().max() <= 1e-5
     assert (clip_and_mask(kernel.double().cuda(), shape[3], 50).cpu() - expected).abs().max() <= 1e-10
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", ON_A_GPU, ids=str)
+def test_a_batch_on_a_gpu(shape):
+    kernels = mixed_batch(shape, torch.float32)
+    for dtype in (torch.float32, torch.float64):
+        found = clip_and_mask(kernels.to("cuda", dtype), shape[3], 50).cpu()
+        for k in (0, 2, 4):
+            assert (found[k] - by_svd(kernels[k].double(), shape[3], 50)).abs().max() <= TOLERANCE[dtype]
+        for k in (1, 3):
+            alone = clip_and_mask(kernels[k].to("cuda", dtype), shape[3], 50).cpu()
+            torch.testing.assert_close(found[k], alone, rtol=0, atol=0, equal_nan=True)

@@ -7,6 +7,7 @@ from isoconv.data import EpochBatches, ImageSet
 from isoconv.nn import plain
 from isoconv.optim import SteepestDescent
 from isoconv.train.config import TrainConfig, recipe_settings
+from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.task import Classification, make_model
 
@@ -34,6 +35,7 @@ def replica(conv: str, optimiser: str, seed: int = 0, side_by_side: int = 1) -> 
     data = images()
     rate = 1e-2 if optimiser == "steepest" else 1e-4
     settings = recipe_settings("default", "cifar10", conv) | {"optimiser": optimiser, "lr": rate, "epochs": 4}
+    settings |= {"project_every": 5, "project_iterations": 20}
     config = TrainConfig(
         data="cifar10", input_shape=data.shape, classes=data.classes, model="small", conv=conv, seed=seed, **settings
     )
@@ -53,6 +55,7 @@ def losses(runs: list[tuple[Replica, EpochBatches]], look: bool) -> list[list[fl
                 one.step(*next(stream))
                 if look:
                     torch.cuda.synchronize()
+            project_where_due([one for one, _ in runs])
         for (one, _), line in zip(runs, found, strict=True):
             line.append(one.take_sums()[0])
     return found
@@ -80,11 +83,16 @@ def test_the_host_may_run_ahead_of_the_device() -> None:
     assert ahead == pytest.approx(slow, rel=2e-2)
 
 
-def test_replicas_side_by_side_are_as_each_alone() -> None:
-    together = losses([replica("bcop", "steepest", seed, side_by_side=8) for seed in range(8)], look=False)
-    for seed in range(8):
-        (alone,) = losses([replica("bcop", "steepest", seed)], look=True)
+@pytest.mark.parametrize(("conv", "optimiser", "count"), [("bcop", "steepest", 8), ("svcm", "adam", 5)])
+def test_replicas_side_by_side_are_as_each_alone(conv: str, optimiser: str, count: int) -> None:
+    runs = [replica(conv, optimiser, seed, side_by_side=count) for seed in range(count)]
+    together = losses(runs, look=False)
+    for seed, (one, _) in enumerate(runs):
+        other = replica(conv, optimiser, seed)
+        (alone,) = losses([other], look=True)
         assert together[seed] == pytest.approx(alone, rel=2e-2)
+        for layer, same in zip(one.projected_rarely, other[0].projected_rarely, strict=True):
+            torch.testing.assert_close(layer.kernel, same.kernel, rtol=0, atol=2e-3)
 
 
 def test_what_is_evaluated_is_what_was_trained() -> None:

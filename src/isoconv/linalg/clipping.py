@@ -20,6 +20,12 @@ for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is
 would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.) Then h = T q(T),
 with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the numbers; whether
 T stayed below `_TAME` is looked at afterwards.
+
+Note [Many kernels at once]
+The matrices of one kernel are so few and small that a GPU takes longer to begin with them than to be done. So kernels of
+one shape go side by side, in step; none enters another's result. At each look those leave that need no clipping (any
+more), and nothing touches their bits again; those that hold NaN leave at the first. As soon as one of the others needs
+eigenvectors, all of them get these.
 """
 
 from dataclasses import dataclass
@@ -47,41 +53,38 @@ def clip_and_mask(kernel: Tensor, grid: tuple[int, int], iterations: int = 1, me
         float32 or float64, in whose precision this works
     method : "eigenvectors", or "products", which is for float32 and a GPU; by default whichever is faster
 
-    A kernel that needs no clipping stays as it is (alone, it is returned itself), and so does one with NaN, infinities or
-    entries so large that their squares overflow.
+    A kernel that needs no clipping stays as it is, and so does one with NaN, infinities or entries so large that sums of
+    their squares might overflow. If that is so of all that is given, it is returned itself.
     """
-    single = kernel.flatten(0, -4)  # taps are folded for each pair of channels alone: networks do not matter there
+    single = kernel.flatten(0, -4)  # whose output channel it is does not matter to the folding
     folded = fold_kernel(single, grid)
     c_out, c_in, height, width = *kernel.shape[-4:-2], *folded.shape[2:]
     turned = c_out > c_in
-    apart = folded.reshape(-1, c_out, c_in, height, width)
-    stacked = apart.permute(0, 3, 4, 2, 1) if turned else apart.permute(0, 3, 4, 1, 2)
-    taps = stacked.reshape(len(apart), -1, max(c_out, c_in))
-    waves = _waves(grid, (height, width), kernel.dtype, kernel.device)
+    wide = folded.reshape(-1, c_out, c_in, height, width)
+    wide = wide.transpose(1, 2) if turned else wide
+    taps = wide.permute(0, 3, 4, 1, 2)
+    stacked = taps.reshape(len(taps), -1, taps.shape[-1])
     by_products = (kernel.is_cuda and kernel.dtype == torch.float32) if method is None else method == "products"
-    clipped = _iterate(taps, waves, iterations, by_products)
-    if clipped is taps and folded is single:
+    clipped = _iterate(stacked, _waves(grid, (height, width), kernel.dtype, kernel.device), iterations, by_products)
+    if clipped is stacked and folded is single:
         return kernel
-    clipped = clipped.reshape(stacked.shape)
+    wide = clipped.reshape(taps.shape).permute(0, 3, 4, 1, 2)
     result = torch.zeros_like(kernel)
-    result[..., :height, :width] = (
-        clipped.permute(0, 4, 3, 1, 2) if turned else clipped.permute(0, 3, 4, 1, 2)
-    ).reshape(*kernel.shape[:-2], height, width)
+    result[..., :height, :width] = (wide.transpose(1, 2) if turned else wide).reshape(*kernel.shape[:-2], height, width)
     return result
 
 
-# All kernels of a batch have one shape. From here on one of them is (taps·m, n): its taps W_t below each other.
+# From here on kernels are (networks, taps·m, n): each has its taps W_t below each other.
 
 
 def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: bool) -> Tensor:
-    """All kernels in step, until nothing of them exceeds 1: from there on one is left as it is, and waits for no other."""
+    """See Note [Many kernels at once]."""
     result, rows = kernels, torch.arange(len(kernels), device=kernels.device)
     blind, left = by_products, iterations
     while left > 0:
         gram = _gram(kernels, waves)
         exceeding = _exceeds(gram, 1.0)
-        finite = gram.isfinite().all(0).flatten(1).all(1)  # NaN may keep a GPU's eigenvectors from ever converging
-        going_on = (exceeding.any(0) & finite).nonzero().flatten()
+        going_on = (exceeding.any(0) & _usable(kernels)).nonzero().flatten()
         if len(going_on) < len(kernels):
             result = _with_rows(result, rows, kernels)
             if len(going_on) == 0:
@@ -95,27 +98,42 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
             if blind:  # hardly ever not: then they are done again, with open eyes
                 kernels, left = found, left - steps
         else:
-            chosen = exceeding.any(1)
-            excess = _by_eigenvectors(gram[chosen])
+            excess, chosen = _excess_where(exceeding, gram)
             kernels, left, blind = _minus_excess(kernels, excess, waves, chosen), left - 1, by_products
     return _with_rows(result, rows, kernels)
 
 
+def _usable(kernels: Tensor) -> Tensor:
+    """For each kernel, whether its Gram matrices are all numbers, by far. NaN could keep a GPU's `eigh` from ending."""
+    return frobenius(kernels) < 1e-3 * torch.finfo(kernels.dtype).max ** 0.5
+
+
 def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
-    """The kernels with new ones in these rows (which are sorted: as many as there are, and nothing is left of the old)."""
+    """The kernels, those in `rows` (ascending) replaced; where that is all of them, the new ones themselves."""
     return new if len(new) == len(kernels) else kernels.index_copy(0, rows, new)
+
+
+def _excess_where(exceeding: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
+    """h(G) at those frequencies where any kernel exceeds 1 (zero for one that does not), and which these are."""
+    found = _by_eigenvectors(gram[exceeding])
+    if gram.shape[1] == 1:  # spares small kernels on a CPU some time
+        return found.unsqueeze(1), exceeding[:, 0]
+    chosen = exceeding.any(1)
+    excess = found.new_zeros(int(chosen.sum()), *gram.shape[1:])
+    excess[exceeding[chosen]] = found
+    return excess, chosen
 
 
 def _blindly(kernels: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple[Tensor, Tensor]:
     """That many iterations without a look, and a bound of all the positive parts after the first, which is known."""
-    excess, _ = _by_products(gram.flatten(0, 1))
+    excess, size = _by_products(gram.flatten(0, 1))
     kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
-    largest = torch.zeros((), dtype=kernels.dtype, device=kernels.device)
+    largest = torch.zeros_like(size)
     for _ in range(steps - 1):
         excess, size = _by_products(_gram(kernels, waves).flatten(0, 1))
         largest = torch.maximum(largest, size)
         kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
-    return kernels, largest
+    return kernels, largest.amax()
 
 
 # Between taps and frequencies -------------------------------------------------------------------------------------
@@ -189,24 +207,24 @@ def _by_eigenvectors(gram: Tensor) -> Tensor:
 
 
 def _by_products(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """h(G), batched, where all eigenvalues are below 1 + `_TAME`, and an upper bound of max (G − I)₊ that says so."""
+    """h(G), batched, where all eigenvalues are below 1 + `_TAME`, and for each an upper bound of (G − I)₊ that says so."""
     eye = identity_like(gram)
     shifted = gram - eye
     sign = shifted / _TAME
     for a, b, c in _sign_schedule():
         square = sign @ sign
         sign = add_product(sign, sign, add_product(square, square, square, c, b), 1, a)
-    projector = torch.lerp(eye, sign, 0.5)
+    projector = (sign + eye) / 2
     positive = projector @ shifted @ projector
     centred = torch.sub(eye, positive, alpha=2 / _TAME)
     second = centred @ centred
     powers = torch.stack([eye.expand_as(centred), centred, second, centred @ second])
     fourth = second @ second
-    # One contraction for the sums of all four quarters of the polynomial: on a GPU each sum of two would cost as much.
+    # All the sums of scaled powers in one product: one by one they would be a third of all that is launched here.
     *parts, total = torch.tensordot(_excess_polynomial(gram.dtype, gram.device), powers, 1)
     for part in reversed(parts):
-        total = part.baddbmm_(fourth, total)
-    return positive @ total, frobenius(positive).amax()
+        total = add_product(part, fourth, total)
+    return positive @ total, frobenius(positive)
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,20 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 @contextmanager
+def full_precision(tensor: Tensor) -> Iterator[None]:
+    """No autocast, and no TF32 in matrix products and convolutions, for tensors like this one."""
+    with without_autocast(tensor), matmul_precision(tensor, "highest"):
+        if not tensor.is_cuda or torch.compiler.is_compiling() or not torch.backends.cudnn.allow_tf32:
+            yield
+            return
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32 = True
+
+
+@contextmanager
 def matmul_precision(tensor: Tensor, precision: str) -> Iterator[None]:
     """float32 products of matrices like `tensor` in "highest" (float32) or "high" (TF32) precision within this context.
 

@@ -16,8 +16,7 @@ network: the network sees a leaf-like tensor, made by `_Built`, and `_Built` ask
 often as it is needed. In evaluation that graph is made only if somebody asks.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import matmul_precision, without_autocast
+from isoconv.linalg.precision import full_precision
 
 
 def _raise_versions(optimiser: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
@@ -106,7 +105,7 @@ class BuiltWeight(nn.Module):
             self._before_training_forward()
         build = self._kept
         if build is None or not build.is_of(self):
-            with torch.no_grad(), constraint_precision(self._sources()[0]):
+            with torch.no_grad(), full_precision(self._sources()[0]):
                 self._written_back = updating and self._write_back()
             try:
                 build = _Build(self, with_graph=updating)
@@ -203,7 +202,7 @@ def _identity(layer: BuiltWeight) -> tuple[object, ...]:
 
 def _in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tensor:
     """Run the build in float32 or better, whatever the parameters' dtype, autocast and TF32 say; give back their dtype."""
-    with constraint_precision(sources[0]):
+    with full_precision(sources[0]):
         weight = build(*(source.to(constraint_dtype(source)) for source in sources))
     return weight.to(sources[0].dtype)
 
@@ -211,17 +210,3 @@ def _in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tens
 def constraint_dtype(tensor: Tensor) -> torch.dtype:
     """float32, or better if the tensor is."""
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-@contextmanager
-def constraint_precision(tensor: Tensor) -> Iterator[None]:
-    """No autocast, and no TF32 in matrix products and convolutions, for tensors like this one."""
-    with without_autocast(tensor), matmul_precision(tensor, "highest"):
-        if not tensor.is_cuda or torch.compiler.is_compiling() or not torch.backends.cudnn.allow_tf32:
-            yield
-            return
-        torch.backends.cudnn.allow_tf32 = False
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.allow_tf32 = True

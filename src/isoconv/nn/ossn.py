@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.nn.built_weight import constraint_dtype, constraint_precision
+from isoconv.linalg.precision import full_precision
+from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.circular import convolve_same, same_padding
 from isoconv.nn.sized import SizedConv2d
 
@@ -49,7 +50,7 @@ class OSSNConv2d(SizedConv2d):
 
     def power_iterate(self, iterations: int | None = None) -> None:
         """Sharpen the estimate of the norm by more iterations; changes only the stored vector."""
-        with torch.no_grad(), constraint_precision(self.kernel):
+        with torch.no_grad(), full_precision(self.kernel):
             kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
             self.vector.copy_(
                 self._iterated(kernel, vector, self.power_iterations if iterations is None else iterations)
@@ -59,13 +60,13 @@ class OSSNConv2d(SizedConv2d):
     def project(self) -> None:
         """Divide the parameter by max(1, σ̂): what training calls after each update with `projection="after_update"`."""
         self.power_iterate()
-        with constraint_precision(self.kernel):
+        with full_precision(self.kernel):
             kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
             self.kernel.copy_(self._normalised(kernel, vector))
 
     def norm_estimate(self) -> float:
         """σ̂ of the parameter, from below, with the stored vector."""
-        with torch.no_grad(), constraint_precision(self.kernel):
+        with torch.no_grad(), full_precision(self.kernel):
             return float(torch.linalg.vector_norm(self._convolved(self.kernel, self.vector)))
 
     def _sources(self) -> tuple[Tensor, ...]:

@@ -1,5 +1,6 @@
 """Singular value clipping and masking: project the kernel to norm 1 in the Frobenius sense, approximately."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.clipping import clip_and_mask
-from isoconv.nn.built_weight import constraint_dtype, constraint_precision
+from isoconv.linalg.precision import full_precision
+from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.sized import SizedConv2d
 
 
@@ -29,16 +31,35 @@ class SVCMConv2d(SizedConv2d):
     def _sources(self) -> tuple[Tensor, ...]:
         return ()  # nothing is built
 
-    @torch.no_grad()
+    @property
+    def _projected_size(self) -> tuple[int, int]:
+        """The size of the circular image on which the norm is constrained."""
+        if self.padding_mode != "zeros":
+            return self.convolved_size
+        reach = self.kernel_shape[2] - 1  # the zero-padded image embeds in a circular one that is larger by so much
+        return self.convolved_size[0] + reach, self.convolved_size[1] + reach
+
     def project(self, iterations: int = 50) -> None:
         """`iterations` times: clip the singular values at 1 (an exact projection), then cut back to k×k taps (another).
 
         See `isoconv.linalg.clipping` for how this is done without an SVD.
         """
-        if iterations < 1:
-            raise IsoconvError(f"Expected at least one projection. Got {iterations}.")
-        taps, grid = self.kernel_shape[2], self.convolved_size
-        if self.padding_mode == "zeros":  # the zero-padded image embeds in a circular one of this size
-            grid = (grid[0] + taps - 1, grid[1] + taps - 1)
-        with constraint_precision(self.kernel):
-            self.kernel.copy_(clip_and_mask(self.kernel.to(constraint_dtype(self.kernel)), grid, iterations))
+        project_together([self], iterations)
+
+
+@torch.no_grad()
+def project_together(layers: Iterable[SVCMConv2d], iterations: int = 50) -> None:
+    """Project each layer; all that agree in kernel shape, image size, dtype and device at once, which suits a GPU."""
+    if iterations < 1:
+        raise IsoconvError(f"Expected at least one projection. Got {iterations}.")
+    alike: dict[tuple[object, ...], list[SVCMConv2d]] = {}
+    for layer in layers:
+        kind = layer.kernel.shape, layer._projected_size, layer.kernel.dtype, layer.kernel.device
+        alike.setdefault(kind, []).append(layer)
+    for group in alike.values():
+        first = group[0].kernel
+        with full_precision(first):
+            kernels = torch.stack([layer.kernel for layer in group]).to(constraint_dtype(first))
+            clipped = clip_and_mask(kernels, group[0]._projected_size, iterations)
+            for layer, kernel in zip(group, clipped, strict=True):
+                layer.kernel.copy_(kernel)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.train.distributed import Processes
+from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
 
@@ -56,8 +57,8 @@ def run(
 ) -> None:
     """Train all replicas to their last epoch, from wherever they are.
 
-    They advance together, a step each in turn, on a GPU each on its own stream. The state is saved every `save_every`
-    seconds (at the end of an epoch) and when it is asked to stop.
+    They advance together, a step each in turn, on a GPU each on its own stream; between steps, what is to be projected is.
+    The state is saved every `save_every` seconds (at the end of an epoch) and when it is asked to stop.
     """
     first = replicas[0]
     if len({replica.done for replica in replicas}) > 1:
@@ -78,6 +79,7 @@ def run(
                     replica.step(images, labels)
             if skip:
                 continue
+            project_where_due(replicas)
             observer.step(1)
             stopping = processes.any(should_stop())
             if stopping and k + 1 < per_epoch:

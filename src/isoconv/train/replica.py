@@ -51,6 +51,8 @@ class Settings(Protocol):
 class Replica:
     """A model with its own optimiser, buffers and stream; `step(images, labels)` is one update.
 
+    Layers of `projected_rarely` are not projected by a step, but between steps: see `isoconv.train.projections`.
+
     On a GPU the whole step (build, forward, backward, update) is captured once as a CUDA graph and replayed. Every
     replica captures on streams of its own: graphs captured on one stream share a cuBLAS workspace, and replayed side
     by side they would corrupt each other; `side_by_side` says how many replicas share the device's streams. On a CPU,
@@ -119,8 +121,6 @@ class Replica:
                 self.rate.fill_(self.config.lr * factor)
                 self._replay(images, labels)
         self.done += 1
-        if self.projected_rarely and (self.done % self.config.project_every == 0 or self.done == self.steps):
-            self._project()
 
     def _update(self, images: Tensor, labels: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)
@@ -156,12 +156,6 @@ class Replica:
             self.graph.replay()
             # A replay changes parameters behind PyTorch's back; this is what tells the layers' caches.
             torch.autograd.graph.increment_version(list(self.model.parameters()))
-
-    def _project(self) -> None:
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        for layer in self.projected_rarely:
-            layer.project(self.config.project_iterations)
 
     # What a step leaves -------------------------------------------------------------------------------------------
 

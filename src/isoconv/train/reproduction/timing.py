@@ -9,6 +9,7 @@ import torch
 from isoconv.train.classifier import device_name
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.engine import Stopped
+from isoconv.train.projections import project
 from isoconv.train.replica import Replica
 from isoconv.train.reproduction.cells import MeasuredCell
 from isoconv.train.reproduction.results import environment
@@ -63,10 +64,9 @@ class _Case:
         self.conv, self.recipe, self.steps, self.device = conv, recipe, steps, device
         chosen = recipe_settings(recipe, "cifar10", conv) | {"model": "large", "conv": conv, "batch_size": batch}
         config = TrainConfig(data="cifar10", input_shape=_SHAPE, classes=_CLASSES, **chosen)
-        # So many steps per epoch that neither the schedule nor a projection gets in the way.
+        # So many steps per epoch that the schedule does not get in the way.
         self.replica = Replica(config, make_model(config), Classification(config), 10**6, device)
-        self.projected, self.replica.projected_rarely = self.replica.projected_rarely, []
-        self.iterations, self.every = config.project_iterations, config.project_every
+        self.projected, self.every = bool(self.replica.projected_rarely), config.project_every
         random = torch.Generator().manual_seed(0)
         self.images = torch.randint(0, 256, (batch, *_SHAPE), dtype=torch.uint8, generator=random).to(device)
         self.labels = torch.randint(0, 10, (batch,), generator=random).to(device)
@@ -74,21 +74,16 @@ class _Case:
         self.projections: list[float] = []
         for _ in range(warm_up):
             self.replica.step(self.images, self.labels)
-        self._project()  # the first one finds kernels that nobody has projected yet
+        project([self.replica])  # the first one finds kernels that nobody has projected yet
 
     def run(self) -> None:
         start = self._now()
         for _ in range(self.steps):
             self.replica.step(self.images, self.labels)
         middle = self._now()
-        self._project()
+        project([self.replica])
         self.seconds.append((middle - start) / self.steps)
         self.projections.append(self._now() - middle)
-
-    def _project(self) -> None:
-        self.replica.wait()
-        for layer in self.projected:
-            layer.project(self.iterations)
 
     def _now(self) -> float:
         if self.device.type == "cuda":
