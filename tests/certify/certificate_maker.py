@@ -291,14 +291,17 @@ def pair_constants(layers: Sequence[Layer], classes: int) -> list[list[float]]:
     return result
 
 
-def largest_radius(logits: Sequence[float], norm: float, pairs: Sequence[Sequence[float]], a: float, b: float) -> float:
-    """The largest float that the certificate's inequality allows, or 0."""
+def largest_radius(
+    logits: Sequence[float], norm: float, pairs: Sequence[Sequence[float]], a: float, b: float, at_the_centre: float = 1
+) -> float:
+    """The largest float that the certificate's inequality allows, or 0, with so many errors at the centre."""
     p = int(np.argmax(logits))
     root = Fraction(str(mpmath.sqrt(2) * (1 + mpmath.mpf(10) ** -40)))
     best = None
     for j, logit in enumerate(logits):
         if j != p:
-            margin = Fraction(logits[p]) - Fraction(logit) - root * (2 * Fraction(a) + 2 * Fraction(b) * Fraction(norm))
+            rounding = (1 + Fraction(at_the_centre)) * (Fraction(a) + Fraction(b) * Fraction(norm))
+            margin = Fraction(logits[p]) - Fraction(logit) - root * rounding
             radius = margin / (Fraction(pairs[p][j]) + root * Fraction(b))
             best = radius if best is None else min(best, radius)
     if best is None or best <= 0:
@@ -323,8 +326,16 @@ class Certificate:
     """A model, its certificate as a JSON table that a test may change, and the files of both."""
 
     def __init__(
-        self, folder: Path, model: nn.Module, input_shape: Sequence[int], images: int = 3, arithmetic: str = "float64"
+        self,
+        folder: Path,
+        model: nn.Module,
+        input_shape: Sequence[int],
+        images: int = 3,
+        arithmetic: str = "float64",
+        at_the_centre: float | None = None,
     ) -> None:
+        # With room for logits that are computed again, in float64; 1 is the most that can be claimed of those in the file.
+        self.at_the_centre = at_the_centre or {"float64": 3.0, "float32": 1 + 2.0**-20}[arithmetic]
         self.folder, self.model, self.arithmetic = folder, model.eval(), arithmetic
         self.input_shape = tuple(input_shape)
         self.layers = traced(model, input_shape)
@@ -364,7 +375,7 @@ class Certificate:
         x = self.pixels[k]
         norm = up(mpmath.sqrt(mpmath.fsum(mpmath.mpf(v) ** 2 for v in x.flatten().tolist())))
         logits = self.logits(x[None])[0].tolist()
-        radius = largest_radius(logits, norm, pairs, alpha, beta)
+        radius = largest_radius(logits, norm, pairs, alpha, beta, self.at_the_centre)
         prediction = int(np.argmax(logits))
         return {"index": k, "label": 0, "prediction": prediction, "input_norm": norm.hex(),
                 "logits": [value.hex() for value in logits], "radius": radius.hex()}  # fmt: skip

@@ -54,9 +54,8 @@ GEOMETRY: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "pooling": (nn.Sequential(nn.AvgPool2d(2, 1, 1), nn.Conv2d(1, 2, 2)), (1, 4, 4)),
     "pooling, stride": (nn.AvgPool2d(3, (1, 2)), (2, 5, 7)),
     "pooling, one dimension": (nn.AvgPool1d(3, 1, 1), (2, 5)),
-    "upsample to a size": (nn.Upsample(size=(5, 7)), (1, 3, 3)),
-    "upsample, fraction": (nn.Upsample(scale_factor=1.7), (1, 4, 5)),
-    "upsample, smaller": (nn.Upsample(scale_factor=0.5), (1, 4, 6)),
+    "upsample to a size": (nn.Upsample(size=(6, 9)), (1, 3, 3)),
+    "upsample, whole and float": (nn.Upsample(scale_factor=(2.0, 3.0)), (1, 4, 5)),
 }
 
 

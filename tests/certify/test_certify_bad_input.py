@@ -256,12 +256,12 @@ def test_options_beside_a_certifier_are_not_ignored(options: dict[str, Any]) -> 
 
 
 def test_files(tmp_path: Path) -> None:
-    certifier = Certifier(model(), (4,))
+    certifier = Certifier(nn.Sequential(model()), (4,))
     found = certifier(X)
     missing = tmp_path / "missing" / "certificate.json"
     refused(lambda: write_certificate(missing, certifier, found), "Cannot write the certificate to .*No such file")
     refused(lambda: write_certificate(tmp_path, certifier, found), "Cannot write the certificate to .*Is a directory")
-    other = Certifier(model(), (4,), p=1)
+    other = Certifier(nn.Sequential(model()), (4,), p=1)
     refused(lambda: write_certificate(tmp_path / "c.json", other, other(X)), "Expected a certificate for p = 2")
     assert not list(tmp_path.iterdir())
 
@@ -270,7 +270,7 @@ def test_files(tmp_path: Path) -> None:
     "labels", [Y[:1], torch.tensor([0, 7]), torch.tensor([-1, 0]), Y.double() + 0.5, Y[None]], ids=str
 )
 def test_labels_in_files(tmp_path: Path, labels: torch.Tensor) -> None:
-    certifier = Certifier(model(), (4,))
+    certifier = Certifier(nn.Sequential(model()), (4,))
     found = certifier(X)
     refused(lambda: write_certificate(tmp_path / "c.json", certifier, found, labels), "Expected")
     assert not list(tmp_path.iterdir())

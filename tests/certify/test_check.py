@@ -295,7 +295,7 @@ LIES: dict[str, tuple[Callable[[Table], Any], str]] = {
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     model, shape = network("large bcop")
-    return Certificate(tmp_path_factory.mktemp("large"), model, shape)
+    return Certificate(tmp_path_factory.mktemp("large"), model, shape, at_the_centre=1)
 
 
 def test_names_that_are_not_numbers_and_slices_of_networks_are_honest(certificate):

@@ -292,11 +292,12 @@ def test_no_wrong_value_anywhere_is_accepted_or_ends_in_a_traceback(honest):
             if outcome.code == 0 and repr(value) != repr(there):
                 accepted.add(path)
     # The words are for people, and so is the name of a layer without weights; with no images, nothing is said about any; no
-    # image need be in the file of images; a range that holds the images and a smaller radius are true as well.
+    # image need be in the file of images; a range that holds the images and a smaller radius are true as well; a label
+    # may be left out.
     weightless = [n for n, layer in enumerate(honest.table["layers"]) if layer["kind"] not in ("Conv2d", "Linear")]
     names = {("layers", n, "name") for n in weightless}
     assert accepted == {("claim",), ("images",), ("input_range", 0), *names} | {
-        ("images", k, key) for k in range(2) for key in ("index", "radius")
+        ("images", k, key) for k in range(2) for key in ("index", "radius", "label")
     }
 
 

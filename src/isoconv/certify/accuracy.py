@@ -82,6 +82,7 @@ def robust_accuracy(
     torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.
     """
     images, labels = _images_and_labels(data)
+    epsilons = list(epsilons) if isinstance(epsilons, Iterable) and not isinstance(epsilons, str) else epsilons
     _check_radii(epsilons)
     checked_batch_size(batch_size)
     if isinstance(model, Certifier) and options:

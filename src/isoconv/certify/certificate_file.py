@@ -33,6 +33,12 @@ def write_certificate(
     """Write what `certifier` has proved of the images behind `certificates`. Nothing is left half-written."""
     if certifier.p != 2 or certifier.criterion != "pairs":
         raise IsoconvError("Expected a certificate for p = 2 with a constant per pair of classes. Others have no file.")
+    if not isinstance(certifier.deployed, nn.Sequential):
+        kind = type(certifier.deployed).__name__
+        raise IsoconvError(f"Expected a network whose layers have names. Got one {kind}: put it into an nn.Sequential.")
+    rough = {p.dtype for p in certifier.deployed.parameters()} - {torch.float32, torch.float64}
+    if rough:
+        raise IsoconvError(f"Expected weights in float32 or float64, for which there is a checker. Got {rough.pop()}.")
     found = certificates.cpu()
     known = _checked_labels(labels, len(found.radius), len(certifier.pair_constants))
     if found.logits.shape[1:] != (len(certifier.pair_constants),) or not torch.equal(

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from isoconv.certify.convolutions import Pads, pads_of
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
-from isoconv.nn.plain import is_ordinary_sequence
+from isoconv.nn.plain import is_ordinary_sequence, is_patched
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def refuse_strangers(model: nn.Module) -> None:
         if is_lazy(parameter) or parameter.is_meta or parameter.is_complex():
             state = "lazy" if is_lazy(parameter) else "meta" if parameter.is_meta else "complex"
             raise IsoconvError(f"Expected weights that are real numbers. Got {state} ones: {name}.")
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        raise IsoconvError("Expected no forward hooks on all modules. Got some: remove them first.")
+    refuse_global_hooks()
     for name, module in model.named_modules():
         place, kind = name or "model", type(module)
         if module._forward_hooks or module._forward_pre_hooks:
@@ -93,15 +92,22 @@ def refuse_strangers(model: nn.Module) -> None:
                 f"Expected plain weights. Got a parametrised {kind.__name__} at {place}: "
                 f"call torch.nn.utils.parametrize.remove_parametrizations first."
             )
+        if type(module) in (nn.Conv1d, nn.Conv2d, nn.Linear) and not {"weight", "bias"} <= module._parameters.keys():
+            raise IsoconvError(
+                f"Expected weights and biases that are parameters. Got others in {kind.__name__} at {place}."
+            )
         home = kind.__module__
-        known = home.startswith(("torch.nn.modules.", "isoconv.nn.", "isoconv.models.")) and "forward" not in vars(
-            module
-        )
-        if not known and not is_ordinary_sequence(module):
+        known = home.startswith(("torch.nn.modules.", "isoconv.nn.", "isoconv.models."))
+        if is_patched(module) or not (known or is_ordinary_sequence(module)):
             raise IsoconvError(
                 f"Expected modules with a known Lipschitz constant. Got {kind.__name__} at {place}: "
                 f"its constant is unknown, so nothing can be certified."
             )
+
+
+def refuse_global_hooks() -> None:
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise IsoconvError("Expected no forward hooks on all modules. Got some: remove them first.")
 
 
 def _flattened(model: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
@@ -136,6 +142,10 @@ def _output_shape(name: str, module: nn.Module, shape: torch.Size) -> torch.Size
     if isinstance(module, (nn.CircularPad1d, nn.CircularPad2d)) and any(pad < 0 for pad in module.padding):
         # torch may fill what is cut off at one end and padded at the other with whatever lies in memory
         raise IsoconvError(f"Expected circular padding of at least 0. Got {tuple(module.padding)} at {name}.")
+    padding = getattr(module, "padding", 0) if "Pad" in kind else 0
+    if isinstance(padding, (tuple, list)) and len(padding) > 2 * (dimensions or 0):
+        # torch would pad, or cut, the channels and the batch too
+        raise IsoconvError(f"Expected padding of the image alone. Got {tuple(padding)} for {kind} at {name}.")
     probe = next((p for p in module.parameters()), torch.zeros(()))
     try:
         sizes = [

@@ -43,6 +43,9 @@ class LipschitzBound:
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
     """A rigorous upper bound of the L2 Lipschitz constant of `plain(model)` in evaluation, on inputs of `input_shape`.
 
+    It is that of the function which the numbers in the model define; what rounding adds when it is run is accounted for
+    where something is certified, see `Certifier`.
+
     `input_shape` is without the batch: (C, H, W), (C, L) or (features,). Works on any `nn.Sequential`, nested as you like,
     of convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, fixed scaling, padding, pooling, flatten,
     (un)shuffle, nearest-neighbour upsampling and batch normalisation, whoever built it. Anything else is refused by name.
@@ -84,14 +87,31 @@ def _one(module: nn.Module, shape: torch.Size) -> float:
 
 def _copies(module: nn.Module, shape: torch.Size) -> float:
     """Padding and nearest-neighbour upsampling: every output is one pixel or a constant, so count the copies of each."""
-    if isinstance(module, nn.Upsample) and module.mode != "nearest":
+    if isinstance(module, nn.Upsample):
+        _check_upsampling(module, shape)
+    # By what comes out, not by a gradient: of some scales torch's gradient counts other pixels than the module takes.
+    pixels = torch.arange(math.prod(shape), dtype=torch.float64)
+    found, moved = (module(values.reshape(1, *shape)).flatten() for values in (pixels, pixels + len(pixels)))
+    taken = found[moved - found == len(pixels)].long()  # the others are constants
+    most = float(torch.bincount(taken, minlength=1).max())
+    return sqrt_up(most) if most != 1 else 1.0
+
+
+def _check_upsampling(module: nn.Upsample, shape: torch.Size) -> None:
+    """Whole multiples: of others it is a matter of rounding, and so of the device, which pixels are taken."""
+    if module.mode != "nearest":
         raise IsoconvError(
             f"Expected an nn.Upsample with mode 'nearest'. Got {module.mode!r}, of which no bound is known."
         )
-    with torch.inference_mode(False), torch.enable_grad():
-        pixels = torch.zeros(1, *shape, dtype=torch.float64, requires_grad=True)
-        (counts,) = torch.autograd.grad(module(pixels).sum(), pixels)
-    return sqrt_up(float(counts.max())) if float(counts.max()) != 1 else 1.0
+    dimensions = len(shape) - 1
+    if module.size is not None:
+        factors = [n / own for n, own in zip(_per_axis(module.size, dimensions), shape[1:], strict=True)]
+    else:
+        scale = module.scale_factor
+        factors = list(scale) if isinstance(scale, (tuple, list)) else [float(scale or 0)] * dimensions
+    if not all(factor == int(factor) >= 1 for factor in factors):
+        shown = ", ".join(f"{factor:g}" for factor in factors)
+        raise IsoconvError(f"Expected an nn.Upsample by whole numbers. Got {shown}, of which no bound is known.")
 
 
 def _max_pool(module: nn.Module, shape: torch.Size) -> float:
@@ -131,7 +151,7 @@ def _batch_norm(module: nn.Module, shape: torch.Size) -> float:
     gains = []
     for gamma, variance in zip(weight.double().tolist(), module.running_var.double().tolist(), strict=True):
         total = math.nextafter(variance + module.eps, 0.0)
-        if not 0 < total < math.inf or not math.isfinite(gamma):
+        if not variance >= 0 or not 0 < total < math.inf or not math.isfinite(gamma):
             raise IsoconvError(f"Expected finite weights and positive running variances. Got {gamma} and {variance}.")
         gains.append(div_up(abs(gamma), math.nextafter(math.sqrt(total), 0.0)))
     return up(max(gains, default=1.0))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isoconv.certify.certifier import checked_batch_size
 from isoconv.certify.forward_error import LARGEST_NORM, ForwardError, forward_error
 from isoconv.certify.layers import layers_of, refuse_strangers
 from isoconv.certify.lipschitz import layer_bound
@@ -83,8 +84,9 @@ def wasserstein_lower_bound(
 
     The critic runs as `plain(critic)` in float64, on the device that it is on; its rounding is accounted for.
     """
-    if not 0 < confidence < 1:
+    if not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
         raise IsoconvError(f"Expected a confidence between 0 and 1, such as 0.95. Got {confidence}.")
+    checked_batch_size(batch_size)
     low_high = _checked_range(value_range, xs, ys)
     for name, samples, size in (("xs", xs, group[0]), ("ys", ys, group[1])):
         _check_samples(name, samples, xs.shape[1:], low_high, size)
@@ -143,12 +145,16 @@ def critic_bounds(network: nn.Module, shape: Sequence[int]) -> tuple[float, Forw
     output = tuple(layers[-1].output_shape) if layers else tuple(shape)
     if isinstance(anchors, NearestAnchor):
         # ‖h − a‖ by D differences, squares, a sum and a root: relative error γ of a size that is at most ‖h‖ + ‖a‖.
+        # Squares may vanish: then that much, and the root of it.
+        if anchors.sign not in (1, -1):
+            raise IsoconvError(f"Expected anchors with a sign of ±1. Got {anchors.sign}.")
         relative = gamma(2 * anchors.anchors.shape[1] + 8)
+        vanished = mul_up(2.0**-510, sqrt_up(float(anchors.anchors.shape[1])))
         lengths = torch.linalg.vector_norm(anchors.anchors.double(), dim=1) + anchors.offsets.double().abs()
         size = mul_up(float(lengths.max()), 1 + 1e-6)
         parts_of_bias = (mul_up(b, _bias_norm(x.module)) for b, x in zip(_products(bounds), layers, strict=True))
         biases = add_up(*parts_of_bias)
-        offset = add_up(error.offset, mul_up(relative, add_up(size, biases, error.offset)))
+        offset = add_up(error.offset, vanished, mul_up(relative, add_up(size, biases, error.offset)))
         error = ForwardError(offset, add_up(error.slope, mul_up(relative, add_up(constant, error.slope))))
         output = (1,)
     if output != (1,):

@@ -45,6 +45,15 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 def is_ordinary_sequence(model: nn.Module) -> bool:
     """Whether a model is an nn.Sequential, or a subclass that only says which children it has, one after the other."""
-    ways = ("forward", "__call__", "_call_impl", "__iter__")
+    ways = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "__iter__")
     inherited = all(getattr(type(model), way, None) is getattr(nn.Sequential, way) for way in ways)
-    return isinstance(model, nn.Sequential) and inherited and "forward" not in vars(model)
+    return isinstance(model, nn.Sequential) and inherited and not is_patched(model)
+
+
+def is_patched(module: nn.Module) -> bool:
+    """Whether this one instance has a method of its own. What `module.compile()` leaves there is none."""
+    own = {name for name in vars(module) if callable(getattr(type(module), name, None))}
+    compiled = vars(module).get("_compiled_call_impl")
+    original = getattr(compiled, "_torchdynamo_orig_callable", None)
+    foreign = compiled is not None and getattr(original, "__func__", None) is not nn.Module._call_impl
+    return bool(own) or foreign

@@ -123,7 +123,8 @@ def _image(value: Any, number: int, classes: int) -> Image:
     def get(key: str) -> Any:
         return entry(values, key, where)
 
-    whole(get("label"), f"the label of {where}", most=classes - 1)
+    if get("label") is not None:  # nothing is claimed about it
+        whole(get("label"), f"the label of {where}", most=classes - 1)
     logits = items(get("logits"), f"the logits of {where}", classes)
     return Image(
         index=whole(get("index"), f"the index of {where}"),

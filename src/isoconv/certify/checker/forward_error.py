@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
 from .certificate import LARGEST_FINITE, SMALLEST_NORMAL, UNIT_ROUNDOFF, Certificate, Layer
 from .exact import root_up, shown
+from .fields import real
 from .layers import Step
 from .verdict import Invalid
 
@@ -58,6 +61,11 @@ def forward_error(steps: list[Step], arithmetic: str) -> tuple[Affine, list[tupl
 
 
 def require_error_terms(certificate: Certificate, steps: list[Step]) -> None:
+    if certificate.arithmetic == "float32":
+        for layer in (step.layer for step in steps if step.layer.kind == "Scale"):
+            factor = real(layer.settings["factor"], f"the factor of {layer}")
+            if float(np.float32(factor)) != factor:
+                raise Invalid(f"{layer}: float32 cannot hold the factor {factor!r}.")
     error, sums = forward_error(steps, certificate.arithmetic)
     for name, claimed, needed in (
         ("error_offset", certificate.error_offset, error.offset),

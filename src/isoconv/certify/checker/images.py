@@ -7,7 +7,7 @@ from .certificate import Certificate, Image
 from .exact import root_up, shown
 from .verdict import Invalid
 
-_ROOT_OF_TWO = root_up(2)
+ROOT_OF_TWO = root_up(2)
 _A_LITTLE = 1 + Fraction(1, 2**40)  # for the rounding of a norm that is as large as it can be
 
 
@@ -40,7 +40,7 @@ def _require_prediction(image: Image, where: str) -> None:
 def _require_radius(image: Image, where: str, certificate: Certificate) -> None:
     """The computed margin, less what rounding may do to it at the centre and in the ball, exceeds constant·radius."""
     norms = 2 * image.input_norm + image.radius
-    rounding = _ROOT_OF_TWO * (2 * certificate.error_offset + certificate.error_slope * norms)
+    rounding = ROOT_OF_TWO * (2 * certificate.error_offset + certificate.error_slope * norms)
     best = image.logits[image.prediction] - rounding
     constants = certificate.pair_constants[image.prediction]
     for j, logit in enumerate(image.logits):

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from .certificate import Certificate, Image
 from .exact import root_up, shown, sum_of_squares
+from .forward_error import forward_error
+from .images import ROOT_OF_TWO
 from .layers import Step
 from .verdict import Invalid, Malformed
 
@@ -37,6 +39,7 @@ def read_images(path: Path, input_shape: tuple[int, ...]) -> npt.NDArray[Any]:
 def require_logits(certificate: Certificate, steps: list[Step], images: npt.NDArray[Any]) -> int:
     """Checks the images of the certificate that the file holds, and counts them."""
     held = [image for image in certificate.images if image.index < len(images)]
+    error, _ = forward_error(steps, "float64")  # of what is computed here
     for batch in _batches(held, steps, prod(certificate.input_shape)):
         x = np.stack([_pixels(images[image.index], certificate.arithmetic) for image in batch])
         norms = [_checked_norm(image, pixels, certificate) for image, pixels in zip(batch, x, strict=True)]
@@ -45,6 +48,7 @@ def require_logits(certificate: Certificate, steps: list[Step], images: npt.NDAr
             y = step.apply(y)
         for image, logits, norm in zip(batch, y, norms, strict=True):
             _require_same(image, logits, norm, certificate)
+            _require_radius(image, logits, norm, certificate, error.at(norm))
     return len(held)
 
 
@@ -75,6 +79,20 @@ def _checked_norm(image: Image, pixels: Floats, certificate: Certificate) -> Fra
     if image.input_norm**2 < square:
         raise Invalid(f"image {image.index}: its norm is larger than input_norm, {shown(image.input_norm)}.")
     return root_up(square)
+
+
+def _require_radius(image: Image, logits: Floats, norm: Fraction, certificate: Certificate, error: Fraction) -> None:
+    """The radius, proved from these logits: the file's may differ from the exact ones by more than they ought to."""
+    in_the_ball = certificate.error_offset + certificate.error_slope * (norm + image.radius)
+    margins = [Fraction(float(logits[image.prediction])) - Fraction(float(logit)) for logit in logits]
+    constants = certificate.pair_constants[image.prediction]
+    for j, margin in enumerate(margins):
+        proved = margin - ROOT_OF_TWO * (error + in_the_ball)
+        if image.radius > 0 and j != image.prediction and not proved > constants[j] * image.radius:
+            raise Invalid(
+                f"image {image.index}: the network's margin to class {j} does not carry a radius of "
+                f"{shown(image.radius)}."
+            )
 
 
 def _require_same(image: Image, logits: Floats, norm: Fraction, certificate: Certificate) -> None:
