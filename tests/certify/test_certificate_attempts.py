@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from isoconv import IsoconvError
-from isoconv.certify import Certifier, certified_radius, lipschitz_bound, write_certificate
+from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy, write_certificate
 from isoconv.certify.check import main as check
 from isoconv.certify.wasserstein import wasserstein_lower_bound
 from isoconv.models.vector_critic import NearestAnchor
@@ -173,6 +173,16 @@ def test_networks_whose_file_could_not_be_checked(tmp_path) -> None:
     ):
         write_certificate(tmp_path / "c.json", rough, rough(x))
     assert not list(tmp_path.iterdir())
+
+
+def test_radii_of_all_kinds_of_numbers() -> None:
+    """As many as there are, also out of a generator; fractions rounded up; and none too large to be compared."""
+    net, x = signs()
+    asked = [Fraction(1, 3), 2**70, 10**400, 0]
+    found = robust_accuracy(net, (x, torch.tensor([0])), (epsilon for epsilon in asked))
+    assert len(found.certified) == 4 and found.at(10**400) == 0.0
+    third = next(iter(found.certified))
+    assert Fraction(1, 3) <= Fraction(third) < Fraction(1, 3) + Fraction(1, 2**50)
 
 
 # Wasserstein bounds ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """From a data set to clean and certified accuracy."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +11,8 @@ from torch import Tensor, nn
 
 from isoconv.certify.certifier import Certified, Certifier, checked_batch_size, joined
 from isoconv.errors import IsoconvError
+
+_BEYOND = 1e300  # any radius; whole numbers may be too large to be a float
 
 
 class LabelledImages(Protocol):
@@ -56,7 +60,7 @@ class RobustAccuracy:
 
     def at(self, epsilon: float) -> float:
         """Certified accuracy at ε; at 0, clean accuracy."""
-        _check_radii([epsilon])
+        (epsilon,) = _checked_radii([epsilon])
         return self.clean if epsilon == 0 else _percent(self.right & (self.certificates.radius >= epsilon))
 
     def curve(self) -> tuple[Tensor, Tensor]:
@@ -82,8 +86,7 @@ def robust_accuracy(
     torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.
     """
     images, labels = _images_and_labels(data)
-    epsilons = list(epsilons) if isinstance(epsilons, Iterable) and not isinstance(epsilons, str) else epsilons
-    _check_radii(epsilons)
+    epsilons = _checked_radii(epsilons)
     checked_batch_size(batch_size)
     if isinstance(model, Certifier) and options:
         raise IsoconvError(f"Expected no options beside a certifier, which has its own. Got {', '.join(options)}.")
@@ -154,12 +157,16 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
     return torch.cat(xs), torch.cat(ys)
 
 
-def _check_radii(epsilons: Sequence[float]) -> None:
+def _checked_radii(epsilons: Iterable[float]) -> list[float]:
     if not isinstance(epsilons, Iterable) or isinstance(epsilons, str):
         raise IsoconvError(f"Expected radii as a list of numbers. Got {epsilons}.")
+    found: list[float] = []
     for epsilon in epsilons:
-        if not isinstance(epsilon, (int, float)) or not epsilon >= 0:
+        if not isinstance(epsilon, Real) or not epsilon >= 0:
             raise IsoconvError(f"Expected radii of at least 0. Got {epsilon}.")
+        value = float(epsilon) if epsilon < _BEYOND else _BEYOND
+        found.append(math.nextafter(value, math.inf) if value < epsilon < _BEYOND else value)  # a fraction, rounded up
+    return found
 
 
 def _right(found: Certified, labels: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ For every x' with ‖x' − x‖ ≤ r, whatever the order of summation there,
 as a difference of two entries errs by at most √2 times the norm. So the prediction is the same on the whole closed ball
 where the right-hand side is positive for all j, that is, for all r below
 
-    ((ŷ_i − ŷ_j)(x) − √2·(2α + 2β‖x‖)) / (L_ij + √2·β),
+    ((ŷ_i − ŷ_j)(x) − √2·(2α + 2β‖x‖)) / (L_ij + √2·β).
 
-evaluated here with every operation rounded towards the safe side. The label plays no part. Equal logits give 0, and 0
-means: not certified.
+Here 4 errors are subtracted instead of 2 (see `_AT_THE_CENTRE`), so that somebody who computes the logits again can prove
+the radius from his own; and every operation is rounded towards the safe side. The label plays no part. Equal logits
+give 0, and 0 means: not certified.
 """
 
 import copy
