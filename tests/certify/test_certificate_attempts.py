@@ -203,6 +203,24 @@ def test_a_sign_that_was_changed() -> None:
         wasserstein_lower_bound(nn.Sequential(anchor), xs, ys, whole=(True, True))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "Expected a batch size of at least 1. Got 0."),
+        ({"confidence": "0.9"}, "Expected a confidence between 0 and 1, such as 0.95. Got 0.9."),
+        ({"group": (1.0, 1)}, "Expected a group of xs and one of ys, such as (1, 64). Got (1.0, 1)."),
+        ({"value_range": "ab"}, "Expected a value range such as (−1, 1). Got ab."),
+        ({"value_range": (None, 1)}, "Expected a value range such as (−1, 1). Got (None, 1)."),
+        ({"whole": True}, "Expected whole for xs and for ys, such as (True, False). Got True."),
+    ],
+    ids=str,
+)
+def test_options_of_another_kind(options: dict, message: str) -> None:
+    with pytest.raises(IsoconvError) as refused:
+        wasserstein_lower_bound(nn.Sequential(nn.Linear(2, 1)), torch.rand(4, 2), torch.rand(4, 2), **options)
+    assert str(refused.value) == message
+
+
 def test_radii_hold_where_logits_are_computed_again() -> None:
     """With three errors at the centre a radius follows from any float64 logits of the same image, not only from its own."""
     net, x = signs()

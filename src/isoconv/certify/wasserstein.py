@@ -87,6 +87,10 @@ def wasserstein_lower_bound(
     if not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
         raise IsoconvError(f"Expected a confidence between 0 and 1, such as 0.95. Got {confidence}.")
     checked_batch_size(batch_size)
+    if not _are_two(whole, bool):
+        raise IsoconvError(f"Expected whole for xs and for ys, such as (True, False). Got {whole}.")
+    if not _are_two(group, int):
+        raise IsoconvError(f"Expected a group of xs and one of ys, such as (1, 64). Got {group}.")
     low_high = _checked_range(value_range, xs, ys)
     for name, samples, size in (("xs", xs, group[0]), ("ys", ys, group[1])):
         _check_samples(name, samples, xs.shape[1:], low_high, size)
@@ -274,10 +278,13 @@ def _checked_range(value_range: tuple[float, float] | None, xs: Tensor, ys: Tens
             raise IsoconvError(f"Expected {name} as a tensor of samples (N, …). Got {found}.")
     if value_range is None:
         return BYTES_RANGE if torch.uint8 in (xs.dtype, ys.dtype) else None
-    low, high = value_range
-    if not -math.inf < low < high < math.inf:
-        raise IsoconvError(f"Expected a value range such as (−1, 1). Got {tuple(value_range)}.")
-    return float(low), float(high)
+    if not _are_two(value_range, (int, float)) or not -math.inf < value_range[0] < value_range[1] < math.inf:
+        raise IsoconvError(f"Expected a value range such as (−1, 1). Got {value_range}.")
+    return float(value_range[0]), float(value_range[1])
+
+
+def _are_two(values: object, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(values, (tuple, list)) and len(values) == 2 and all(isinstance(value, kind) for value in values)
 
 
 def _check_samples(
