@@ -24,7 +24,7 @@ from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
 
 FEW = {"boundary": 100, "pointwise": 100}
-PAPERS = {"pgd": {"steps": 200, "step_size": 0.01}, "apgd": {"steps": 100}, "boundary": {"steps": 25_000}}
+PAPERS = {"pgd": {"steps": 200, "step_size": 0.01}, "apgd": {"steps": 100}}
 
 
 def wait() -> None:

@@ -247,7 +247,7 @@ def main() -> None:
 
 
 def better_of_both(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each pair the row of the critic whose lower bound is the higher one: what the command gives by default."""
+    """For each pair the row of the critic whose lower bound is the higher one; the command's default, at half the risk."""
     best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if "ratio" in row and row["lower"] > best.get(row["pair"], row | {"lower": -math.inf})["lower"]:

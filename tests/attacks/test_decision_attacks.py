@@ -70,7 +70,7 @@ def test_success_is_within_the_budget(attack: Attack, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_decisions_are_made_in_full_float32(device: str) -> None:
-    """A step moves a pixel by a ten-thousandth; with the ten bits of TF32 it would not be seen, and nothing found."""
+    """A step moves a pixel by a ten-thousandth, which the ten bits of TF32 do not show."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
     images = torch.rand(50, 3, 8, 8)

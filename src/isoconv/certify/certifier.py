@@ -12,9 +12,9 @@ where the right-hand side is positive for all j, that is, for all r below
 
     ((ŷ_i − ŷ_j)(x) − √2·(2α + 2β‖x‖)) / (L_ij + √2·β).
 
-Here 4 errors are subtracted instead of 2 (see `_AT_THE_CENTRE`), so that somebody who computes the logits again can prove
-the radius from his own; and every operation is rounded towards the safe side. The label plays no part. Equal logits
-give 0, and 0 means: not certified.
+Here a little more is subtracted, in float64 4 errors instead of 2 (see `_AT_THE_CENTRE`), so that somebody who computes
+the logits again can prove the radius from his own; and every operation is rounded towards the safe side. The label
+plays no part. Equal logits give 0, and 0 means: not certified.
 """
 
 import copy

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isoconv.certify.copies import copying_bound
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums
 from isoconv.linalg.rounding import mul_up, sqrt_up
@@ -108,7 +109,4 @@ def pads_of(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
 
 def _copies_of_padding(size: tuple[int, ...], pads: Pads, mode: str) -> float:
     flat = [pad for pair in reversed(list(pads)) for pad in pair]
-    with torch.inference_mode(False), torch.enable_grad():
-        pixels = torch.zeros(1, 1, *size, dtype=torch.float64, requires_grad=True)
-        (counts,) = torch.autograd.grad(F.pad(pixels, flat, mode=mode).sum(), pixels)
-    return sqrt_up(float(counts.max()))
+    return copying_bound(lambda pixels: F.pad(pixels, flat, mode=mode), (1, *size))

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from isoconv.certify.convolutions import convolution_bound
+from isoconv.certify.copies import copying_bound
 from isoconv.certify.layers import Layer, layers_of
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import conv_norm_bound, matrix_norm_bound
@@ -86,15 +87,10 @@ def _one(module: nn.Module, shape: torch.Size) -> float:
 
 
 def _copies(module: nn.Module, shape: torch.Size) -> float:
-    """Padding and nearest-neighbour upsampling: every output is one pixel or a constant, so count the copies of each."""
+    """Padding and nearest-neighbour upsampling: every output is one pixel or a constant."""
     if isinstance(module, nn.Upsample):
         _check_upsampling(module, shape)
-    # By what comes out, not by a gradient: of some scales torch's gradient counts other pixels than the module takes.
-    pixels = torch.arange(math.prod(shape), dtype=torch.float64)
-    found, moved = (module(values.reshape(1, *shape)).flatten() for values in (pixels, pixels + len(pixels)))
-    taken = found[moved - found == len(pixels)].long()  # the others are constants
-    most = float(torch.bincount(taken, minlength=1).max())
-    return sqrt_up(most) if most != 1 else 1.0
+    return copying_bound(module, shape)
 
 
 def _check_upsampling(module: nn.Upsample, shape: torch.Size) -> None:
