@@ -120,3 +120,22 @@ def test_second_derivatives(activation, channels):
     x = torch.randn(2, channels, 2, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(activation, x)
     torch.autograd.gradgradcheck(lambda z: activation(z).pow(3), x)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4, 5, 2), (1, 2, 1, 1), (2, 6, 3, 3)], ids=str)
+def test_maxmin_keeps_the_layout_and_recording_changes_nothing(shape, layout):
+    x = torch.randn(shape).contiguous(memory_format=layout).requires_grad_()
+    recorded = MaxMin()(x)
+    assert torch.equal(recorded, MaxMin()(x.detach()))
+    assert recorded.is_contiguous(memory_format=layout)
+    weights = torch.randn(shape)
+    (once,) = torch.autograd.grad((recorded * weights).sum(), x, retain_graph=True)
+    (twice,) = torch.autograd.grad((recorded * weights).sum(), x, create_graph=True)
+    assert torch.equal(once, twice)
+    first, second = x.detach().chunk(2, dim=1)
+    upper, lower = weights.chunk(2, dim=1)
+    expected = [torch.where(second > first, lower, upper), torch.where(second > first, upper, lower)]
+    assert torch.equal(once, torch.cat(expected, dim=1))
+    (expanded,) = torch.autograd.grad(MaxMin()(x).sum(), x)  # a gradient that is one number, seen everywhere
+    assert torch.equal(expanded, torch.ones(shape))

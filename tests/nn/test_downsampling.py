@@ -41,3 +41,17 @@ def test_an_empty_batch(shape, expected):
     y = InvertibleDownsampling(2)(torch.zeros(shape))
     assert y.shape == expected
     assert InvertibleUpsampling(2)(y).shape == shape
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 1, 4, 4), (1, 4, 2, 2), (3, 1, 2, 6)], ids=str)
+def test_channels_last_stays_channels_last(shape):
+    """The same numbers as in the usual layout, in the layout that they came in; one channel included."""
+    x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    given = x.clone(memory_format=torch.channels_last).requires_grad_()
+    usual, last = InvertibleDownsampling(2)(x), InvertibleDownsampling(2)(given)
+    assert torch.equal(last, usual)
+    assert last.stride(1) == 1
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    weights = torch.randn(usual.shape)
+    (gradient,) = torch.autograd.grad((last * weights).sum(), given)
+    assert torch.equal(gradient, pixel_shuffle(weights, 2))

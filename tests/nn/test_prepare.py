@@ -18,7 +18,7 @@ def test_the_same_gradients(conv: str) -> None:
     model(x).square().sum().backward()
     expected = gradients(model)
     model.zero_grad()
-    with PreparedWeights(model):
+    with PreparedWeights([model]):
         model(x).square().sum().backward()
     found = gradients(model)
     assert len(found) == len(expected)
@@ -31,13 +31,13 @@ def test_one_build_for_all_passes_and_none_left(monkeypatch: pytest.MonkeyPatch)
     builds = []
     build = layer._build
     monkeypatch.setattr(layer, "_build", lambda *sources: builds.append(1) or build(*sources))
-    with PreparedWeights(layer):
+    with PreparedWeights([layer]):
         (layer(x) + layer(2 * x)).sum().backward()
     assert len(builds) == 1
     with torch.no_grad():
         layer.O.mul_(-1)
     before = layer(x)
-    with pytest.raises(RuntimeError, match="on purpose"), PreparedWeights(layer):
+    with pytest.raises(RuntimeError, match="on purpose"), PreparedWeights([layer]):
         raise RuntimeError("on purpose")
     assert layer._prepared is None
     assert torch.equal(layer(x), before)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.function import call
+from isoconv.linalg.precision import matmul_precision
 
 
 def bcop_kernel(H: Tensor, P: Sequence[Tensor] | Tensor, Q: Sequence[Tensor] | Tensor) -> Tensor:
@@ -50,7 +51,10 @@ def append_pair(taps: Tensor, projector: Tensor, dim: int) -> Tensor:
 
 
 def append_pair_from_basis(taps: Tensor, basis: Tensor, dim: int) -> Tensor:
-    """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank), with a gradient of few, large products."""
+    """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank), with a gradient of few, large products.
+
+    A batch of kernels (b, taps…, c_out, c_in), each with a basis of its own (b, c_in, rank), is one call too.
+    """
     return call(_AppendPair, taps, basis, dim)  # type: ignore[no-any-return]
 
 
@@ -62,7 +66,7 @@ class _AppendPair(torch.autograd.Function):
     @staticmethod
     def forward(taps: Tensor, basis: Tensor, dim: int) -> Tensor:  # type: ignore[override]
         count = taps.shape[dim]
-        inside = (taps @ basis) @ basis.mT
+        inside = _times(_times(taps, basis), basis.mT)
         outside = taps - inside
         if count == 1:
             return torch.cat([inside, outside], dim)
@@ -81,12 +85,24 @@ class _AppendPair(torch.autograd.Function):
         count = taps.shape[ctx.dim]
         far = gradient.narrow(ctx.dim, 1, count)
         difference = gradient.narrow(ctx.dim, 0, count) - far
-        of_taps = far + (difference @ basis) @ basis.mT if ctx.needs_input_grad[0] else None
-        of_basis = None
-        if ctx.needs_input_grad[1]:
-            inner = taps.flatten(0, -2).mT @ difference.flatten(0, -2)
-            of_basis = (inner + inner.mT) @ basis
+        of_taps = of_basis = None
+        with matmul_precision(taps, "high"):  # a direction: what it is short of, the retraction forgives
+            if ctx.needs_input_grad[0]:
+                of_taps = far + _times(_times(difference, basis), basis.mT)
+            if ctx.needs_input_grad[1]:
+                inner = _rows(taps, basis).mT @ _rows(difference, basis)
+                of_basis = (inner + inner.mT) @ basis
         return of_taps, of_basis, None
+
+
+def _rows(taps: Tensor, basis: Tensor) -> Tensor:
+    """All rows of a kernel's taps in one matrix; one for each kernel, where the basis is a batch."""
+    return taps.flatten(basis.dim() - 2, -2)
+
+
+def _times(taps: Tensor, matrix: Tensor) -> Tensor:
+    """Every tap times the matrix (its kernel's own, of a batch), as one product."""
+    return (_rows(taps, matrix) @ matrix).view(*taps.shape[:-1], matrix.shape[-1])
 
 
 def _shifts(taps: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -53,12 +53,14 @@ class _MaxMin(torch.autograd.Function):
         first, second = x.chunk(2, dim=1)
         swap = second > first
         ctx.save_for_backward(swap)
-        return _select(first, second, swap)
+        return _select_in_place(x, swap)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (swap,) = ctx.saved_tensors
-        first, second = gradient.chunk(2, dim=1)
+        if not torch.is_grad_enabled():
+            return _select_in_place(gradient, swap)
+        first, second = gradient.chunk(2, dim=1)  # a gradient of the gradient is asked for
         return _select(first, second, swap)
 
 
@@ -69,6 +71,16 @@ def _max_min(x: Tensor) -> Tensor:
 
 def _select(first: Tensor, second: Tensor, swap: Tensor) -> Tensor:
     return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+
+
+def _select_in_place(x: Tensor, swap: Tensor) -> Tensor:
+    """The same of the halves of `x`, where no gradient is recorded: written once instead of twice."""
+    result = torch.empty_like(x)
+    first, second = x.chunk(2, dim=1)
+    upper, lower = result.chunk(2, dim=1)
+    torch.where(swap, second, first, out=upper)
+    torch.where(swap, first, second, out=lower)
+    return result
 
 
 def _check_channels(x: Tensor, group: int, name: str) -> None:

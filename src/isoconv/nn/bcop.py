@@ -25,12 +25,12 @@ from isoconv.nn.orthogonalised import OrthogonalisedLayer
 def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tensor:
     """Algorithm 1, its arguments orthogonalised: W = H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ …, with P = R_P R_Pᵀ, Q = R_Q R_Qᵀ.
 
-    The taps come first, (K, K, c_out, c_in). Rows of taps belong to P, columns to Q.
+    The taps come before the channels, (…, K, K, c_out, c_in). Rows of taps belong to P, columns to Q.
     """
-    W = H[None, None]  # a 1×1 convolution
+    W = H[..., None, None, :, :]  # a 1×1 convolution
     for r_p, r_q in zip(R_P, R_Q, strict=True):
-        W = append_pair_from_basis(W, r_p, dim=0)  # W □ [P; I−P]
-        W = append_pair_from_basis(W, r_q, dim=1)  # W □ [Q  I−Q]
+        W = append_pair_from_basis(W, r_p, dim=-4)  # W □ [P; I−P]
+        W = append_pair_from_basis(W, r_q, dim=-3)  # W □ [Q  I−Q]
     return W
 
 
@@ -83,10 +83,10 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
     def _build(self, O: Tensor, MN: Tensor | None = None) -> Tensor:
         c_out, c_in, taps, _ = self.kernel_shape
         H = self._orthonormal(O)
-        R = O.new_zeros(2 * (taps - 1), O.shape[1], 0) if MN is None else self._orthonormal(MN)
-        bases = R.unbind()
+        R = O.new_zeros(*O.shape[:-2], 2 * (taps - 1), O.shape[-1], 0) if MN is None else self._orthonormal(MN)
+        bases = R.unbind(-3)
         W = _bcop_taps(H, bases[0::2], bases[1::2])
-        return W.permute(2, 3, 0, 1).contiguous() if c_in >= c_out else W.permute(3, 2, 0, 1).contiguous()
+        return (W if c_in >= c_out else W.mT).movedim((-4, -3), (-2, -1)).contiguous()
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
@@ -212,7 +212,7 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
         W = self._orthonormal(O)[None]
         for rank in self.ranks:
             basis = self._orthonormal(next(bases)) if 0 < rank < large else torch.eye(large, rank).to(O)
-            W = append_pair_from_basis(W, basis, dim=0)  # W □ [P  I−P]
+            W = append_pair_from_basis(W, basis, dim=-3)  # W □ [P  I−P]
         return W.permute(1, 2, 0).contiguous() if c_in >= c_out else W.permute(2, 1, 0).contiguous()
 
 

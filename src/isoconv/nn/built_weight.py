@@ -119,7 +119,7 @@ class BuiltWeight(nn.Module):
             self._before_training_forward()
         with torch.no_grad():
             self._written_back = self.training and self._write_back()
-        weight = _in_constraint_precision(self._build, self._sources())
+        weight = in_constraint_precision(self._build, self._sources())
         self._written_back = False
         return weight
 
@@ -127,7 +127,7 @@ class BuiltWeight(nn.Module):
         """For torch.func: a constant to the transform, unless it is the parameters that are transformed."""
         sources = self._sources()
         if any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
-            return _in_constraint_precision(self._build, sources)
+            return in_constraint_precision(self._build, sources)
         with temporarily_clear_interpreter_stack():
             return self._current_build().value
 
@@ -153,7 +153,7 @@ class _Build:
         else:
             # Outside inference mode, so that a weight built there can serve a training pass later.
             with torch.inference_mode(False), torch.no_grad():
-                self.value = _in_constraint_precision(layer._build, self.sources).detach()
+                self.value = in_constraint_precision(layer._build, self.sources).detach()
 
     def is_of(self, layer: BuiltWeight) -> bool:
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
@@ -164,7 +164,7 @@ class _Build:
     def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
         with torch.enable_grad():
             leaves = [source.detach().requires_grad_(source.requires_grad) for source in self.sources]
-            self.graph = _in_constraint_precision(self.layer._build, leaves), leaves
+            self.graph = in_constraint_precision(self.layer._build, leaves), leaves
         return self.graph
 
     def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
@@ -200,7 +200,7 @@ def _identity(layer: BuiltWeight) -> tuple[object, ...]:
     )
 
 
-def _in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tensor:
+def in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tensor:
     """Run the build in float32 or better, whatever the parameters' dtype, autocast and TF32 say; give back their dtype."""
     with full_precision(sources[0]):
         weight = build(*(source.to(constraint_dtype(source)) for source in sources))

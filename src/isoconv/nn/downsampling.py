@@ -43,7 +43,7 @@ def downsample(x: Tensor, factor: int) -> Tensor:
     if any(size % factor for size in x.shape[2:]):
         raise IsoconvError(f"Expected an image size that the stride {factor} divides. Got {_size(x)}.")
     if x.dim() == 4 and x.numel():
-        return F.pixel_unshuffle(x, factor)
+        return _downsample_channels_last(x, factor) if _channels_last(x) else F.pixel_unshuffle(x, factor)
     if x.dim() == 4:  # which torch refuses for an empty batch
         n, channels, height, width = x.shape
         return x.reshape(n, channels * factor**2, height // factor, width // factor)
@@ -69,6 +69,19 @@ def upsample(x: Tensor, factor: int) -> Tensor:
     n, channels, length = x.shape
     split = x.reshape(n, channels // factor, factor, length)
     return split.transpose(2, 3).reshape(n, channels // factor, length * factor)
+
+
+def _channels_last(x: Tensor) -> bool:
+    """Whether an image's channels lie side by side in memory. (torch's own question has two answers for one channel.)"""
+    return x.stride(1) == 1 and x.stride(3) == x.shape[1]
+
+
+def _downsample_channels_last(x: Tensor, factor: int) -> Tensor:
+    """`pixel_unshuffle`, which would give its result the usual layout, and so to all that follows."""
+    n, channels, height, width = x.shape
+    blocks = x.movedim(1, -1).reshape(n, height // factor, factor, width // factor, factor, channels)
+    pixels = blocks.permute(0, 1, 3, 5, 2, 4).reshape(n, height // factor, width // factor, channels * factor**2)
+    return pixels.movedim(-1, 1)
 
 
 def _size(x: Tensor) -> str:

@@ -5,6 +5,8 @@
 * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -39,12 +41,16 @@ class OrthogonalisedLayer(BuiltWeight):
 
     def _orthonormal(self, matrix: Tensor) -> Tensor:
         """The orthonormal matrix (or matrices) that a parameter stands for, differentiable."""
+        batch = matrix.flatten(0, -3) if matrix.dim() > 3 else matrix
         if self.orthogonalisation == "bjorck":
-            return bjorck(matrix, iterations=20, order=1)
-        return on_manifold(matrix, None if self._written_back else _retracted(matrix))
+            return bjorck(batch, iterations=20, order=1).reshape(matrix.shape)
+        return on_manifold(batch, None if self._written_back else _retracted(batch)).reshape(matrix.shape)
 
     def _write_back(self) -> bool:
-        matrices = self._matrices()
+        return self._bring_back(self._matrices())
+
+    def _bring_back(self, matrices: Sequence[Tensor]) -> bool:
+        """Put the orthonormal matrices that these stand for in their place, where that is how it is done."""
         # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
         precise = all(matrix.dtype in (torch.float32, torch.float64) for matrix in matrices)
         if self.orthogonalisation == "bjorck" or not precise or not all(matrix.requires_grad for matrix in matrices):

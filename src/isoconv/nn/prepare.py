@@ -1,44 +1,71 @@
-"""Build the weights of a whole model at once, side by side."""
+"""Build the weights of whole models at once, side by side."""
 
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from isoconv.nn.built_weight import BuiltWeight
 from isoconv.nn.side_streams import SideStreams
 
 
+class Stack(Protocol):
+    """Layers that are built in one batch (see `isoconv.nn.stacks`)."""
+
+    @property
+    def layers(self) -> Sequence[BuiltWeight]: ...
+
+    def build(self) -> tuple[Tensor, ...]: ...
+
+
 class PreparedWeights:
-    """A context in which every layer of a model uses one weight, built on entry. The parameters must not change in it.
+    """A context in which every layer of some models uses one weight, built on entry. The parameters must not change in it.
 
     With `streams` (on a GPU) the layers are built on those: the builds are small and independent, so one after the
     other they would leave the device idle; each layer waits for its own weight only, and its gradient runs on the
     same stream too. Inside a CUDA graph's capture, where nothing else is reused, this is also what lets several forward
-    passes share one build.
+    passes share one build. What is in `stacks` is built in theirs, the other layers one by one.
     """
 
-    def __init__(self, model: nn.Module, streams: SideStreams | None = None) -> None:
-        self.layers = [module for module in model.modules() if isinstance(module, BuiltWeight) and module._sources()]
+    def __init__(self, models: Sequence[nn.Module], streams: SideStreams | None = None, stacks: Sequence[Stack] = ()):
+        stacked = {layer for stack in stacks for layer in stack.layers}
+        found = (module for model in models for module in model.modules() if isinstance(module, BuiltWeight))
+        self.stacks: list[Stack] = [*stacks, *(_Alone(one) for one in found if one._sources() and one not in stacked)]
         self.streams = streams
 
     def __enter__(self) -> None:
         if self.streams is None:
-            for layer in self.layers:
-                layer._prepared = layer._attached(layer._current_build()), None
+            for stack in self.stacks:
+                for layer, weight in zip(stack.layers, stack.build(), strict=True):
+                    layer._prepared = weight, None
             return
         self.streams.fork()
-        for turn, layer in enumerate(self.layers):
+        for turn, stack in enumerate(self.stacks):
             with self.streams.use(turn) as stream:
-                weight = layer._attached(layer._current_build())
+                weights = stack.build()
                 ready = torch.cuda.Event()
                 ready.record(stream)
-            layer._prepared = weight, ready
+            for layer, weight in zip(stack.layers, weights, strict=True):
+                layer._prepared = weight, ready
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for layer in self.layers:
-            layer._prepared = None
+        for stack in self.stacks:
+            for layer in stack.layers:
+                layer._prepared = None
         if self.streams is not None:
             self.streams.join()
+
+
+class _Alone:
+    """One layer, built as it builds itself."""
+
+    def __init__(self, layer: BuiltWeight) -> None:
+        self.layers = (layer,)
+
+    def build(self) -> tuple[Tensor, ...]:
+        layer = self.layers[0]
+        return (layer._attached(layer._current_build()),)

@@ -51,7 +51,7 @@ class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
         self._reset_bias(1 / math.sqrt(self.out_channels))
 
     def _build(self, matrix: Tensor) -> Tensor:
-        return self._orthonormal(matrix).reshape(self.kernel_shape) / self.kernel_shape[-1]
+        return self._orthonormal(matrix).reshape(*matrix.shape[:-2], *self.kernel_shape) / self.kernel_shape[-1]
 
 
 class RKL2NEConv2d(Conv2dWithKernel):

@@ -68,7 +68,9 @@ class SteepestDescent(Optimizer):
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
             self._move_matrices([p for p in with_gradient if p.dim() >= 2], group)
-            self._move_vectors([p for p in with_gradient if p.dim() < 2], group)
+            vectors = [p for p in with_gradient if p.dim() < 2]
+            for kind in dict.fromkeys((p.device, p.dtype) for p in vectors):
+                self._move_vectors([p for p in vectors if (p.device, p.dtype) == kind], group)
         return loss
 
     def _move_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
@@ -102,9 +104,7 @@ class SteepestDescent(Optimizer):
             p.sub_((direction * group["lr"]).reshape(p.shape).to(p.dtype))
 
     def _move_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Adam. The step counts live on the device, so that a captured graph advances them."""
-        if not parameters:
-            return
+        """Adam, for vectors of one dtype. The step counts live on the device, so that a captured graph advances them."""
         for p in parameters:
             if not self.state[p]:
                 precise = torch.promote_types(p.dtype, torch.float32)
@@ -122,9 +122,14 @@ class SteepestDescent(Optimizer):
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        for p, count, m, v in zip(parameters, counts, first, second, strict=True):
-            size = rate / (1 - beta1**count)
-            p.sub_((size * m / (v.sqrt() / (1 - beta2**count).sqrt() + group["eps"])).to(p.dtype))
+        # The rest in one piece: vectors are short and many, and on a GPU every operation on one is a kernel.
+        lengths = [p.numel() for p in parameters]
+        count = torch.cat([one.expand(n) for one, n in zip(counts, lengths, strict=True)])
+        m, v = (torch.cat([one.flatten() for one in ones]) for ones in (first, second))
+        size, root = rate / (1 - beta1**count), (1 - beta2**count).sqrt()
+        change = size.to(m.dtype) * m / (v.sqrt() / root.to(v.dtype) + group["eps"])
+        changes = [one.view_as(p).to(p.dtype) for one, p in zip(change.split(lengths), parameters, strict=True)]
+        torch._foreach_sub_(parameters, changes)
 
 
 def _gradients(parameters: list[Tensor]) -> list[Tensor]:

@@ -22,6 +22,7 @@ from isoconv.train.engine import Observer, run
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.samples import PairBatches, Samples
+from isoconv.train.task import laid_out
 
 # Of the anchors' critic, found on funnel pairs of seed 0: in high dimension the anchors begin close together and part,
 # and the minimum begins soft, on the scale of the differences between distances there.
@@ -38,7 +39,7 @@ class CriticTask:
     def loss(self, model: nn.Module, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the difference (the largest one, of several columns), and zero: nothing here is right or wrong."""
         pixels, bf16 = self.config.pixel_range, self.config.precision == "bf16"
-        values = torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)])
+        values = laid_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))
         with torch.autocast(values.device.type, torch.bfloat16, enabled=bf16):
             scores = model(values)
         scores = scores.float()

@@ -14,6 +14,7 @@ from isoconv.train.distributed import Processes
 from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
+from isoconv.train.together import Together
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run(
 ) -> None:
     """Train all replicas to their last epoch, from wherever they are.
 
-    They advance together, a step each in turn, on a GPU each on its own stream; between steps, what is to be projected is.
+    They advance step by step, on a GPU side by side (see `Together`); between steps, what is to be projected is.
     The state is saved every `save_every` seconds (at the end of an epoch) and when it is asked to stop.
     """
     first = replicas[0]
@@ -65,6 +66,7 @@ def run(
         raise IsoconvError("Expected all seeds of a run to have been saved at the same step. Resume them one by one.")
     per_epoch, epochs = first.steps_per_epoch, first.config.epochs
     images_per_epoch = per_epoch * first.config.batch_size * len(replicas)
+    together = Together(replicas) if Together.suits(replicas) else None
     clock = _Clock(replicas)
     last_save = time.perf_counter()
     for epoch in range(first.done // per_epoch, epochs):
@@ -73,12 +75,14 @@ def run(
         stopping = False
         for k in range(per_epoch):
             skip = epoch * per_epoch + k < done_before  # done before the run was stopped
-            for replica, stream in zip(replicas, streams, strict=True):
-                images, labels = next(stream)
-                if not skip:
-                    replica.step(images, labels)
+            drawn = [next(stream) for stream in streams]
             if skip:
                 continue
+            if together is not None:
+                together.step(drawn)
+            else:
+                for replica, batch in zip(replicas, drawn, strict=True):
+                    replica.step(*batch)
             project_where_due(replicas)
             observer.step(1)
             stopping = processes.any(should_stop())

@@ -1,6 +1,6 @@
 """One network in training: its optimiser, its step, and on a GPU the CUDA graph of that step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -77,14 +77,14 @@ class Replica:
         self.seconds = 0.0  # of training so far
         self.graphed = device.type == "cuda" and wrap is None
         self.rate = torch.full((), config.lr, device=device)
-        self.optimiser = self._make_optimiser()
+        self.optimiser = make_optimiser(config, (p for p in self.model.parameters() if p.requires_grad), self.rate)
         self.stream: torch.cuda.Stream | None = None
         self.prepared: PreparedWeights | None = None
         if self.graphed:
             # The step itself has priority (and streams of another pool) over what is built beside it.
             self.stream = torch.cuda.Stream(device, priority=-1)
             side = SideStreams(device, max(1, min(_SIDE_STREAMS, STREAMS_IN_POOL // side_by_side)))
-            self.prepared = PreparedWeights(self.model, side)
+            self.prepared = PreparedWeights([self.model], side)
             if isinstance(self.optimiser, SteepestDescent):
                 self.optimiser.side_streams = side
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -97,30 +97,30 @@ class Replica:
         ]
         self.projected_rarely = [m for m in self.model.modules() if isinstance(m, SVCMConv2d)]
 
-    def _make_optimiser(self) -> torch.optim.Optimizer:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        config, on_gpu = self.config, self.device.type == "cuda"
-        # A tensor for the rate, so that a captured graph reads the schedule's value.
-        if config.optimiser == "steepest":
-            return SteepestDescent(parameters, lr=self.rate, momentum=config.momentum)
-        if config.optimiser == "adam":
-            return torch.optim.Adam(parameters, lr=self.rate, fused=on_gpu, capturable=on_gpu)
-        return torch.optim.RMSprop(parameters, lr=self.rate, capturable=on_gpu)
-
     # One update ---------------------------------------------------------------------------------------------------
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One update on a batch (pixels 0 … 255). On a GPU it is only launched, on the replica's own stream."""
-        factor = schedule_factor(self.config.schedule, self.done, self.steps, self.steps_per_epoch)
+        rate = self.scheduled_rate()
         if self.stream is None:
-            self.rate.fill_(self.config.lr * factor)
+            self.rate.fill_(rate)
             self._update(images, labels)
+            self.eager_steps += 1
         else:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
-                self.rate.fill_(self.config.lr * factor)
+                self.rate.fill_(rate)
                 self._replay(images, labels)
         self.done += 1
+
+    def scheduled_rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.config.lr * schedule_factor(self.config.schedule, self.done, self.steps, self.steps_per_epoch)
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step is still one of those before a capture."""
+        return self.eager_steps < _WARM_UP_STEPS[self.config.optimiser]
 
     def _update(self, images: Tensor, labels: Tensor) -> None:
         self.optimiser.zero_grad(set_to_none=True)
@@ -144,7 +144,7 @@ class Replica:
             static.copy_(given)
             # The host runs ahead: without this, the batch's memory would hold a later batch by the time it is copied.
             given.record_stream(torch.cuda.current_stream(self.device))
-        if self.graph is None and self.eager_steps >= _WARM_UP_STEPS[self.config.optimiser]:
+        if self.graph is None and not self.warming_up:
             self.graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self.device)
             with torch.cuda.graph(self.graph, stream=self.stream):
@@ -176,3 +176,13 @@ class Replica:
         self.loss_sum.zero_()
         self.right.zero_()
         return sums
+
+
+def make_optimiser(config: Settings, parameters: Iterable[Tensor], rate: Tensor) -> torch.optim.Optimizer:
+    """The optimiser of a configuration. `rate` is a tensor, so that a captured graph reads the schedule's value."""
+    on_gpu = rate.is_cuda
+    if config.optimiser == "steepest":
+        return SteepestDescent(parameters, lr=rate, momentum=config.momentum)
+    if config.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=rate, fused=on_gpu, capturable=on_gpu)
+    return torch.optim.RMSprop(parameters, lr=rate, capturable=on_gpu)

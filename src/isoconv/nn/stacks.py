@@ -1,0 +1,65 @@
+"""Like layers of several models in one batch.
+
+The orthonormal matrices behind a layer are small, and what they cost on a GPU is the number of kernels: their
+retraction, the convolution kernel that they make, its gradient and the optimiser's step are hundreds of them. In a
+batch those of five models take hardly longer than those of one.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.linalg.precision import full_precision
+from isoconv.nn.built_weight import in_constraint_precision
+from isoconv.nn.orthogonalised import OrthogonalisedLayer
+
+
+class ParameterStack:
+    """One tensor that holds the same parameter of several models: `whole`, (count·b, m, n), a batch of matrices.
+
+    The models' parameters become views of it. It has the gradient; whoever changes it changes them.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        with torch.no_grad():
+            self.whole = torch.stack([p.detach() for p in parameters]).flatten(0, -3)
+            for parameter, view in zip(parameters, self.split(self.whole), strict=True):
+                parameter.data = view
+        self.whole.requires_grad_()
+
+    def split(self, whole: Tensor) -> tuple[Tensor, ...]:
+        """A tensor like `whole`, seen as one for each model."""
+        return whole.detach().view(len(self.parameters), *self.parameters[0].shape).unbind()
+
+
+class LayerStack:
+    """Orthogonalised layers of one kind and shape, one of each model, built in one batch."""
+
+    def __init__(self, layers: Sequence[OrthogonalisedLayer]) -> None:
+        self.layers = list(layers)
+        self.parameters = [ParameterStack(same) for same in zip(*(one._matrices() for one in layers), strict=True)]
+
+    def build(self) -> tuple[Tensor, ...]:
+        """The weights of the layers, joined to the gradients of the stacks. For training: the parameters are retracted."""
+        first, sources = self.layers[0], [stack.whole for stack in self.parameters]
+        with torch.no_grad(), full_precision(sources[0]):
+            first._written_back = first._bring_back(sources)
+        shaped = [stack.whole.view(len(self.layers), *stack.parameters[0].shape) for stack in self.parameters]
+        try:
+            weights = in_constraint_precision(first._build, shaped)
+        finally:
+            first._written_back = False
+        return weights.unbind()
+
+
+def stack_layers(models: Sequence[nn.Module]) -> list[LayerStack]:
+    """Stacks of all layers that can be: those that train orthonormal matrices. The models must be built alike."""
+    stacks = []
+    for same in zip(*(model.modules() for model in models), strict=True):
+        layers = [layer for layer in same if isinstance(layer, OrthogonalisedLayer)]
+        matrices = [matrix for layer in layers for matrix in layer._matrices()]
+        if layers and all(matrix.requires_grad for matrix in matrices):
+            stacks.append(LayerStack(layers))
+    return stacks
