@@ -105,3 +105,22 @@ def test_a_generator_trains_as_on_the_cpu_and_can_be_measured(tmp_path) -> None:
     run.start(critic, overwrite=False)
     (found,) = train_critics([critic], [run], first, second, Watcher(), device="cuda")
     assert found.bound.estimate > 0 and found.bound.lipschitz_bound < 1.001
+
+
+def test_a_captured_step_of_the_gan_is_the_eager_step() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (16, 32, 3, 16, 16), generator=generator).to(torch.uint8).cuda()
+    config = GanConfig("fake", (3, 16, 16), batch_size=32, lr=1e-4)
+    captured, eager = Gan(config, CUDA), Gan(config, CUDA)
+    eager.eager_steps = -1000
+    for batch in pixels:
+        captured.step(batch)
+        eager.step(batch)
+    assert set(captured.graphs) == {False, True}
+    assert not eager.graphs
+    assert float(captured.difference) == pytest.approx(float(eager.difference), rel=2e-2, abs=1e-3)
+    for network in ("generator", "discriminator"):
+        for one, other in zip(
+            getattr(captured, network).parameters(), getattr(eager, network).parameters(), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-3)

@@ -86,32 +86,65 @@ class Gan:
             torch.manual_seed(config.seed)
             self.generator = Generator(config.image_shape).to(device)
             self.discriminator = Discriminator(config.image_shape).to(device)
-        betas, fused = (config.beta1, config.beta2), device.type == "cuda"
+        betas, on_gpu = (config.beta1, config.beta2), device.type == "cuda"
         self.optimisers = tuple(
-            torch.optim.Adam(network.parameters(), config.lr, betas, fused=fused)
+            torch.optim.Adam(network.parameters(), config.lr, betas, fused=on_gpu, capturable=on_gpu)
             for network in (self.generator, self.discriminator)
         )
         self.done = 0
         self.seconds = 0.0
         self.difference = torch.zeros((), device=device)  # of the discriminator, summed over the epoch's steps
+        self.stream = torch.cuda.Stream(device) if on_gpu else None
+        self.eager_steps = 0
+        self.graphs: dict[bool, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}  # by whether the generator has its turn
 
     def step(self, images: Tensor) -> None:
-        """One update on a batch of bytes."""
+        """One update on a batch of bytes. On a GPU the update is captured as a CUDA graph, and replayed."""
         random = epoch_generator(self.config.seed, self.done, "gan step", self.device)
+        inputs = [images, self.generator.noise(len(images), random)]
+        inputs.append(torch.rand(len(images), 1, 1, 1, generator=random, device=self.device))
+        generators_turn = (self.done + 1) % self.config.critic_steps == 0
+        if generators_turn:
+            inputs.append(self.generator.noise(len(images), random))
+        if self.stream is None:
+            self._updates(*inputs)
+        else:
+            current = torch.cuda.current_stream(self.device)
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                self._replay(generators_turn, inputs)
+            current.wait_stream(self.stream)
+        self.done += 1
+
+    def _replay(self, generators_turn: bool, inputs: list[Tensor]) -> None:
+        if self.eager_steps < 2 * self.config.critic_steps:  # a few before a capture, and both networks' first update
+            self._updates(*inputs)
+            self.eager_steps += 1
+            return
+        if generators_turn not in self.graphs:
+            graph, static = torch.cuda.CUDAGraph(), [given.clone() for given in inputs]
+            torch.cuda.synchronize(self.device)
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._updates(*static)
+            self.graphs[generators_turn] = graph, static
+        graph, static = self.graphs[generators_turn]
+        for to, given in zip(static, inputs, strict=True):
+            to.copy_(given)
+        graph.replay()
+
+    def _updates(self, images: Tensor, noise: Tensor, mixture: Tensor, more_noise: Tensor | None = None) -> None:
+        """One update of the discriminator and, where there is more noise, one of the generator."""
         real = as_values(images, (-1.0, 1.0), torch.float32)
         with torch.no_grad():
-            fake = self.generator(self.generator.noise(len(real), random))
+            fake = self.generator(noise)
         difference = self.discriminator(real).mean() - self.discriminator(fake).mean()
-        mixture = torch.rand(len(real), 1, 1, 1, generator=random, device=self.device)
         between = (mixture * real + (1 - mixture) * fake).requires_grad_(True)
         (slope,) = torch.autograd.grad(self.discriminator(between).sum(), between, create_graph=True)
         excess = slope.flatten(1).square().sum(dim=1).clamp_min(1e-12).sqrt() - 1
         self._update(1, -difference + self.config.penalty * excess.square().mean())
-        if (self.done + 1) % self.config.critic_steps == 0:
-            fake = self.generator(self.generator.noise(len(real), random))
-            self._update(0, -self.discriminator(fake).mean())
+        if more_noise is not None:
+            self._update(0, -self.discriminator(self.generator(more_noise)).mean())
         self.difference += difference.detach()
-        self.done += 1
 
     def _update(self, which: int, loss: Tensor) -> None:
         self.optimisers[which].zero_grad(set_to_none=True)
