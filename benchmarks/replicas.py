@@ -2,7 +2,7 @@
 
 A round is one step of each, and its share of what is projected between steps. Also says the peak memory of the process.
 
-    python benchmarks/replicas.py [--model large] [--conv bcop] [--counts 1,2,5] [--streams 6] [--json FILE]
+    python benchmarks/replicas.py [--model large] [--conv bcop] [--counts 1,2,5] [--json FILE]
 """
 
 import argparse
@@ -13,12 +13,12 @@ from statistics import median
 
 import torch
 
-from isoconv.train import replica as replica_module
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.task import Classification, make_model
+from isoconv.train.together import Together
 
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
 ROUNDS, STEPS = 7, 100
@@ -42,13 +42,16 @@ def round_time(count: int, arguments: argparse.Namespace) -> float:
     ]
     images = torch.randint(0, 256, (config.batch_size, *shape), dtype=torch.uint8, device=device)
     labels = torch.randint(0, 10, (config.batch_size,), device=device)
+    together = Together(replicas) if Together.suits(replicas) else None
     times = []
     for turn in range(ROUNDS + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(STEPS):
-            for one in replicas:
-                one.step(images, labels)
+            if together is None:
+                replicas[0].step(images, labels)
+            else:
+                together.step([(images, labels)] * count)
             project_where_due(replicas)
         torch.cuda.synchronize()
         if turn:  # the first warms up and captures
@@ -62,11 +65,8 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10", choices=list(SHAPES))
     parser.add_argument("--conv", default="bcop")
     parser.add_argument("--counts", default="1,2,5")
-    parser.add_argument("--streams", type=int, default=None, help="side streams of each replica")
     parser.add_argument("--json", default=None, help="write the figures to this file too")
     arguments = parser.parse_args()
-    if arguments.streams is not None:
-        replica_module._SIDE_STREAMS = arguments.streams
     counts = [int(count) for count in arguments.counts.split(",")]
     figures = {count: round_time(count, arguments) for count in counts}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {arguments.model}, {arguments.conv}")

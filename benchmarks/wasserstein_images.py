@@ -125,7 +125,7 @@ def main() -> None:
                 found = train_critics(configs, folders, fake, real, Quiet(), device=device, save_every=1e9)
                 rows += [critic.result for critic in found]
                 if arguments.json:  # what is there so far, should the machine be taken away
-                    write(Path(arguments.json), arguments, rows)
+                    write(Path(arguments.json), arguments, gan_config, rows)
     print(f"{rows[0]['device']}, torch {rows[0]['torch']}, {arguments.recipe} recipe, {rows[0]['updates']} updates")
     print(f"{rows[0]['units']}; estimate (mean ± population standard deviation over seeds), lower bound at 0.95, paper")
     for row in summary(rows, arguments.dataset):
@@ -156,8 +156,12 @@ def summary(rows: list[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
     return lines
 
 
-def write(path: Path, arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    content = {"arguments": vars(arguments), "summary": summary(rows, arguments.dataset), "critics": rows}
+def write(path: Path, arguments: argparse.Namespace, generator: GanConfig, rows: list[dict[str, Any]]) -> None:
+    asked = {
+        name: getattr(arguments, name) for name in ("dataset", "recipe", "epochs", "lr", "upsample", "seeds", "samples")
+    }
+    asked["generator"] = {"epochs": generator.epochs, "seed": generator.seed, "batch_size": generator.batch_size}
+    content = {"arguments": asked, "summary": summary(rows, arguments.dataset), "critics": rows}
     path.write_text(json.dumps(content | {"torch": torch.__version__}, indent=2) + "\n")
 
 

@@ -1,5 +1,6 @@
 """Tables in every format, the page, the drawings, and that the README's tables are those of the committed results."""
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -260,3 +261,14 @@ def test_a_complete_table_1_is_in_the_readme():
     if len(read_results(ROOT / RESULTS, cells_of("table1", "default"))) < 16:
         pytest.skip("table 1 is not measured yet")
     assert "table1" in MARKED
+
+
+@pytest.mark.parametrize("conv", ["ossn", "rko", "bcop"])
+def test_the_readme_shows_the_critics_of_cifar10(conv):
+    """The table that `benchmarks/wasserstein_images.py` was run for, line by line."""
+    found = json.loads((ROOT / "results/wasserstein/cifar10_images_h200.json").read_text())["summary"]
+    cells = [conv.upper()]
+    for activation in ("maxmin", "relu"):
+        (line,) = [one for one in found if (one["conv"], one["activation"]) == (conv, activation)]
+        cells += [f"{line['mean']:.2f} ± {line['deviation']:.2f}", f"{line['lower']:.2f}", f"{line['paper']:.2f}"]
+    assert f"| {' | '.join(cells)} |" in README.replace("**", "")

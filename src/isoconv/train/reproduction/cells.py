@@ -15,7 +15,7 @@ _EPOCHS = {
     ("cifar10", "fc3"): 30,
 }
 _PAPER_EPOCHS = 200
-_CRITIC_EPOCHS = {"default": 100, "paper": 256}  # of 100 updates
+_CRITIC_EPOCHS = {"default": 50, "paper": 256}  # of 100 updates
 
 
 @dataclass(frozen=True)
