@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from isoconv.nn import GroupSort, MaxMin
 
@@ -139,3 +140,17 @@ def test_maxmin_keeps_the_layout_and_recording_changes_nothing(shape, layout):
     assert torch.equal(once, torch.cat(expected, dim=1))
     (expanded,) = torch.autograd.grad(MaxMin()(x).sum(), x)  # a gradient that is one number, seen everywhere
     assert torch.equal(expanded, torch.ones(shape))
+
+
+def test_maxmin_under_transforms_and_tracers():
+    x = torch.randn(3, 4)
+    one_by_one = torch.autograd.functional.jacobian(MaxMin(), x)
+    assert torch.equal(torch.autograd.functional.jacobian(MaxMin(), x, vectorize=True), one_by_one)
+    given = x.clone().requires_grad_()
+    output = MaxMin()(given)
+    rows = torch.eye(12).reshape(12, 3, 4)
+    (many,) = torch.autograd.grad(output, given, rows, is_grads_batched=True)
+    assert torch.equal(many, one_by_one.reshape(12, 3, 4))
+    traced = make_fx(lambda y: MaxMin()(y))(given)
+    assert torch.equal(traced(given), output)
+    assert torch.equal(torch.autograd.grad(traced(given).sum(), given)[0], torch.ones(3, 4))

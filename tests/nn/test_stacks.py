@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from isoconv.errors import IsoconvError
 from isoconv.linalg.manifold import is_orthonormal
 from isoconv.models import FC3, Large, Small
-from isoconv.nn import BCOPConv2d, OrthogonalLinear, RKOConv2d
+from isoconv.nn import BCOPConv1d, BCOPConv2d, OrthogonalLinear, RKOConv2d
 from isoconv.nn.prepare import PreparedWeights
 from isoconv.nn.stacks import ParameterStack, stack_layers
 
@@ -18,6 +19,9 @@ LAYERS = [
     lambda **options: BCOPConv2d(4, 6, 4, stride=2, **options),
     lambda **options: BCOPConv2d(5, 5, 1, **options),
     lambda **options: BCOPConv2d(1, 1, 3, **options),
+    lambda **options: BCOPConv1d(3, 5, 3, **options),
+    lambda **options: BCOPConv1d(5, 3, 4, stride=2, **options),
+    lambda **options: BCOPConv1d(4, 4, 5, ranks=(0, 1, 4, 2), **options),
     lambda **options: RKOConv2d(3, 7, 3, **options),
     lambda **options: RKOConv2d(7, 2, 2, stride=2, **options),
     lambda **options: OrthogonalLinear(9, 4, **options),
@@ -128,3 +132,53 @@ def test_whole_models(conv: str) -> None:
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             if q.grad is not None:
                 torch.testing.assert_close(stacked.get(p, p.grad), q.grad, rtol=0, atol=1e-4)
+
+
+def test_what_is_shared_is_not_stacked() -> None:
+    """A parameter of two layers cannot lie in two stacks."""
+
+    def tied() -> nn.Module:
+        layer = BCOPConv2d(4, 4, 3)
+        first, second = OrthogonalLinear(5, 5), OrthogonalLinear(5, 5)
+        second.matrix = first.matrix
+        return nn.ModuleList([layer, layer.transposed(), first, second, OrthogonalLinear(5, 5)])
+
+    (stack,) = stack_layers([tied(), tied()])
+    assert len(stack.parameters) == 1
+
+    def used_twice() -> nn.Module:
+        layer = OrthogonalLinear(5, 5)
+        return nn.Sequential(layer, nn.ReLU(), layer)
+
+    assert len(stack_layers([used_twice(), used_twice()])) == 1
+
+
+def test_nothing_is_left_of_what_was_before() -> None:
+    layers = [BCOPConv2d(2, 4, 3), BCOPConv2d(2, 4, 3)]
+    for layer in layers:
+        layer(torch.rand(1, 2, 4, 4)).sum().backward()
+    (stack,) = stack_layers(layers)
+    assert all(p.grad is None for one in stack.parameters for p in one.parameters)
+    moved(layers)
+    x = torch.rand(1, 2, 4, 4)
+    with torch.no_grad():
+        before = [layer.eval()(x) for layer in layers]
+    for layer in layers:
+        layer.train()
+    with torch.no_grad():
+        for one in stack.parameters:
+            one.whole.mul_(-1)
+    stack.build()  # says that the parameters are other ones
+    for layer, was in zip(layers, before, strict=True):
+        now = layer.eval()(x)
+        assert not torch.allclose(now, was, atol=1e-3)
+        torch.testing.assert_close(now, copy.deepcopy(layer)(x), rtol=0, atol=1e-6)
+
+
+def test_a_build_that_fails_leaves_nothing_prepared() -> None:
+    models = [nn.Sequential(OrthogonalLinear(3, 3), OrthogonalLinear(3, 3)) for _ in range(2)]
+    with torch.no_grad():
+        models[1][1].matrix.fill_(torch.nan)
+    with pytest.raises(IsoconvError, match="finite parameters"), PreparedWeights(models):
+        pass
+    assert all(layer._prepared is None for model in models for layer in model)

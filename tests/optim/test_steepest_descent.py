@@ -333,3 +333,23 @@ def test_half_precision_vectors(dtype):
 def test_arguments_that_make_no_sense_are_refused(options, message):
     with pytest.raises(IsoconvError, match=message):
         SteepestDescent([nn.Parameter(torch.zeros(2, 2))], **options)
+
+
+def test_a_loaded_count_follows_its_parameter():
+    """`load_state_dict` leaves counts on the device that they were read to, here the CPU."""
+    p, rate = torch.nn.Parameter(torch.zeros(4, device="meta")), torch.full((), 0.01, device="meta")
+    optimiser = SteepestDescent([p], lr=rate)
+    p.grad = torch.ones_like(p)
+    read = {"step": torch.tensor(5.0, dtype=torch.float64), "first": torch.zeros(4), "second": torch.zeros(4)}
+    optimiser.load_state_dict({"state": {0: read}, "param_groups": optimiser.state_dict()["param_groups"]})
+    optimiser.step()
+    assert {value.device.type for value in optimiser.state[p].values()} == {"meta"}
+
+
+def test_a_copy_steps_too():
+    p = torch.nn.Parameter(torch.eye(3))
+    optimiser = copy.deepcopy(SteepestDescent([p], lr=0.1))
+    (held,) = optimiser.param_groups[0]["params"]
+    held.grad = torch.eye(3)
+    optimiser.step()
+    assert not torch.equal(held, p)

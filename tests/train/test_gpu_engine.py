@@ -1,5 +1,7 @@
 """The engine on a GPU: a captured step is the same step, replicas do not disturb each other, nothing goes stale."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from isoconv.optim import SteepestDescent
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
+from isoconv.train.run_folder import RunFolder
 from isoconv.train.task import Classification, make_model
 from isoconv.train.together import Together
 
@@ -126,3 +129,29 @@ def test_what_is_evaluated_is_what_was_trained(count: int) -> None:
     for name, value in after.items():
         assert not torch.equal(value, before[name])
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", ["steepest", "adam"])
+def test_together_after_a_resume(optimiser: str, tmp_path: Path) -> None:
+    """What was saved of replicas that step together goes on as if nothing had happened."""
+    on, off = ([replica("bcop", optimiser, seed, side_by_side=2) for seed in range(2)] for _ in range(2))
+    joined, resumed = Together([one for one, _ in on]), Together([one for one, _ in off])
+    for batch in zip(*(batches.epoch(0) for _, batches in on), *(batches.epoch(1) for _, batches in on), strict=True):
+        joined.step(batch[:2])
+        joined.step(batch[2:])
+    for (one, _), (other, _) in zip(on, off, strict=True):
+        folder = RunFolder(tmp_path / str(one.config.seed))
+        folder.path.mkdir()
+        folder.save(one)
+        folder.load(other)
+        assert other.done == one.done
+    for batch in zip(*(batches.epoch(2) for _, batches in on), *(batches.epoch(3) for _, batches in on), strict=True):
+        for together in (joined, resumed):
+            together.step(batch[:2])
+            together.step(batch[2:])
+    for (one, _), (other, _) in zip(on, off, strict=True):
+        assert other.take_sums()[0] == pytest.approx(one.take_sums()[0], rel=2e-2)
+        for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=2e-2)
+        for state in other.optimiser.state.values():
+            assert {value.device.type for value in state.values()} == {"cuda"}

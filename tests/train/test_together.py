@@ -104,6 +104,20 @@ def test_a_replica_is_saved_and_resumed_on_its_own(optimiser: str, tmp_path: Pat
         assert_same(one, other, 1e-4)
 
 
+def test_what_is_evaluated_is_what_was_trained() -> None:
+    joined = replicas("bcop", "steepest")
+    together, x = Together(joined), torch.rand(2, 1, 8, 8)
+    for step in range(8):
+        for one in joined:  # so that there is something to go stale
+            one.model.eval()(x)
+            one.model.train()
+        together.step(batches(step))
+    for one in joined:
+        fresh = make_model(one.config)  # type: ignore[arg-type]
+        fresh.load_state_dict(one.model.state_dict())
+        torch.testing.assert_close(one.model.eval()(x), fresh.eval()(x), rtol=0, atol=1e-6)
+
+
 def test_whom_it_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     same = replicas("bcop", "steepest")
     assert not Together.suits(same)  # on a CPU, bit for bit what each is alone comes first

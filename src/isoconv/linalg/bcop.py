@@ -86,7 +86,7 @@ class _AppendPair(torch.autograd.Function):
         far = gradient.narrow(ctx.dim, 1, count)
         difference = gradient.narrow(ctx.dim, 0, count) - far
         of_taps = of_basis = None
-        with matmul_precision(taps, "high"):  # a direction: what it is short of, the retraction forgives
+        with matmul_precision(taps, "high"):  # a direction: ten bits of it are enough
             if ctx.needs_input_grad[0]:
                 of_taps = far + _times(_times(difference, basis), basis.mT)
             if ctx.needs_input_grad[1]:

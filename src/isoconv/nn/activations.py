@@ -53,15 +53,15 @@ class _MaxMin(torch.autograd.Function):
         first, second = x.chunk(2, dim=1)
         swap = second > first
         ctx.save_for_backward(swap)
-        return _select_in_place(x, swap)
+        return _select(first, second, swap) if _is_watched(x) else _select_in_place(x, swap)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (swap,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return _select_in_place(gradient, swap)
-        first, second = gradient.chunk(2, dim=1)  # a gradient of the gradient is asked for
-        return _select(first, second, swap)
+        if torch.is_grad_enabled() or _is_watched(gradient):  # with a gradient of its own, or many at once
+            first, second = gradient.chunk(2, dim=1)
+            return _select(first, second, swap)
+        return _select_in_place(gradient, swap)
 
 
 def _max_min(x: Tensor) -> Tensor:
@@ -71,6 +71,13 @@ def _max_min(x: Tensor) -> Tensor:
 
 def _select(first: Tensor, second: Tensor, swap: Tensor) -> Tensor:
     return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+
+
+def _is_watched(x: Tensor) -> bool:
+    """Whether a tracer or a transform looks on, which writing in place would escape."""
+    functorch = torch._C._functorch
+    batched = functorch.is_legacy_batchedtensor(x) or functorch.is_functorch_wrapped_tensor(x)
+    return batched or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _select_in_place(x: Tensor, swap: Tensor) -> Tensor:

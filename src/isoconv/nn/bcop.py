@@ -207,13 +207,14 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
 
     def _build(self, O: Tensor, *M: Tensor) -> Tensor:
         c_out, c_in, _ = self.kernel_shape
-        large = O.shape[1]
+        large = O.shape[-1]
         bases = iter(M)
-        W = self._orthonormal(O)[None]
+        whole = torch.eye(large).to(O).expand(*O.shape[:-2], -1, -1)
+        W = self._orthonormal(O)[..., None, :, :]
         for rank in self.ranks:
-            basis = self._orthonormal(next(bases)) if 0 < rank < large else torch.eye(large, rank).to(O)
+            basis = self._orthonormal(next(bases)) if 0 < rank < large else whole[..., :rank]
             W = append_pair_from_basis(W, basis, dim=-3)  # W □ [P  I−P]
-        return W.permute(1, 2, 0).contiguous() if c_in >= c_out else W.permute(2, 1, 0).contiguous()
+        return (W if c_in >= c_out else W.mT).movedim(-3, -1).contiguous()
 
 
 def _adjoint(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Build the weights of whole models at once, side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -26,7 +26,8 @@ class PreparedWeights:
     With `streams` (on a GPU) the layers are built on those: the builds are small and independent, so one after the
     other they would leave the device idle; each layer waits for its own weight only, and its gradient runs on the
     same stream too. Inside a CUDA graph's capture, where nothing else is reused, this is also what lets several forward
-    passes share one build. What is in `stacks` is built in theirs, the other layers one by one.
+    passes share one build. What is in `stacks` is built in theirs, the other layers one by one; those that share a
+    parameter on one stream, since each may bring it back to the manifold.
     """
 
     def __init__(self, models: Sequence[nn.Module], streams: SideStreams | None = None, stacks: Sequence[Stack] = ()):
@@ -36,19 +37,35 @@ class PreparedWeights:
         self.streams = streams
 
     def __enter__(self) -> None:
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _build(self) -> None:
         if self.streams is None:
             for stack in self.stacks:
                 for layer, weight in zip(stack.layers, stack.build(), strict=True):
                     layer._prepared = weight, None
             return
         self.streams.fork()
-        for turn, stack in enumerate(self.stacks):
+        for turn, stack in zip(self._turns(), self.stacks, strict=True):
             with self.streams.use(turn) as stream:
                 weights = stack.build()
                 ready = torch.cuda.Event()
                 ready.record(stream)
             for layer, weight in zip(stack.layers, weights, strict=True):
                 layer._prepared = weight, ready
+
+    def _turns(self) -> Iterator[int]:
+        """Whose turn it is to be used, for each stack: a new one's, but for parameters that have been seen before."""
+        seen: dict[Tensor, int] = {}
+        for new, stack in enumerate(self.stacks):
+            sources = [source for layer in stack.layers for source in layer._sources()]
+            turn = next((seen[source] for source in sources if source in seen), new)
+            seen |= dict.fromkeys(sources, turn)
+            yield turn
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

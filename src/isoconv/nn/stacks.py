@@ -5,6 +5,7 @@ retraction, the convolution kernel that they make, its gradient and the optimise
 batch those of five models take hardly longer than those of one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,8 @@ from isoconv.nn.orthogonalised import OrthogonalisedLayer
 class ParameterStack:
     """One tensor that holds the same parameter of several models: `whole`, (count·b, m, n), a batch of matrices.
 
-    The models' parameters become views of it. It has the gradient; whoever changes it changes them.
+    The models' parameters become views of it. It has the gradient, and they none; whoever changes it changes them, and
+    tells them so (`torch.autograd.graph.increment_version`), as their caches go by their own versions.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -26,7 +28,7 @@ class ParameterStack:
         with torch.no_grad():
             self.whole = torch.stack([p.detach() for p in parameters]).flatten(0, -3)
             for parameter, view in zip(parameters, self.split(self.whole), strict=True):
-                parameter.data = view
+                parameter.data, parameter.grad = view, None
         self.whole.requires_grad_()
 
     def split(self, whole: Tensor) -> tuple[Tensor, ...]:
@@ -39,13 +41,19 @@ class LayerStack:
 
     def __init__(self, layers: Sequence[OrthogonalisedLayer]) -> None:
         self.layers = list(layers)
+        for layer in layers:
+            layer.refresh()  # what it keeps holds on to the memory of its old parameters
         self.parameters = [ParameterStack(same) for same in zip(*(one._matrices() for one in layers), strict=True)]
 
     def build(self) -> tuple[Tensor, ...]:
-        """The weights of the layers, joined to the gradients of the stacks. For training: the parameters are retracted."""
+        """The weights of the layers, joined to the gradients of the stacks. For training: the parameters are retracted.
+
+        One graph leads to all of them, so what is computed with them is to be back-propagated at once.
+        """
         first, sources = self.layers[0], [stack.whole for stack in self.parameters]
         with torch.no_grad(), full_precision(sources[0]):
             first._written_back = first._bring_back(sources)
+        torch.autograd.graph.increment_version([p for stack in self.parameters for p in stack.parameters])
         shaped = [stack.whole.view(len(self.layers), *stack.parameters[0].shape) for stack in self.parameters]
         try:
             weights = in_constraint_precision(first._build, shaped)
@@ -55,11 +63,13 @@ class LayerStack:
 
 
 def stack_layers(models: Sequence[nn.Module]) -> list[LayerStack]:
-    """Stacks of all layers that can be: those that train orthonormal matrices. The models must be built alike."""
+    """Stacks of all layers that train orthonormal matrices of their own. The models must be built alike."""
+    modules = [module for model in models for module in model.modules()]
+    owners = Counter(p for module in modules for p in module.parameters(recurse=False))
     stacks = []
     for same in zip(*(model.modules() for model in models), strict=True):
         layers = [layer for layer in same if isinstance(layer, OrthogonalisedLayer)]
         matrices = [matrix for layer in layers for matrix in layer._matrices()]
-        if layers and all(matrix.requires_grad for matrix in matrices):
+        if layers and all(matrix.requires_grad and owners[matrix] == 1 for matrix in matrices):
             stacks.append(LayerStack(layers))
     return stacks

@@ -27,6 +27,9 @@ class SteepestDescent(Optimizer):
     vector_lr : Adam's learning rate for vectors; follows the schedule of `lr` in proportion when given as None
     """
 
+    #: Where a training engine runs the matrices side by side inside a CUDA graph; None: one after the other.
+    side_streams: SideStreams | None = None
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -56,8 +59,6 @@ class SteepestDescent(Optimizer):
             "steps": steps,
         }
         super().__init__(params, defaults)
-        #: Where a training engine runs the matrices side by side inside a CUDA graph; None: one after the other.
-        self.side_streams: SideStreams | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -104,13 +105,15 @@ class SteepestDescent(Optimizer):
             p.sub_((direction * group["lr"]).reshape(p.shape).to(p.dtype))
 
     def _move_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Adam, for vectors of one dtype. The step counts live on the device, so that a captured graph advances them."""
+        """Adam, for vectors of one dtype and device. Step counts live there too, so that a captured graph advances them."""
         for p in parameters:
             if not self.state[p]:
                 precise = torch.promote_types(p.dtype, torch.float32)
                 self.state[p]["step"] = torch.zeros((), device=p.device, dtype=torch.float64)
                 self.state[p]["first"] = torch.zeros_like(p, dtype=precise)
                 self.state[p]["second"] = torch.zeros_like(p, dtype=precise)
+            # `load_state_dict` leaves a count where it was read to; there a captured graph could not advance it.
+            self.state[p]["step"] = self.state[p]["step"].to(p.device)
         gradients = [
             gradient.to(self.state[p]["first"].dtype)
             for p, gradient in zip(parameters, _gradients(parameters), strict=True)

@@ -128,5 +128,5 @@ def critic_settings(recipe: str, model: str, conv: str = "bcop", activation: str
     if conv in ("bcop", "bcop-fixed", "rko"):
         return chosen
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network. At ten times this rate OSSN's
-    # critics run away from their power iteration, to constants of thousands (results/wasserstein, "fast").
+    # critics run away from their power iteration, to constants of up to 66,000 (results/wasserstein, "fast").
     return chosen | {"optimiser": "adam", "lr": 1e-4}

@@ -18,13 +18,14 @@ from isoconv.nn.stacks import ParameterStack, stack_layers
 from isoconv.optim import SteepestDescent
 from isoconv.train.replica import Replica, make_optimiser
 
-_SIDE_STREAMS = 24
+_SIDE_STREAMS = 24  # of PyTorch's 32; the replicas' own are out of use by then
 
 
 class Together:
     """`step(batches)` is one update of every replica, each on its own batch.
 
-    Replicas stay what they were: each has its parameters and its optimiser's state, as parts of what all have.
+    Each replica goes on having its parameters and its optimiser's state, as parts of what all have: so it can be saved
+    and evaluated. What it must not do any more is step, or be loaded, on its own.
     The first steps are those of the replicas themselves; then, on a GPU, this step is captured, and replayed.
     """
 
@@ -55,6 +56,8 @@ class Together:
             self._update(batches)
         else:
             self._replay(rate, batches)
+        # Parameters have changed behind their backs, as parts of a stack or in a replay; this tells the layers' caches.
+        torch.autograd.graph.increment_version([p for one in self.replicas for p in one.model.parameters()])
         for one in self.replicas:
             one.done += 1
 
@@ -80,8 +83,6 @@ class Together:
                 with torch.cuda.graph(self.graph, stream=self.stream):
                     self._update(self.inputs)
             self.graph.replay()
-            # A replay changes parameters behind PyTorch's back; this is what tells the layers' caches.
-            torch.autograd.graph.increment_version([p for one in self.replicas for p in one.model.parameters()])
         for one in self.replicas:
             assert one.stream is not None
             one.stream.wait_stream(self.stream)
