@@ -99,7 +99,10 @@ def _batches(config: TrainConfig, train: ImageSet, device: torch.device, process
 
 def device_name(device: torch.device) -> str:
     """What the hardware calls itself."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def _peak_memory(device: torch.device) -> float | None:
