@@ -21,9 +21,9 @@ def approximate_polar(matrix: Tensor, steps: int = 3) -> Tensor:
     """
     if matrix.numel() == 0:
         return matrix
-    tall, root, wide = _factors(matrix, steps)
+    tall, root, scale, wide = _factors(matrix, steps)
     with without_autocast(tall), matmul_precision(tall, "high"):
-        result = tall @ root
+        result = tall @ (root * scale)
     return result.mT if wide else result
 
 
@@ -34,29 +34,29 @@ def descend(point: Tensor, matrix: Tensor, rate: float | Tensor, steps: int = 3)
     """
     if matrix.numel() == 0:
         return
-    tall, root, wide = _factors(matrix, steps)
-    root = (root * -rate).to(root.dtype)
+    tall, root, scale, wide = _factors(matrix, steps)
+    root = root * (scale * rate).to(root.dtype)
     left, right = (root.mT, tall.mT) if wide else (tall, root)
     with without_autocast(tall), matmul_precision(tall, "high"):
         if point.dim() == 2:
-            point.addmm_(left, right)
+            point.addmm_(left, right, alpha=-1)
         else:
-            point.baddbmm_(left, right)
+            point.baddbmm_(left, right, alpha=-1)
 
 
-def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, bool]:
-    """A tall matrix and a small one whose product is the direction, and whether that is to be transposed."""
+def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """A tall matrix, a small one and its scale, whose product is the direction, and whether that is to be transposed."""
     tall, wide = as_tall(matrix)
     tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
     with without_autocast(tall), matmul_precision(tall, "highest"):
         gram = tall.mT @ tall
     # A direction may be off by ten bits; the Gram matrix of a small one may not.
     with without_autocast(tall), matmul_precision(tall, "high"):
-        return tall, _inverse_root(gram, steps), wide
+        return tall, *_inverse_root(gram, steps), wide
 
 
-def _inverse_root(gram: Tensor, steps: int) -> Tensor:
-    """About G^(−½), by minimax quintics for singular values from `_LOWEST` times the largest on."""
+def _inverse_root(gram: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """About G^(−½) but for a scale (…, 1, 1), by minimax quintics for singular values from `_LOWEST` times the largest on."""
     # ‖G²‖_F^½ bounds the largest eigenvalue of G. A little more than rounding is added to the diagonal: an eigenvalue
     # that rounding made negative would grow under the steps, where every honest one goes to 1.
     eye = identity_like(gram)
@@ -70,4 +70,4 @@ def _inverse_root(gram: Tensor, steps: int) -> Tensor:
             half = add_product(gram, curved, gram, 1, a)
             gram = add_product(half, half, curved, 1, a)
     assert total is not None
-    return total * bound.rsqrt()
+    return total, bound.rsqrt()

@@ -26,7 +26,7 @@ class Classification:
 
     def loss(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
-        pixels = laid_out(images.to(torch.float32) / 255)
+        pixels = laid_out(images) / 255
         with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             logits = model(pixels)
         logits = logits.float()
@@ -38,11 +38,13 @@ class Classification:
 
 
 def laid_out(values: Tensor) -> Tensor:
-    """A batch as a network takes it fastest: on a GPU images with their channels side by side, as cuDNN's kernels read.
+    """A batch in float32, as a network takes it fastest: on a GPU images have their channels side by side, as cuDNN reads.
 
-    A clone: of images with one channel torch would say that they are so already, and go on in the usual layout.
+    Always a copy there: of images with one channel torch would say that they are so already, and go on in the usual layout.
     """
-    return values.clone(memory_format=torch.channels_last) if values.is_cuda and values.dim() == 4 else values
+    if not values.is_cuda or values.dim() != 4:
+        return values.to(torch.float32)
+    return values.to(torch.float32, memory_format=torch.channels_last, copy=True)
 
 
 def make_model(config: TrainConfig) -> nn.Module:
