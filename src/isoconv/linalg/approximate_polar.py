@@ -56,7 +56,7 @@ def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, bool]:
 
 
 def _inverse_root(gram: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """About G^(−½) but for a scale (…, 1, 1), by minimax quintics for singular values from `_LOWEST` times the largest on."""
+    """About G^(−½) but for its scale (…, 1, 1): minimax quintics for singular values from `_LOWEST` times the largest on."""
     # ‖G²‖_F^½ bounds the largest eigenvalue of G. A little more than rounding is added to the diagonal: an eigenvalue
     # that rounding made negative would grow under the steps, where every honest one goes to 1.
     eye = identity_like(gram)
