@@ -2,7 +2,7 @@
 
 The orthonormal matrices behind a layer are small, and what they cost on a GPU is the number of kernels: their
 retraction, the convolution kernel that they make, its gradient and the optimiser's step are hundreds of them. In a
-batch those of five models take hardly longer than those of one.
+batch those of five models are no more than those of one.
 """
 
 from collections import Counter
