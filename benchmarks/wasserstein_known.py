@@ -224,7 +224,8 @@ def main() -> None:
     device = choose_device(arguments.device)
     hardware = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{hardware}, torch {torch.__version__}, Python {platform.python_version()}", flush=True)
-    results: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "arguments": vars(arguments)}
+    asked = {name: value for name, value in vars(arguments).items() if name != "json"}
+    results: dict[str, Any] = {"hardware": hardware, "torch": torch.__version__, "arguments": asked}
     rows: list[dict[str, Any]] = []
     results["pairs"] = rows
     with_potentials = funnels(arguments) if "funnels" in arguments.parts else []

@@ -30,7 +30,9 @@ class PreparedWeights:
     parameter on one stream, since each may bring it back to the manifold.
     """
 
-    def __init__(self, models: Sequence[nn.Module], streams: SideStreams | None = None, stacks: Sequence[Stack] = ()):
+    def __init__(
+        self, models: Sequence[nn.Module], streams: SideStreams | None = None, stacks: Sequence[Stack] = ()
+    ) -> None:
         stacked = {layer for stack in stacks for layer in stack.layers}
         found = (module for model in models for module in model.modules() if isinstance(module, BuiltWeight))
         self.stacks: list[Stack] = [*stacks, *(_Alone(one) for one in found if one._sources() and one not in stacked)]
