@@ -125,8 +125,7 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
     # Where R⁴ overflows, ‖R‖_F bounds it too (fmin passes over NaN).
     square = residual @ residual
     size = torch.fmin(frobenius(residual), frobenius(square @ square) ** 0.25)[..., None, None]
-    bound = 1 + 1.01 * size
-    shrink = torch.where(bound > 1.9, 1.9 / bound, 1.0)
+    shrink = (1.9 / 1.01 / (size + 1 / 1.01)).clamp_max(1)
     residual = torch.lerp(identity_like(residual), residual, shrink)  # I − sXᵀX
     tall = tall * shrink.sqrt()
     # The factor is I + correction, and it is R that is carried along, by the exact law of the order-3 step,

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import bjorck
 from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.nn.built_weight import BuiltWeight
+from isoconv.nn.side_streams import in_parts
 
 ORTHOGONALISATIONS = ("manifold", "bjorck")
 _BLIND_STEPS = 1  # enough after a step of 0.02 in operator norm; what a longer one leaves, the next retraction takes
@@ -55,10 +57,11 @@ class OrthogonalisedLayer(BuiltWeight):
         precise = all(matrix.dtype in (torch.float32, torch.float64) for matrix in matrices)
         if self.orthogonalisation == "bjorck" or not precise or not all(matrix.requires_grad for matrix in matrices):
             return False
-        for matrix in matrices:
-            retracted = _retracted(matrix)
-            if torch.compiler.is_compiling() or retracted.data_ptr() != matrix.data_ptr():
-                matrix.copy_(retracted)
+        if torch.compiler.is_compiling():
+            for matrix in matrices:
+                matrix.copy_(_retracted(matrix))
+        else:
+            in_parts([partial(_retract_in_place, matrix) for matrix in matrices])
         return True
 
     def _reset_matrices(self, gain: float) -> None:
@@ -71,6 +74,12 @@ class OrthogonalisedLayer(BuiltWeight):
                     precise = torch.empty_like(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
                     nn.init.orthogonal_(precise, gain if self.orthogonalisation == "bjorck" else 1.0)
                     matrix.copy_(precise)
+
+
+def _retract_in_place(matrix: Tensor) -> None:
+    retracted = _retracted(matrix)
+    if retracted.data_ptr() != matrix.data_ptr():
+        matrix.copy_(retracted)
 
 
 def _retracted(matrix: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.approximate_polar import approximate_polar, descend
-from isoconv.nn.side_streams import SideStreams
+from isoconv.nn.side_streams import GradientEvents, SideStreams
 
 
 class SteepestDescent(Optimizer):
@@ -27,7 +27,7 @@ class SteepestDescent(Optimizer):
     vector_lr : Adam's learning rate for vectors; follows the schedule of `lr` in proportion when given as None
     """
 
-    #: Where a training engine runs the matrices side by side inside a CUDA graph; None: one after the other.
+    #: Where a training engine runs the updates side by side inside a CUDA graph; None: one after the other.
     side_streams: SideStreams | None = None
 
     def __init__(
@@ -68,32 +68,53 @@ class SteepestDescent(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
-            self._move_matrices([p for p in with_gradient if p.dim() >= 2], group)
+            matrices = [p for p in with_gradient if p.dim() >= 2]
             vectors = [p for p in with_gradient if p.dim() < 2]
-            for kind in dict.fromkeys((p.device, p.dtype) for p in vectors):
-                self._move_vectors([p for p in vectors if (p.device, p.dtype) == kind], group)
+            kinds = dict.fromkeys((p.device, p.dtype) for p in vectors)
+            alike = [[p for p in vectors if (p.device, p.dtype) == kind] for kind in kinds]
+            if self.side_streams is None:
+                self._move_all(matrices, alike, group)
+            else:
+                self._move_side_by_side(matrices, alike, group, self.side_streams)
         return loss
 
-    def _move_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        if not parameters:
-            return
-        buffers = []
-        for p in parameters:
-            state = self.state[p]
-            if not state:
-                state["momentum"] = torch.zeros_like(p)
-            buffers.append(state["momentum"])
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, _gradients(parameters))
-        if self.side_streams is None:
-            for p, buffer in zip(parameters, buffers, strict=True):
+    def run_beside(self, streams: SideStreams) -> None:
+        """Move every matrix on a stream of these, as soon as its gradient is there; for a step in a CUDA graph."""
+        self.side_streams = streams
+        self._gradients_there = GradientEvents(p for group in self.param_groups for p in group["params"])
+
+    def _move_all(self, matrices: list[Tensor], vectors: list[list[Tensor]], group: dict[str, Any]) -> None:
+        if matrices:
+            buffers = [self._momentum(p) for p in matrices]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, _gradients(matrices))
+            for p, buffer in zip(matrices, buffers, strict=True):
                 self._move_matrix(p, buffer, group)
-            return
-        self.side_streams.fork()
-        for turn, (p, buffer) in enumerate(zip(parameters, buffers, strict=True)):
-            with self.side_streams.use(turn):
+        for alike in vectors:
+            self._move_vectors(alike, group)
+
+    def _move_side_by_side(
+        self, matrices: list[Tensor], vectors: list[list[Tensor]], group: dict[str, Any], streams: SideStreams
+    ) -> None:
+        current = torch.cuda.current_stream(streams.device)
+        for p in reversed(matrices):  # about in the order in which a backward pass finds their gradients
+            with torch.cuda.stream(streams.take_spare()):
+                self._gradients_there.wait(p, instead=current)
+                buffer, (gradient,) = self._momentum(p), _gradients([p])
+                torch.add(gradient, buffer, alpha=group["momentum"], out=buffer)
                 self._move_matrix(p, buffer, group)
-        self.side_streams.join()
+        for alike in vectors:
+            with torch.cuda.stream(streams.take_spare()):
+                for p in alike:
+                    self._gradients_there.wait(p, instead=current)
+                self._move_vectors(alike, group)
+        streams.join()
+
+    def _momentum(self, p: Tensor) -> Tensor:
+        state = self.state[p]
+        if not state:
+            state["momentum"] = torch.zeros_like(p)
+        return state["momentum"]  # type: ignore[no-any-return]
 
     def _move_matrix(self, p: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
         precise = momentum.to(torch.promote_types(momentum.dtype, torch.float32))

@@ -17,7 +17,7 @@ from isoconv.train.task import Task
 # moves by the full rate, all in step) that the captured retraction, which cannot look at the matrix, would not quite
 # make up for them. A steepest-descent step is never longer than its rate.
 _WARM_UP_STEPS = {"steepest": 3, "adam": 20, "rmsprop": 20}
-_SIDE_STREAMS = 6  # per replica, while there are enough of them
+_SIDE_STREAMS = 10  # per replica, while there are enough of them
 
 
 class Settings(Protocol):
@@ -86,7 +86,7 @@ class Replica:
             side = SideStreams(device, max(1, min(_SIDE_STREAMS, STREAMS_IN_POOL // side_by_side)))
             self.prepared = PreparedWeights([self.model], side)
             if isinstance(self.optimiser, SteepestDescent):
-                self.optimiser.side_streams = side
+                self.optimiser.run_beside(side)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None
         self.eager_steps = 0

@@ -99,8 +99,8 @@ class Together:
         stacks = [stack for layer in layers for stack in layer.parameters]
         self.prepared = PreparedWeights(models, side, layers)
         self.optimiser = _joint_optimiser(self.replicas, stacks)
-        if isinstance(self.optimiser, SteepestDescent):
-            self.optimiser.side_streams = side
+        if isinstance(self.optimiser, SteepestDescent) and side is not None:
+            self.optimiser.run_beside(side)
 
     def _update(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         assert self.optimiser is not None and self.prepared is not None
