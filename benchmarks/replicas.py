@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -76,10 +77,9 @@ def main() -> None:
         )
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__, "ms": figures}, file, indent=2
-            )
+        settings = {name: getattr(arguments, name) for name in ("model", "data", "conv")}
+        record = {"hardware": torch.cuda.get_device_name(), "torch": torch.__version__, **settings}
+        Path(arguments.json).write_text(json.dumps(record | {"ms_a_round": figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -167,6 +167,24 @@ def test_the_order_is_checked_in_every_network():
     assert row["ordered"] is False  # above clean
 
 
+def test_a_network_of_the_papers_recipe_is_not_said_to_lack_attacks_that_nobody_asks_for():
+    paper = ClassifierCell("cifar10", "large", "bcop", "paper")
+    shown = rows_of("attacks", [*cells_of("attacks"), paper], everything() | {paper: classifier(paper)})
+    assert all(row["recipe"] != "paper" for row in shown)
+    (row,) = (
+        row
+        for row in rows_of("sota", [*cells_of("sota"), paper], everything() | {paper: classifier(paper)})
+        if row["recipe"] == "paper" and row["epsilon"] == 36 / 255
+    )
+    assert row["status"] == "ok" and "pgd" not in row
+    fgsm = AttackCell(paper, "fgsm")
+    with_one = everything() | {paper: classifier(paper), fgsm: attack(fgsm, 65.0)}
+    (row,) = (
+        row for row in rows_of("attacks", [*cells_of("attacks"), paper, fgsm], with_one) if row["recipe"] == "paper"
+    )
+    assert row["fgsm"]["mean"] == 65.0 and row["pgd"] is None
+
+
 def test_decision_attacks_are_on_the_first_100_images():
     cell = AttackCell(LARGE, "boundary")
     results = {LARGE: classifier(LARGE), cell: attack(cell, 71.0, clean=78.0, certified=66.0)}

@@ -73,7 +73,8 @@ class Processes:
 def choose_device(name: str) -> str:
     """`auto` is a GPU where there is one. A device that is not there is refused."""
     # Networks side by side need as many queues to the GPU as they have streams; its driver reads this once, at the
-    # start. Five of Large take 7.0 ms a round instead of 10.5 (H200, benchmarks/replicas.py).
+    # start. Five of Large, each with a graph of its own, took 7.0 ms a round instead of 10.5 (H200,
+    # results/speed/queues_h200.json).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,6 +14,7 @@ from isoconv.report.reproduction.paper import (
 )
 from isoconv.train.config import default_epsilons
 from isoconv.train.reproduction import AttackCell, Cell, ClassifierCell, default_epochs
+from isoconv.train.reproduction.targets import DECISION_ATTACKS, GRADIENT_ATTACKS
 
 Results = Mapping[Cell, dict[str, Any]]
 Row = dict[str, Any]
@@ -33,7 +34,8 @@ def sota_rows(cells: Sequence[Cell], results: Results) -> list[Row]:
             ours = [_classifier_row(cell, results, which) for cell in networks if cell.dataset == dataset]
             if which == 0:
                 for row, cell in zip(ours, (c for c in networks if c.dataset == dataset), strict=True):
-                    _add_attacks(row, cell, results, ("pgd", "fgsm"))
+                    if _are_asked_for(GRADIENT_ATTACKS, cell, cells):
+                        _add_attacks(row, cell, results, GRADIENT_ATTACKS)
             rows += ours
             rows += [_quoted_row(q) for q in QUOTED_SOTA if q.dataset == dataset and _number(q.epsilon) == epsilon]
     return rows
@@ -45,12 +47,20 @@ def attack_rows(cells: Sequence[Cell], results: Results) -> list[Row]:
     for cell in cells:
         if not isinstance(cell, ClassifierCell):
             continue
-        whole, few = _classifier_row(cell, results, 0), _few_images_row(cell, results)
-        _add_attacks(whole, cell, results, ("pgd", "fgsm"))
         quoted = [] if cell.recipe == "paper" else [f"kw-{cell.model}"]
-        rows += [whole, *(_quoted_row(q, 10_000) for q in QUOTED_ATTACKS if q.name in quoted)]
-        rows += [few, *(_quoted_row(q, 100) for q in QUOTED_ATTACKS_OF_100 if q.name in quoted)]
+        if _are_asked_for(GRADIENT_ATTACKS, cell, cells):
+            whole = _classifier_row(cell, results, 0)
+            _add_attacks(whole, cell, results, GRADIENT_ATTACKS)
+            rows += [whole, *(_quoted_row(q, 10_000) for q in QUOTED_ATTACKS if q.name in quoted)]
+        if _are_asked_for(DECISION_ATTACKS, cell, cells):
+            few = _few_images_row(cell, results)
+            rows += [few, *(_quoted_row(q, 100) for q in QUOTED_ATTACKS_OF_100 if q.name in quoted)]
     return rows
+
+
+def _are_asked_for(attacks: tuple[str, ...], network: ClassifierCell, cells: Sequence[Cell]) -> bool:
+    """Of the paper's recipe only what has been measured is shown: a network is there, attacks on it perhaps not."""
+    return any(AttackCell(network, attack) in cells for attack in attacks)
 
 
 def _classifier_row(cell: ClassifierCell, results: Results, which: int) -> Row:
@@ -80,7 +90,7 @@ def _few_images_row(cell: ClassifierCell, results: Results) -> Row:
     row |= {"seeds": [], "epochs": default_epochs(cell), "images": 100, "clean": None, "robust": None}
     key = (cell.dataset, cell.model, row["conv"])
     row |= with_paper({}, {"clean": paper_accuracy("clean of 100", *key)})
-    _add_attacks(row, cell, results, ("boundary", "pointwise"))
+    _add_attacks(row, cell, results, DECISION_ATTACKS)
     return row
 
 
