@@ -3,7 +3,7 @@
 Each recipe is written as settings of `isoconv.train.config.TrainConfig` that differ from the default one's:
 
     python benchmarks/recipes.py --data DIR --dataset cifar10 --model large --epochs 30 \\
-        "" "temperature=0.0625" "loss=hinge lr=0.02" [--json FILE]
+        "" "temperature=0.0625" "loss=hinge lr=0.02" [--images 10000] [--json FILE]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch
 from accuracy import settings_of
 
 from isoconv.data import EpochBatches, hold_out, load_splits
+from isoconv.train.classifier import device_name
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.evaluate import evaluate
@@ -32,12 +33,14 @@ def main() -> None:
     parser.add_argument("--conv", default="bcop")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--held-out", type=int, default=5000)
+    parser.add_argument("--images", type=int, default=None, help="train on this many only, where time is short")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", default=None)
     arguments = parser.parse_args()
     device = torch.device(choose_device(arguments.device))
     data = load_splits(arguments.dataset, arguments.data)
     train, validation = hold_out(data.train, arguments.held_out)
+    train = train.take(arguments.images or len(train))
     radii = default_epsilons(arguments.dataset)
     runs = []
     for text in arguments.recipes:
@@ -68,9 +71,9 @@ def main() -> None:
     for text, replica, _ in runs:
         replica.wait()
         result = evaluate(replica.model.eval(), validation, radii, device)
-        rows.append(
-            {"recipe": text, "epochs": replica.config.epochs, "clean": result["clean"], "robust": result["robust"]}
-        )
+        made = {"conv": arguments.conv, "recipe": text, "epochs": replica.config.epochs, "images": len(train)}
+        place = device_name(device)
+        rows.append(made | {"clean": result["clean"], "robust": result["robust"], "hardware": place})
         figures = "  ".join(f"{value:.2f}" for value in (result["clean"], *result["robust"].values()))
         print(f"{figures}  {text or 'as it is'}", flush=True)
     print(f"{time.perf_counter() - start:.1f} s for {len(runs)} side by side, {arguments.dataset} {arguments.model}")

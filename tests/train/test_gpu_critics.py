@@ -52,7 +52,7 @@ def losses(name: str, captured: bool) -> list[float]:
     if not captured:
         one.stream = one.prepared = None
         if isinstance(one.optimiser, SteepestDescent):
-            one.optimiser.side_streams = None
+            one.optimiser.run_beside(None)
     batches = zip(
         *(side.batches(0, 0, STEPS, 32, side.name, CUDA) for side in pair),
         strict=True,

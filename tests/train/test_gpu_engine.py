@@ -74,7 +74,7 @@ def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
     eager = replica(conv, optimiser)
     eager[0].stream = eager[0].prepared = None
     if isinstance(eager[0].optimiser, SteepestDescent):
-        eager[0].optimiser.side_streams = None
+        eager[0].optimiser.run_beside(None)
     (one,), (other,) = losses([captured], look=False), losses([eager], look=True)
     assert captured[0].graph is not None
     assert eager[0].graph is None

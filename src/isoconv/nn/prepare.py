@@ -37,6 +37,7 @@ class PreparedWeights:
         found = (module for model in models for module in model.modules() if isinstance(module, BuiltWeight))
         self.stacks: list[Stack] = [*stacks, *(_Alone(one) for one in found if one._sources() and one not in stacked)]
         self.streams = streams
+        self._held: list[Tensor] = []
 
     def __enter__(self) -> None:
         try:
@@ -46,6 +47,7 @@ class PreparedWeights:
             raise
 
     def _build(self) -> None:
+        self._held.clear()
         if self.streams is None:
             for stack in self.stacks:
                 for layer, weight in zip(stack.layers, stack.build(), strict=True):
@@ -59,6 +61,8 @@ class PreparedWeights:
                 ready.record(stream)
             for layer, weight in zip(stack.layers, weights, strict=True):
                 layer._prepared = weight, ready
+                # A frozen layer keeps one weight until it is evaluated; a captured graph goes on reading it.
+                self._held.append(weight.detach())
 
     def _turns(self) -> Iterator[int]:
         """Whose turn it is to be used, for each stack: a new one's, but for parameters that have been seen before."""

@@ -90,20 +90,26 @@ class GradientEvents:
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._events: dict[Tensor, torch.cuda.Event] = {}
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._record)
+        self._there: dict[Tensor, tuple[torch.cuda.Event, Tensor, int]] = {}
+        self._hooks = [p.register_post_accumulate_grad_hook(self._record) for p in parameters if p.requires_grad]
 
     def _record(self, parameter: Tensor) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        self._events[parameter] = event
+        if parameter.grad is not None:
+            event = torch.cuda.Event()
+            event.record()
+            self._there[parameter] = event, parameter.grad, parameter.grad._version
 
     def wait(self, parameter: Tensor, instead: torch.cuda.Stream) -> None:
-        """What follows on the current stream comes after the gradient; after all of `instead`, if nobody saw it come."""
+        """What follows on the current stream comes after the gradient; after all of `instead`, if it was changed since."""
         stream = torch.cuda.current_stream(parameter.device)
-        event = self._events.pop(parameter, None)
-        if event is None:
-            stream.wait_stream(instead)
+        seen = self._there.pop(parameter, None)
+        if seen is not None and seen[1] is parameter.grad and seen[1]._version == seen[2]:
+            stream.wait_event(seen[0])
         else:
-            stream.wait_event(event)
+            stream.wait_stream(instead)
+
+    def stop(self) -> None:
+        """Record no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._there.clear()

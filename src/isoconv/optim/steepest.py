@@ -27,8 +27,7 @@ class SteepestDescent(Optimizer):
     vector_lr : Adam's learning rate for vectors; follows the schedule of `lr` in proportion when given as None
     """
 
-    #: Where a training engine runs the updates side by side inside a CUDA graph; None: one after the other.
-    side_streams: SideStreams | None = None
+    _beside: tuple[SideStreams, GradientEvents] | None = None  # see `run_beside`
 
     def __init__(
         self,
@@ -72,16 +71,22 @@ class SteepestDescent(Optimizer):
             vectors = [p for p in with_gradient if p.dim() < 2]
             kinds = dict.fromkeys((p.device, p.dtype) for p in vectors)
             alike = [[p for p in vectors if (p.device, p.dtype) == kind] for kind in kinds]
-            if self.side_streams is None:
+            if self._beside is None:
                 self._move_all(matrices, alike, group)
             else:
-                self._move_side_by_side(matrices, alike, group, self.side_streams)
+                self._move_side_by_side(matrices, alike, group, *self._beside)
         return loss
 
-    def run_beside(self, streams: SideStreams) -> None:
-        """Move every matrix on a stream of these, as soon as its gradient is there; for a step in a CUDA graph."""
-        self.side_streams = streams
-        self._gradients_there = GradientEvents(p for group in self.param_groups for p in group["params"])
+    def run_beside(self, streams: SideStreams | None) -> None:
+        """Move every matrix on a stream of these, as soon as its gradient is there; for a step in a CUDA graph.
+
+        For a training engine: between the backward pass and the step nothing may read the parameters or write the learning
+        rate, and the loss may use no parameter both with and without its gradient. None: one after the other again.
+        """
+        if self._beside is not None:
+            self._beside[1].stop()
+        parameters = (p for group in self.param_groups for p in group["params"])
+        self._beside = None if streams is None else (streams, GradientEvents(parameters))
 
     def _move_all(self, matrices: list[Tensor], vectors: list[list[Tensor]], group: dict[str, Any]) -> None:
         if matrices:
@@ -94,21 +99,28 @@ class SteepestDescent(Optimizer):
             self._move_vectors(alike, group)
 
     def _move_side_by_side(
-        self, matrices: list[Tensor], vectors: list[list[Tensor]], group: dict[str, Any], streams: SideStreams
+        self,
+        matrices: list[Tensor],
+        vectors: list[list[Tensor]],
+        group: dict[str, Any],
+        streams: SideStreams,
+        gradients: GradientEvents,
     ) -> None:
         current = torch.cuda.current_stream(streams.device)
-        for p in reversed(matrices):  # about in the order in which a backward pass finds their gradients
-            with torch.cuda.stream(streams.take_spare()):
-                self._gradients_there.wait(p, instead=current)
-                buffer, (gradient,) = self._momentum(p), _gradients([p])
-                torch.add(gradient, buffer, alpha=group["momentum"], out=buffer)
-                self._move_matrix(p, buffer, group)
-        for alike in vectors:
-            with torch.cuda.stream(streams.take_spare()):
-                for p in alike:
-                    self._gradients_there.wait(p, instead=current)
-                self._move_vectors(alike, group)
-        streams.join()
+        try:
+            for p in reversed(matrices):  # about in the order in which a backward pass finds their gradients
+                with torch.cuda.stream(streams.take_spare()):
+                    gradients.wait(p, instead=current)
+                    buffer, (gradient,) = self._momentum(p), _gradients([p])
+                    torch.add(gradient, buffer, alpha=group["momentum"], out=buffer)
+                    self._move_matrix(p, buffer, group)
+            for alike in vectors:
+                with torch.cuda.stream(streams.take_spare()):
+                    for p in alike:
+                        gradients.wait(p, instead=current)
+                    self._move_vectors(alike, group)
+        finally:
+            streams.join()
 
     def _momentum(self, p: Tensor) -> Tensor:
         state = self.state[p]

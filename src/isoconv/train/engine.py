@@ -111,6 +111,8 @@ def run(
         if stopping:
             raise Stopped
     clock.read()
+    for ended in (together,) if together is not None else replicas:
+        ended.end()
 
 
 class _Clock:

@@ -164,6 +164,11 @@ class Replica:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
+    def end(self) -> None:
+        """Leave the model as any other: nothing listens to its gradients any more."""
+        if isinstance(self.optimiser, SteepestDescent):
+            self.optimiser.run_beside(None)
+
     def is_finite(self) -> bool:
         """Whether all parameters are numbers."""
         self.wait()

@@ -87,12 +87,21 @@ class Together:
             assert one.stream is not None
             one.stream.wait_stream(self.stream)
 
+    def end(self) -> None:
+        """As `Replica.end`, of all."""
+        for one in self.replicas:
+            one.end()
+        if isinstance(self.optimiser, SteepestDescent):
+            self.optimiser.run_beside(None)
+
     # The update of all --------------------------------------------------------------------------------------------
 
     def _join(self) -> None:
         """Put like parameters, and the optimisers' state of them, into stacks."""
         if self.optimiser is not None:
             return
+        for one in self.replicas:
+            one.end()  # it is the stacks whose gradients count from now on
         models = [one.model for one in self.replicas]
         side = SideStreams(self.device, _SIDE_STREAMS) if self.stream is not None else None
         layers = stack_layers(models)
