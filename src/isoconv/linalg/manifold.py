@@ -121,11 +121,11 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
     tall, wide = as_tall(matrix)
     tall = tall / largest_entry(tall).clamp_min(1)  # the entries of an orthonormal matrix are at most 1
     residual = gram_residual(tall)
-    # b = 1 + ‖R⁴‖_F^¼ bounds σ² (1.01 covers its rounding). The steps converge for σ² < 2; beyond 1.9 divide by b/1.9.
+    # b = 1 + 1.01·‖R⁴‖_F^¼ bounds σ² (1.01 covers its rounding). The steps converge for σ² < 2; beyond 1.9 divide by b/1.9.
     # Where R⁴ overflows, ‖R‖_F bounds it too (fmin passes over NaN).
     square = residual @ residual
     size = torch.fmin(frobenius(residual), frobenius(square @ square) ** 0.25)[..., None, None]
-    shrink = (1.9 / 1.01 / (size + 1 / 1.01)).clamp_max(1)
+    shrink = (1.9 / 1.01 / (size + 1 / 1.01)).clamp_max(1)  # 1.9/b or 1
     residual = torch.lerp(identity_like(residual), residual, shrink)  # I − sXᵀX
     tall = tall * shrink.sqrt()
     # The factor is I + correction, and it is R that is carried along, by the exact law of the order-3 step,
