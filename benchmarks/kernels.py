@@ -5,13 +5,15 @@ literal block convolutions. Ours is a training step's whole share: retraction af
 gradient. Both in float32, same parameters, same run. (The authors' own code is slower than this reference: it
 orthogonalises square c×c matrices where Algorithm 1 needs c×c/2.)
 
-    python benchmarks/kernels.py [--quick]
+    python benchmarks/kernels.py [--quick] [--json FILE]
 """
 
 import argparse
+import json
 import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -59,29 +61,45 @@ def compare(layers: list[nn.Module], repeats: int) -> tuple[float, float]:
         for layer in layers:
             layer.weight.sum().backward()  # type: ignore[operator,union-attr]
 
-    return median_seconds(paper, max(2, repeats // 4)), median_seconds(ours, repeats)
+    return median_seconds(paper, _fewer(repeats)), median_seconds(ours, repeats)
+
+
+def _fewer(repeats: int) -> int:
+    """How often the paper's way is timed, which takes so much longer."""
+    return max(2, repeats // 4)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer repeats, c up to 128")
-    quick = parser.parse_args().quick
+    parser.add_argument("--json", type=Path, default=None, help="write the figures to this file too")
+    arguments = parser.parse_args()
+    quick: bool = arguments.quick
     torch.manual_seed(0)
     repeats = 4 if quick else 12
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, median of {repeats} runs"
-    )
+    hardware = f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+    print(f"torch {torch.__version__}, {hardware}, median of {repeats} runs, of the paper's way {_fewer(repeats)}")
     print(f"{'what':>24} {'paper':>10} {'ours':>10} {'ratio':>7}")
-    for c in (32, 64, 128) if quick else (32, 64, 128, 256, 512):
-        for k in (2, 3, 5):
-            paper, ours = compare([BCOPConv2d(c, c, k, bias=False)], repeats)
-            print(
-                f"{f'BCOP c={c} k={k}':>24} {paper * 1e3:8.1f}ms {ours * 1e3:8.1f}ms {paper / ours:6.1f}×", flush=True
-            )
-    for name, kinds in (("Large, convolutions", (BCOPConv2d,)), ("Large, all layers", (BCOPConv2d, OrthogonalLinear))):
-        layers = [layer for layer in Large((3, 32, 32)) if isinstance(layer, kinds)]
+    figures = {}
+
+    def measure(name: str, layers: list[nn.Module]) -> None:
         paper, ours = compare(layers, repeats)
         print(f"{name:>24} {paper * 1e3:8.1f}ms {ours * 1e3:8.1f}ms {paper / ours:6.1f}×", flush=True)
+        figures[name] = {"paper_ms": paper * 1e3, "ours_ms": ours * 1e3, "ratio": paper / ours}
+
+    for c in (32, 64, 128) if quick else (32, 64, 128, 256, 512):
+        for k in (2, 3, 5):
+            measure(f"BCOP c={c} k={k}", [BCOPConv2d(c, c, k, bias=False)])
+    for name, kinds in (("Large, convolutions", (BCOPConv2d,)), ("Large, all layers", (BCOPConv2d, OrthogonalLinear))):
+        measure(name, [layer for layer in Large((3, 32, 32)) if isinstance(layer, kinds)])
+    if arguments.json:
+        record = {
+            "hardware": hardware,
+            "torch": torch.__version__,
+            "repeats": repeats,
+            "paper_repeats": _fewer(repeats),
+        }
+        arguments.json.write_text(json.dumps(record | {"figures": figures}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
