@@ -12,6 +12,7 @@ import argparse
 import json
 import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -147,6 +148,8 @@ def main() -> None:
             "ms": figures,
             "times_ordinary": ratios,
         }
+        if peer is not None:
+            record["orthogonium"] = version("orthogonium")
         Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
 
 
