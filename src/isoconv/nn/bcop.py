@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import append_pair_from_basis
+from isoconv.linalg.gram import identity_like
 from isoconv.nn.circular import convolve_same, same_padding
 from isoconv.nn.convolution import LipschitzConvolution, evaluation_weight, plain_convolution
 from isoconv.nn.downsampling import upsample
@@ -209,7 +210,7 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
         c_out, c_in, _ = self.kernel_shape
         large = O.shape[-1]
         bases = iter(M)
-        whole = torch.eye(large).to(O).expand(*O.shape[:-2], -1, -1)
+        whole = identity_like(O).expand(*O.shape[:-2], -1, -1)
         W = self._orthonormal(O)[..., None, :, :]
         for rank in self.ranks:
             basis = self._orthonormal(next(bases)) if 0 < rank < large else whole[..., :rank]
