@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from isoconv.train.critic import CriticTask, make_critic
-from isoconv.train.critic_config import CriticConfig
 from isoconv.train.distributed import choose_device
 from isoconv.train.replica import Replica
-from isoconv.train.samples import FiniteSamples
+from isoconv.wasserstein.critic import CriticTask, make_critic
+from isoconv.wasserstein.critic_config import CriticConfig
+from isoconv.wasserstein.samples import FiniteSamples
 
 ROUNDS = 9
 CASES: dict[str, dict[str, Any]] = {

@@ -22,13 +22,13 @@ import torch
 from isoconv.cli.values import parse_seeds
 from isoconv.data import ImageSet, load_splits
 from isoconv.train.classifier import seed_folders
-from isoconv.train.critic import train_critics
-from isoconv.train.critic_config import CriticConfig, critic_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
-from isoconv.train.gan import GanConfig, load_generator, start_gan, train_gan
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import FiniteSamples, GeneratedSamples
+from isoconv.wasserstein.critic import train_critics
+from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
+from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 
 SIZES = {"stl10": 64, "cifar10": 32, "digits": 16}
 PAPER = {

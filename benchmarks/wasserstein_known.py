@@ -26,8 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.wasserstein import wasserstein_lower_bound
-from isoconv.data.known_wasserstein import (
+from isoconv.data.seeds import epoch_generator
+from isoconv.train.distributed import choose_device
+from isoconv.train.engine import EpochReport
+from isoconv.train.run_folder import RunFolder
+from isoconv.wasserstein.bound import wasserstein_lower_bound
+from isoconv.wasserstein.critic import TrainedCritic, train_critics, typical_scale
+from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.known import (
     FUNNEL_COUNTS,
     FUNNEL_DIMENSIONS,
     KnownPair,
@@ -37,14 +43,8 @@ from isoconv.data.known_wasserstein import (
     radial_pairs,
     translation,
 )
-from isoconv.data.seeds import epoch_generator
-from isoconv.models.vector_critic import NearestAnchor
-from isoconv.train.critic import TrainedCritic, train_critics, typical_scale
-from isoconv.train.critic_config import CriticConfig, critic_settings
-from isoconv.train.distributed import choose_device
-from isoconv.train.engine import EpochReport
-from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import DrawnSamples, FiniteSamples, Samples
+from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, Samples
+from isoconv.wasserstein.vector_critic import NearestAnchor
 
 FUNNEL_SEED = 1
 CONFIDENCES = (0.95, 0.9999)

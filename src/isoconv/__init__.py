@@ -3,40 +3,23 @@
 from typing import TYPE_CHECKING
 
 from isoconv.errors import IsoconvError
+from isoconv.lazy import lazy_face
 from isoconv.version import __version__
 
-__all__ = [
-    "IsoconvError",
-    "__version__",
-    "attacks",
-    "certify",
-    "export",
-    "linalg",
-    "load_pretrained",
-    "models",
-    "nn",
-    "optim",
-    "plain",
-    "theory",
-]
-
 if TYPE_CHECKING:
-    from isoconv import attacks, certify, export, linalg, models, nn, optim, theory
-    from isoconv.nn.plain import plain
-    from isoconv.pretrained import load_pretrained
-else:
+    from isoconv import attacks as attacks
+    from isoconv import certify as certify
+    from isoconv import data as data
+    from isoconv import export as export
+    from isoconv import linalg as linalg
+    from isoconv import models as models
+    from isoconv import nn as nn
+    from isoconv import optim as optim
+    from isoconv import theory as theory
+    from isoconv import train as train
+    from isoconv import wasserstein as wasserstein
+    from isoconv.nn import plain as plain
+    from isoconv.pretrained import load_pretrained as load_pretrained
 
-    def __getattr__(name: str) -> object:
-        """The rooms, and torch with them, are loaded when they are first used: the command answers before that."""
-        from importlib import import_module
-
-        if name == "plain":
-            return import_module("isoconv.nn").plain
-        if name == "load_pretrained":
-            return import_module("isoconv.pretrained").load_pretrained
-        if name in __all__:
-            return import_module(f"isoconv.{name}")
-        raise AttributeError(f"module 'isoconv' has no attribute {name!r}")
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy_face(__name__, __file__)
+__all__ += ["IsoconvError", "__version__"]

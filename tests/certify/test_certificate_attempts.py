@@ -14,10 +14,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy, write_certificate
-from isoconv.certify.check import main as check
-from isoconv.certify.wasserstein import wasserstein_lower_bound
-from isoconv.models.vector_critic import NearestAnchor
+from isoconv.check.__main__ import main as check
 from isoconv.nn import Scale
+from isoconv.wasserstein.bound import wasserstein_lower_bound
+from isoconv.wasserstein.vector_critic import NearestAnchor
 
 
 @pytest.mark.parametrize("scale", [1.1, 1.5, 0.5, 2.4])

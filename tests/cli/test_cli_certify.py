@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from isoconv.certify.check import main as check
+from isoconv.check.__main__ import main as check
 from isoconv.train.run_folder import load_run
 
 TINY = ["--model", "small", "--batch-size", "16", "--device", "cpu"]
@@ -63,7 +63,7 @@ def test_float32_costs_something(isoconv, run):
 
 def test_the_certificate_file_is_valid(isoconv, run, tmp_path):
     outcome = isoconv("certify", run, "--certificate", "c.json")
-    assert outcome.code == 0 and "python -m isoconv.certify.check c.json" in outcome.err
+    assert outcome.code == 0 and "python -m isoconv.check c.json" in outcome.err
     assert check([str(tmp_path / "c.json"), str(run)]) == 0
 
 
@@ -145,7 +145,7 @@ REFUSED = [
     (["certify", "run", "--arithmetic", "bf16"], "Expected arithmetic to be one of float64, float32. Got 'bf16'."),
     (["certify", "run", "--criterion", "x"], "Expected criterion to be one of pairs, per-class. Got 'x'."),
     (["certify", "run", "--certificate", "no/c.json"],
-     "Cannot write the certificate to no/c.json: No such file or directory."),
+     "Cannot write no/c.json: No such file or directory."),
     (["attack", "run", "--attack", "x"],
      "Expected --attack to be one of pgd, fgsm, apgd, boundary, pointwise, rounding. Got 'x'."),
     (["attack", "run", "--epsilon", "-1"], "Expected a number of at least 0 for --epsilon. Got '-1'."),

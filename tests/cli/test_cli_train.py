@@ -11,7 +11,7 @@ import torch
 
 from data.fakes import write_mnist
 from isoconv.cli.progress import TrainingProgress
-from isoconv.train.checkpoint import read_tensors
+from isoconv.files import read_tensors
 from isoconv.train.run_folder import load_run
 from isoconv.version import __version__
 

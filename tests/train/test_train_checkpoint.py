@@ -9,16 +9,9 @@ import torch
 from torch import nn
 
 from isoconv.errors import IsoconvError
+from isoconv.files import read_json, read_tensors, write_tensors, write_text
 from isoconv.optim import SteepestDescent
-from isoconv.train import checkpoint
-from isoconv.train.checkpoint import (
-    pack_state,
-    read_json,
-    read_tensors,
-    unpack_state,
-    write_tensors,
-    write_text,
-)
+from isoconv.train.checkpoint import pack_state, unpack_state
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
@@ -63,7 +56,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(kind, error, fa
     old = path.read_bytes()
     with monkeypatch.context() as patch:
         if failing == "write":
-            patch.setattr(Path, f"write_{'text' if kind == 'text' else 'bytes'}", fail)
+            patch.setattr(os, "fdopen", fail)
         else:
             patch.setattr(os, failing, fail)
         with pytest.raises(IsoconvError if isinstance(error, OSError) else type(error)) as raised:
@@ -82,7 +75,7 @@ def test_the_file_takes_its_place_only_when_it_is_complete(tmp_path, monkeypatch
         seen.append((Path(source).read_text(), Path(target).exists()))
         replace(source, target)
 
-    monkeypatch.setattr(checkpoint.os, "replace", watched)
+    monkeypatch.setattr(os, "replace", watched)
     write_text(tmp_path / "x", "all of it")
     assert seen == [("all of it", False)]
 

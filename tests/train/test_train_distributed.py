@@ -12,7 +12,7 @@ from PIL import Image
 
 from isoconv.cli import main
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import read_tensors
+from isoconv.files import read_tensors
 from isoconv.train.distributed import Processes, choose_device
 from train.toys import toy, toy_config, train_toy
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from isoconv.files import read_tensors
 from isoconv.nn import svcm
 from isoconv.train import projections
-from isoconv.train.checkpoint import read_tensors
 from isoconv.train.projections import project, project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.task import Classification, make_model

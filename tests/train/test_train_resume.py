@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import read_tensors
+from isoconv.files import read_tensors
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from train.toys import Watcher, stop_after, toy_config, train_toy

@@ -5,7 +5,6 @@ from isoconv.certify.certificate_file import weights_sha256, write_certificate
 from isoconv.certify.certifier import Certified, Certifier, certified_radius, certify
 from isoconv.certify.forward_error import ForwardError
 from isoconv.certify.lipschitz import LayerBound, LipschitzBound, lipschitz_bound
-from isoconv.certify.wasserstein import WassersteinBound, wasserstein_lower_bound
 
 __all__ = [
     "Certified",
@@ -14,12 +13,10 @@ __all__ = [
     "LayerBound",
     "LipschitzBound",
     "RobustAccuracy",
-    "WassersteinBound",
     "certified_radius",
     "certify",
     "lipschitz_bound",
     "robust_accuracy",
-    "wasserstein_lower_bound",
     "weights_sha256",
     "write_certificate",
 ]

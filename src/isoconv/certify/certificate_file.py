@@ -1,13 +1,11 @@
 """A certificate as a file: everything that it takes to check it again, by a program that shares no code with this one.
 
 All numbers that matter are hexadecimal floats, so that none is rounded on the way. To check one:
-`python -m isoconv.certify.check FILE MODEL`.
+`python -m isoconv.check FILE MODEL`.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from isoconv.certify.certifier import Certified, Certifier
 from isoconv.certify.convolutions import pads_of
 from isoconv.certify.layers import Layer
 from isoconv.errors import IsoconvError
+from isoconv.files import write_text
 from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 
 _CLAIM = (
@@ -91,7 +90,7 @@ def write_certificate(
         "error_slope": certifier.error.slope.hex(),
         "images": images,
     }
-    _write_whole(Path(path), json.dumps(content, indent=1) + "\n")
+    write_text(Path(path), json.dumps(content, indent=1) + "\n")
 
 
 def _checked_labels(labels: Tensor | None, images: int, classes: int) -> list[int | None]:
@@ -140,19 +139,6 @@ def _plain_value(name: str, value: Any, dimensions: int) -> Any:
     if name in ("kernel_size", "stride", "dilation") or (name == "padding" and isinstance(value, int)):
         return [value] * dimensions if isinstance(value, int) else list(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise IsoconvError(f"Cannot write the certificate to {path}: {error.strerror}.") from None
-        raise
 
 
 _CONVOLUTION = ("stride", "padding", "dilation", "groups", "padding_mode")

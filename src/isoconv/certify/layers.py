@@ -97,7 +97,7 @@ def refuse_strangers(model: nn.Module) -> None:
                 f"Expected weights and biases that are parameters. Got others in {kind.__name__} at {place}."
             )
         home = kind.__module__
-        known = home.startswith(("torch.nn.modules.", "isoconv.nn.", "isoconv.models."))
+        known = home.startswith(("torch.nn.modules.", "isoconv.nn.", "isoconv.models.", "isoconv.wasserstein."))
         if is_patched(module) or not (known or is_ordinary_sequence(module)):
             raise IsoconvError(
                 f"Expected modules with a known Lipschitz constant. Got {kind.__name__} at {place}: "

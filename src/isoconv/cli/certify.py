@@ -57,7 +57,7 @@ def certify(
         result = certified_record(found, one.config.seed, time.perf_counter() - began)
         if certificate is not None:
             write_certificate(certificate, found.certifier, found.certificates, found.labels)
-            check = ["python", "-m", "isoconv.certify.check", str(certificate), str(one.folder)]
+            check = ["python", "-m", "isoconv.check", str(certificate), str(one.folder)]
             print(f"Written to {certificate}. To check it: {shlex.join(check)}", file=sys.stderr)
         results.append(result)
     if as_json:

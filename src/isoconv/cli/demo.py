@@ -17,8 +17,8 @@ from isoconv.cli.runs import open_runs
 from isoconv.cli.tables import console
 from isoconv.data import ImageSet, load_splits
 from isoconv.errors import IsoconvError
+from isoconv.files import read_json, write_text
 from isoconv.report import check_replaceable, write_report
-from isoconv.train.checkpoint import read_json, write_text
 from isoconv.train.classifier import train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.run_folder import RunFolder

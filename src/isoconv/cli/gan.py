@@ -15,9 +15,9 @@ from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Stopped
-from isoconv.train.gan import GanConfig, start_gan, train_gan
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.sources import SourceOptions, read_images
+from isoconv.wasserstein.gan import GanConfig, start_gan, train_gan
+from isoconv.wasserstein.sources import SourceOptions, read_images
 
 
 def gan(

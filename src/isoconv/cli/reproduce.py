@@ -14,6 +14,7 @@ from isoconv.cli.interruption import interruptible
 from isoconv.cli.reproduction_tables import PlanWatcher, print_plan, shown_table
 from isoconv.cli.values import parse_seeds
 from isoconv.errors import IsoconvError
+from isoconv.files import write_text
 from isoconv.report.reproduction import (
     FIGURES,
     Part,
@@ -27,7 +28,6 @@ from isoconv.report.reproduction import (
     to_latex,
     to_markdown,
 )
-from isoconv.train.checkpoint import write_text
 from isoconv.train.distributed import choose_device
 from isoconv.train.reproduction import (
     RESULTS,

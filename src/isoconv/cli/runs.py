@@ -7,8 +7,8 @@ from torch import nn
 
 from isoconv.data import NAMES, ImageSet, Splits, load_splits
 from isoconv.errors import IsoconvError
+from isoconv.files import write_text
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
-from isoconv.train.checkpoint import write_text
 from isoconv.train.config import TrainConfig
 from isoconv.train.run_folder import RunFolder, load_run
 

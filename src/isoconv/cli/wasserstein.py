@@ -14,14 +14,14 @@ from isoconv.cli.interruption import interruptible
 from isoconv.cli.progress import TrainingProgress
 from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import write_text
-from isoconv.train.critic import check_critics, train_critics, typical_scale
-from isoconv.train.critic_config import CriticConfig, critic_settings
+from isoconv.files import write_text
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Stopped
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import FiniteSamples, Samples, require_one_shape
-from isoconv.train.sources import SourceOptions, centre_vectors, open_samples
+from isoconv.wasserstein.critic import check_critics, train_critics, typical_scale
+from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.samples import FiniteSamples, Samples, require_one_shape
+from isoconv.wasserstein.sources import SourceOptions, centre_vectors, open_samples
 
 _MANY = 2000  # pictures, from which on reading them is worth a line
 _PASSES = 40  # over the smaller set of vectors, at most

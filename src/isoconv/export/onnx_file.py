@@ -24,7 +24,7 @@ from isoconv.certify.convolutions import pads_of
 from isoconv.certify.layers import Layer
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy, not_exportable
-from isoconv.export.writing import check_writable, write_all
+from isoconv.files import check_writable, write_files
 from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 
 OPSET, IR_VERSION = 13, 7
@@ -50,7 +50,7 @@ def export_onnx(
     check_writable([path], overwrite)
     require_onnx()
     deployed = deploy(model, input_shape, dtype, classes)
-    write_all({path: onnx_model(deployed).SerializeToString()})
+    write_files({path: onnx_model(deployed).SerializeToString()})
     return deployed
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from isoconv.certify.layers import Layer
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy, not_exportable
-from isoconv.export.writing import check_writable, write_all
+from isoconv.files import check_writable, write_files
 from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 from isoconv.version import __version__
 
@@ -38,7 +38,7 @@ def export_torch(
     # Copies: a module that occurs twice has its weights under two names, which safetensors would refuse.
     tensors = {name: tensor.clone() for name, tensor in deployed.network.state_dict().items()}
     metadata = {"format": "pt", **deployed.metadata()}
-    write_all({weights: save(tensors, metadata), code: torch_code(deployed, weights.name).encode()})
+    write_files({weights: save(tensors, metadata), code: torch_code(deployed, weights.name).encode()})
     return deployed
 
 

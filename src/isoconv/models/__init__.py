@@ -4,18 +4,14 @@ from isoconv.models.classifiers import FC3, Large, Small
 from isoconv.models.critic import DCGANCritic
 from isoconv.models.generator import Discriminator, Generator
 from isoconv.models.layers import ACTIVATIONS, CONVOLUTIONS
-from isoconv.models.vector_critic import AnchorCritics, FCCritic, NearestAnchor
 
 __all__ = [
     "ACTIVATIONS",
     "CONVOLUTIONS",
     "FC3",
-    "AnchorCritics",
     "DCGANCritic",
     "Discriminator",
-    "FCCritic",
     "Generator",
     "Large",
-    "NearestAnchor",
     "Small",
 ]

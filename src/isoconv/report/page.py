@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from isoconv.errors import IsoconvError
+from isoconv.files import write_text
 from isoconv.report.fragments import run_details, run_notes, subtitle, table_row
 from isoconv.report.records import run_record, short_names
 from isoconv.report.run_files import Record, read_run_files
-from isoconv.train.checkpoint import write_text
 from isoconv.version import __version__
 
 LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, galleries first

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import ImageSet, as_float
-from isoconv.train.checkpoint import read_json, write_text
+from isoconv.files import read_json, write_text
 from isoconv.train.config import TrainConfig
 from isoconv.train.gallery import gallery_entries
 from isoconv.train.run_folder import load_run

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from isoconv.errors import IsoconvError
+from isoconv.files import read_json, read_tensors, write_tensors, write_text
 from isoconv.nn import plain
-from isoconv.train.checkpoint import pack_state, read_json, read_tensors, unpack_state, write_tensors, write_text
+from isoconv.train.checkpoint import pack_state, unpack_state
 from isoconv.train.config import TrainConfig
 from isoconv.train.replica import Replica
 from isoconv.train.task import make_model

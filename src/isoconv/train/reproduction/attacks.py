@@ -13,7 +13,7 @@ from isoconv.attacks import AttackResult
 from isoconv.certify import robust_accuracy
 from isoconv.data import ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import read_json, write_text
+from isoconv.files import read_json, write_text
 from isoconv.train.classifier import device_name
 from isoconv.train.engine import Stopped
 from isoconv.train.reproduction.cells import AttackCell

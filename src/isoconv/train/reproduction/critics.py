@@ -10,15 +10,15 @@ from typing import Any
 
 from isoconv.data import EpochBatches
 from isoconv.models.generator import Generator
-from isoconv.train.critic import train_critics
-from isoconv.train.critic_config import CriticConfig, critic_settings
-from isoconv.train.gan import GanConfig, load_generator, start_gan, train_gan
 from isoconv.train.reproduction.cells import CriticCell, default_epochs, default_seeds
 from isoconv.train.reproduction.data import DataSets
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import FiniteSamples, GeneratedSamples
+from isoconv.wasserstein.critic import train_critics
+from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
+from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 
 _SIZE = 64
 _SAVE_EVERY = 60.0

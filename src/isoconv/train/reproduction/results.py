@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from isoconv.errors import IsoconvError
-from isoconv.train.checkpoint import read_json, write_text
+from isoconv.files import read_json, write_text
 from isoconv.train.reproduction.cells import Cell
 from isoconv.version import __version__
 

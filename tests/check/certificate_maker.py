@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from isoconv.certify.check import main
+from isoconv.check.__main__ import main
 
 mpmath.mp.dps = 60
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)

@@ -1,7 +1,7 @@
-"""Check a certificate: python -m isoconv.certify.check FILE MODEL [--images FILE.npy]
+"""Check a certificate: python -m isoconv.check FILE MODEL [--images FILE.npy]
 
-Proves again, from the weights and in exact arithmetic, everything that a certificate file claims (see `checker`). It needs
-only Python and numpy, imports nothing of isoconv, and also runs as a plain file: python path/to/check.py FILE MODEL.
+Proves again, from the weights and in exact arithmetic, everything that a certificate file claims (see the package). It needs
+only Python and numpy, imports nothing of isoconv, and also runs as a plain folder: python path/to/check FILE MODEL.
 
 Prints one line. Exit code 0, "valid: …": proved, and the line says what was not checked. 1, "INVALID: …": something is
 false or could not be proved. 2: the input could not be read.
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 if __package__:
-    from .checker.examination import Invalid, Malformed, examine
-else:  # run as a plain file
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from checker.examination import Invalid, Malformed, examine  # type: ignore[import-not-found,no-redef]
+    from .examination import Invalid, Malformed, examine
+else:  # run as a plain folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from check.examination import Invalid, Malformed, examine  # type: ignore[import-not-found,no-redef]
 
 
 class _Parser(argparse.ArgumentParser):

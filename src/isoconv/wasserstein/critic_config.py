@@ -9,10 +9,10 @@ from typing import Any
 
 from isoconv.errors import IsoconvError
 from isoconv.models import CONVOLUTIONS
-from isoconv.models.vector_critic import FC_ACTIVATIONS
 from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
 from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
 from isoconv.train.schedules import SCHEDULES
+from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS
 
 CRITICS = ("dcgan", "small", "large", "fc", "anchors")
 

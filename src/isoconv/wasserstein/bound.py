@@ -27,11 +27,11 @@ from isoconv.certify.certifier import checked_batch_size
 from isoconv.certify.forward_error import LARGEST_NORM, ForwardError, forward_error
 from isoconv.certify.layers import layers_of, refuse_strangers
 from isoconv.certify.lipschitz import layer_bound
-from isoconv.certify.mean_bounds import betting_lower_bound, standard_error, student_quantile
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
-from isoconv.models.vector_critic import NearestAnchor
 from isoconv.nn import plain
+from isoconv.wasserstein.mean_bounds import betting_lower_bound, standard_error, student_quantile
+from isoconv.wasserstein.vector_critic import NearestAnchor
 
 METHODS = ("auto", "betting", "asymptotic")
 BYTES_RANGE = (-1.0, 1.0)  # the pixel range of bytes, unless another is asked for: the paper's

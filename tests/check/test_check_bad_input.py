@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from certify.certificate_maker import Certificate, Outcome, check, weights_hash
+from check.certificate_maker import Certificate, Outcome, check, weights_hash
 from isoconv.nn import MaxMin
 
 Table = dict[str, Any]

@@ -10,9 +10,9 @@ from torch import Tensor
 from isoconv.data import NAMES, ImageSet, Progress, load_splits
 from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
 from isoconv.errors import IsoconvError
-from isoconv.train.gan import load_generator
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import FiniteSamples, GeneratedSamples, Samples
+from isoconv.wasserstein.gan import load_generator
+from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples, Samples
 
 _KINDS = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or the run folder of a generator"
 

@@ -9,12 +9,12 @@ from scipy.stats import binom, norm, t
 from torch import nn
 
 from isoconv.certify import lipschitz_bound
-from isoconv.certify.mean_bounds import betting_lower_bound, standard_error, student_quantile
-from isoconv.certify.wasserstein import critic_bounds, wasserstein_lower_bound
-from isoconv.data.known_wasserstein import funnel_pair, make_funnels, radial_pairs, translation
 from isoconv.models import Small
-from isoconv.models.vector_critic import FCCritic, NearestAnchor
 from isoconv.nn import Scale, plain
+from isoconv.wasserstein.bound import critic_bounds, wasserstein_lower_bound
+from isoconv.wasserstein.known import funnel_pair, make_funnels, radial_pairs, translation
+from isoconv.wasserstein.mean_bounds import betting_lower_bound, standard_error, student_quantile
+from isoconv.wasserstein.vector_critic import FCCritic, NearestAnchor
 
 WHOLE = (True, True)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from certify.certificate_maker import norm_on_torus, spectral_norm
-from isoconv.certify.checker import exact, geometry, norms, products, unit_circle
+from check.certificate_maker import norm_on_torus, spectral_norm
+from isoconv.check import exact, geometry, norms, products, unit_circle
 
 # -------------------------------------------------------------------------------------------------- norms, by numpy
 

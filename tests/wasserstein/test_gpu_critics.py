@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from isoconv.data import ImageSet
-from isoconv.data.known_wasserstein import translation
 from isoconv.optim import SteepestDescent
-from isoconv.train.critic import CriticTask, make_critic, train_critics
-from isoconv.train.critic_config import CriticConfig, critic_settings
-from isoconv.train.gan import Gan, GanConfig, start_gan, train_gan
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import DrawnSamples, FiniteSamples, GeneratedSamples
+from isoconv.wasserstein.critic import CriticTask, make_critic, train_critics
+from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.gan import Gan, GanConfig, start_gan, train_gan
+from isoconv.wasserstein.known import translation
+from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples
 from train.toys import Watcher
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

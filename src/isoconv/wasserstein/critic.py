@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.wasserstein import WassersteinBound, as_values, choose_method, wasserstein_lower_bound
 from isoconv.errors import IsoconvError
 from isoconv.models import DCGANCritic, Large, Small
-from isoconv.models.vector_critic import AnchorCritics, FCCritic
 from isoconv.nn import Scale
 from isoconv.nn.side_streams import STREAMS_IN_POOL
 from isoconv.train.classifier import device_name
-from isoconv.train.critic_config import CriticConfig
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, run
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import PairBatches, Samples
 from isoconv.train.task import laid_out
+from isoconv.wasserstein.bound import WassersteinBound, as_values, choose_method, wasserstein_lower_bound
+from isoconv.wasserstein.critic_config import CriticConfig
+from isoconv.wasserstein.samples import PairBatches, Samples
+from isoconv.wasserstein.vector_critic import AnchorCritics, FCCritic
 
 # Of the anchors' critic, found on funnel pairs of seed 0: in high dimension the anchors begin close together and part,
 # and the minimum begins soft, on the scale of the differences between distances there.

@@ -9,17 +9,17 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from isoconv.certify.wasserstein import wasserstein_lower_bound
-from isoconv.data.known_wasserstein import funnel_pair, translation
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
-from isoconv.models.vector_critic import NearestAnchor
-from isoconv.train.critic import CriticTask, make_critic, train_critics, typical_scale
-from isoconv.train.critic_config import CriticConfig, critic_settings
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.samples import DrawnSamples, FiniteSamples, GeneratedSamples, PairBatches
-from isoconv.train.sources import SourceOptions, open_samples
+from isoconv.wasserstein.bound import wasserstein_lower_bound
+from isoconv.wasserstein.critic import CriticTask, make_critic, train_critics, typical_scale
+from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.known import funnel_pair, translation
+from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples, PairBatches
+from isoconv.wasserstein.sources import SourceOptions, open_samples
+from isoconv.wasserstein.vector_critic import NearestAnchor
 from train.toys import Watcher, stop_after
 
 

@@ -13,24 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoconv.certify.wasserstein import as_values
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.data.resizing import NO_PILLOW
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
+from isoconv.files import read_json, read_tensors, write_bytes, write_tensors, write_text
 from isoconv.models.generator import Discriminator, Generator
-from isoconv.train.checkpoint import (
-    pack_state,
-    read_json,
-    read_tensors,
-    unpack_state,
-    write_bytes,
-    write_tensors,
-    write_text,
-)
+from isoconv.train.checkpoint import pack_state, unpack_state
 from isoconv.train.classifier import device_name
 from isoconv.train.engine import EpochReport, Observer, Stopped
 from isoconv.train.run_folder import RunFolder
+from isoconv.wasserstein.bound import as_values
 
 _KIND = "gan"
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from isoconv.errors import IsoconvError
 from isoconv.train.engine import Stopped
-from isoconv.train.gan import Gan, GanConfig, load_generator, start_gan, train_gan, write_grid
 from isoconv.train.run_folder import RunFolder
+from isoconv.wasserstein.gan import Gan, GanConfig, load_generator, start_gan, train_gan, write_grid
 from train.toys import Watcher, stop_after, toy, toy_config
 
 CONFIG = GanConfig("toy", (1, 8, 8), epochs=2, batch_size=16)

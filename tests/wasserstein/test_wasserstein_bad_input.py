@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from isoconv.certify.wasserstein import wasserstein_lower_bound
 from isoconv.errors import IsoconvError
-from isoconv.models.vector_critic import AnchorCritics, FCCritic, NearestAnchor
+from isoconv.wasserstein.bound import wasserstein_lower_bound
+from isoconv.wasserstein.vector_critic import AnchorCritics, FCCritic, NearestAnchor
 
 X = torch.linspace(-1, 1, 120).reshape(40, 3)
 CRITIC = FCCritic(3, 8, 1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from isoconv.models.vector_critic import AnchorCritics, FCCritic, NearestAnchor
+from isoconv.wasserstein.vector_critic import AnchorCritics, FCCritic, NearestAnchor
 
 
 def anchored(sign=1, heat=0.0, steps=4):

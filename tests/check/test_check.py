@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import isoconv
-from certify.certificate_maker import Abs, Certificate, Scale, check
-from isoconv.certify import check as entry_point
+import isoconv.check.__main__ as entry_point
+from check.certificate_maker import Abs, Certificate, Scale, check
 from isoconv.models import Large
 from isoconv.models.layers import LayerMaker
 from isoconv.nn import GroupSort, MaxMin
@@ -182,19 +182,18 @@ def test_a_run_folder_stands_for_its_model(certificate):
     assert check(honest.folder / "certificate.json", honest.folder).code == 0
 
 
-def test_it_runs_as_a_plain_file_on_python_and_numpy_alone(certificate, tmp_path):
+def test_it_runs_as_a_plain_folder_on_python_and_numpy_alone(certificate, tmp_path):
     """Copied to a folder of its own, with no site-packages on the path and numpy the only package that can be found."""
     model, shape = network("1d")
     honest = certificate(model, *shape)
     honest.check()
     source = Path(entry_point.__file__)
-    shutil.copytree(source.parent / "checker", tmp_path / "alone" / "checker")
-    shutil.copy(source, tmp_path / "alone")
+    shutil.copytree(source.parent, tmp_path / "check")
     numpy_alone = tmp_path / "site"
     numpy_alone.mkdir()
     for folder in Path(np.__file__).parents[1].glob("numpy*"):
         (numpy_alone / folder.name).symlink_to(folder)
-    command = [sys.executable, "-S", tmp_path / "alone" / "check.py", tmp_path / "certificate.json", honest.model_file]
+    command = [sys.executable, "-S", tmp_path / "check", tmp_path / "certificate.json", honest.model_file]
     environment = {"PYTHONPATH": str(numpy_alone)}
     run = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, check=False)
     assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith("valid: ")
@@ -207,7 +206,7 @@ def test_it_runs_as_a_module(certificate, tmp_path):
     model, shape = network("1d")
     honest = certificate(model, *shape)
     honest.check()
-    command = [sys.executable, "-m", "isoconv.certify.check", tmp_path / "certificate.json", honest.model_file]
+    command = [sys.executable, "-m", "isoconv.check.__main__", tmp_path / "certificate.json", honest.model_file]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and run.stdout.startswith("valid: ") and run.stderr == ""
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from isoconv.data.known_wasserstein import (
+from isoconv.errors import IsoconvError
+from isoconv.wasserstein.known import (
     Funnels,
     funnel_pair,
     funnel_pairs,
@@ -13,7 +14,6 @@ from isoconv.data.known_wasserstein import (
     radial_pairs,
     translation,
 )
-from isoconv.errors import IsoconvError
 
 
 def draws(pair, n, seed=0):
@@ -157,7 +157,7 @@ def test_the_seed_decides():
 
 
 def test_the_benchmark_has_28_pairs(monkeypatch):
-    monkeypatch.setattr("isoconv.data.known_wasserstein._funnel_distance", lambda *_: (1.0, 0.0))
+    monkeypatch.setattr("isoconv.wasserstein.known._funnel_distance", lambda *_: (1.0, 0.0))
     names = [pair.name for pair in funnel_pairs()]
     assert len(set(names)) == 28 and "funnels: N = 256, D = 128" in names
 

@@ -1,0 +1,95 @@
+"""Dataclasses that write themselves as JSON, and read themselves back refusing what does not fit."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from isoconv.errors import IsoconvError
+from isoconv.files import read_json, write_json
+
+
+class Record:
+    """Base of frozen dataclasses that live in files. Fields are int, float, str, bool, None, tuples, dicts or records.
+
+    A field's annotation is what a file must hold for it: `from_fields` raises one line that names the field otherwise.
+    Numbers must be finite unless the field is listed in `may_be_infinite`.
+    """
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ()
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields as plain data, ready for JSON."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_fields(), indent=2) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        write_json(path, self.to_fields())
+
+    @classmethod
+    def from_fields(cls, fields: Any, source: str = "") -> Self:
+        """Make the record of plain data, which came from `source`. Unknown, missing and misfit fields are refused."""
+        where = f" in {source}" if source else ""
+        if not isinstance(fields, dict):
+            raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got {type(fields).__name__}.")
+        known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        if unknown := [name for name in fields if name not in known]:
+            raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got an unknown one, {unknown[0]!r}.")
+        annotations, values = typing.get_type_hints(cls), {}
+        for name, field in known.items():
+            if name in fields:
+                try:
+                    values[name] = _fit(annotations[name], fields[name], name in cls.may_be_infinite)
+                except TypeError:
+                    shown = json.dumps(fields[name], default=str)[:60]
+                    raise IsoconvError(
+                        f"Expected {name}{where} to be {_name(annotations[name])}. Got {shown}."
+                    ) from None
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. {name!r} is missing.")
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the record from a JSON file."""
+        return cls.from_fields(read_json(path), str(path))
+
+
+def _fit(annotation: Any, value: Any, infinite: bool) -> Any:
+    """Return the value as its annotation wants it (lists become tuples), or raise TypeError."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return _fit(option, value, infinite)
+            except TypeError:
+                continue
+        raise TypeError
+    if origin is tuple and isinstance(value, (list, tuple)):
+        kinds = (arguments[0],) * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            raise TypeError
+        return tuple(_fit(kind, item, infinite) for kind, item in zip(kinds, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {_fit(arguments[0], k, infinite): _fit(arguments[1], v, infinite) for k, v in value.items()}
+    if isinstance(annotation, type) and issubclass(annotation, Record) and isinstance(value, dict):
+        return annotation.from_fields(value)
+    if annotation is float and type(value) in (int, float):
+        if not infinite and not math.isfinite(value):
+            raise TypeError
+        return value
+    if annotation in (int, str, bool, types.NoneType, None) and type(value) is (annotation or types.NoneType):
+        return value
+    raise TypeError
+
+
+def _name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("NoneType", "None")
