@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attacks.attack_reference import (
     DEVICES,
-    exact_square,
+    assert_norms,
     generator,
     grey_images,
     linear_classifier,
@@ -17,20 +17,10 @@ from attacks.attack_reference import (
     minimal_distances,
     wrong,
 )
-from isoconv.attacks import AttackResult, rounding_search
-from isoconv.attacks.ball import excess
-from isoconv.attacks.deployed import Deployed
-from isoconv.attacks.findings import Findings
-from isoconv.attacks.rounding_search import _neighbours, _offsets, _on_the_line, _refute
+from isoconv.attacks import rounding_search
+from isoconv.attacks.ball import exactly_inside
+from isoconv.attacks.search import Deployed
 from isoconv.models import Small
-
-
-def assert_proved(result: AttackResult, images: Tensor, radii: Tensor) -> None:
-    """All the points, refuting or not, lie within the radius, and no norm is understated."""
-    for image, point, norm, radius in zip(images, result.images, result.norms.tolist(), radii.tolist(), strict=True):
-        assert exact_square(image, point) <= min(Fraction(norm), Fraction(radius)) ** 2
-        assert norm <= radius
-    assert bool(((result.images >= 0) & (result.images <= 1)).all())
 
 
 def cancelling(features: int) -> tuple[nn.Sequential, Tensor]:
@@ -68,7 +58,7 @@ def test_a_badly_conditioned_network() -> None:
     result = rounding_search(model, images, torch.tensor(predictions), claimed)
     assert bool(result.clean.all())
     assert bool(result.success.all())
-    assert_proved(result, images, claimed)
+    assert_norms(images, result, claimed)
     for point, prediction in zip(result.images, predictions, strict=True):
         exact = constant + sum(Fraction(v) * Fraction(p) for v, p in zip(w.tolist(), point.tolist(), strict=True))
         assert (exact > 0) == (prediction == 0)  # the real network is right there,
@@ -94,12 +84,12 @@ def test_the_plain_radius_of_a_linear_classifier(features: int, device: str) -> 
     model.to(device)
     result = rounding_search(model, images, predictions, radii)
     assert int(result.success.sum()) >= 4
-    assert_proved(result, images, radii)
+    assert_norms(images, result, radii)
     assert bool((result.margins[result.success] <= 0).all())
     safe = radii - 1e-12
     careful = rounding_search(model, images, predictions, safe)
     assert not bool(careful.success.any())
-    assert_proved(careful, images, safe)
+    assert_norms(images, careful, safe)
     assert bool((careful.margins < 1e-10).all())  # it did get there
 
 
@@ -127,7 +117,7 @@ def test_a_lipschitz_network_below_its_radius() -> None:
     radii = (top.values[:, 0] - top.values[:, 1]) / (2**0.5 * 1.001) - 1e-9
     result = rounding_search(model, images, top.indices[:, 0], radii, steps=20, rounds=2, candidates=16)
     assert bool(result.clean.all()) and not bool(result.success.any())
-    assert_proved(result, images, radii)
+    assert_norms(images, result, radii)
 
 
 class BatchOfOne(nn.Module):
@@ -158,42 +148,27 @@ def test_what_is_out_of_reach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(asked) >= few + 7
 
 
+class OnTheSphere(nn.Module):
+    """The label is lost at distance 1/2 of the origin and beyond, as exact integers say of the first row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = [exactly_inside(torch.zeros_like(row), row, RADIUS_BELOW) for row in x.detach()]
+        lead = torch.where(torch.tensor(inside), 1.0, -1.0).to(x)[:, None]
+        return torch.cat([lead - 1e-9 * x.sum(dim=1, keepdim=True), torch.zeros_like(lead)], dim=1)
+
+
+RADIUS_BELOW = float(np.nextafter(0.5, 0))  # one float inside of 1/2
+
+
 def test_only_points_that_are_exactly_inside_refute() -> None:
-    """A point one float further out than the radius is nothing, whatever the network says there."""
-    images = torch.zeros(1, 2, dtype=torch.float64)
-    findings = Findings(
-        linear_classifier(2, 2), images, torch.tensor([0]), 0.5, batch_size=None, device=None, progress=None
-    )
-    findings.margins[:] = 1.0
-    half = torch.tensor(0.5, dtype=torch.float64)
-    beyond = torch.stack([torch.nextafter(half, half + 1), torch.zeros_like(half)])
-    points = torch.stack([beyond, beyond])[None]
-    refuting = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
-    _refute(findings, torch.tensor([0]), images, findings.epsilon, points, refuting)
-    assert findings.margins.tolist() == [1.0]
-    points[0, 1, 0] = 0.5
-    _refute(findings, torch.tensor([0]), images, findings.epsilon, points, refuting)
-    assert findings.margins.tolist() == [-1.0] and torch.equal(findings.points, points[:, 1])
-
-
-def test_candidates_walk_through_the_sphere() -> None:
-    """The line crosses it, float after float; neighbours differ from the centre by up to eight last places."""
-    images = grey_images(3, 30)
-    radii = torch.tensor([1e-6, 0.01, 0.2], dtype=torch.float64)
-    line = _on_the_line(images, grey_images(3, 30, seed=2), radii, 64)
-    beyond = excess(images.repeat_interleave(64, dim=0), line, radii.repeat_interleave(64)).reshape(3, 64)
-    assert bool(((beyond.diff(dim=1) > 0).double().mean(dim=1) > 0.4).all())  # a step for most of the steps
-    assert bool((beyond.min(dim=1).values <= 0).all()) and bool((beyond.max(dim=1).values > 0).all())
-    offsets = _offsets(64, images.shape[1:], 0, 1)
-    assert offsets.abs().max() == 8 and bool((offsets == offsets.round()).all())
-    near = _neighbours(images, offsets).reshape(3, 64, 30)
-    assert torch.equal((near - images[:, None]) * 2.0**54, offsets.expand(3, -1, -1) * spacings(images)[:, None])
-    assert len({tuple(row) for row in near[0].tolist()}) > 50
-
-
-def spacings(images: Tensor) -> Tensor:
-    """Of the floats at each pixel, in units of 2⁻⁵⁴: one for [1/4, 1/2), two for [1/2, 1)."""
-    return torch.where(images < 0.5, 1.0, 2.0)
+    """The network is right up to the last float below 1/2: a claim of 1/2 is refuted, a claim of that float is not."""
+    images, labels = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
+    claimed = rounding_search(OnTheSphere(), images, labels, 0.5, steps=10)
+    assert bool(claimed.success) and not exactly_inside(images[0], claimed.images[0], RADIUS_BELOW)
+    assert exactly_inside(images[0], claimed.images[0], 0.5)
+    sound = rounding_search(OnTheSphere(), images, labels, RADIUS_BELOW, steps=10)
+    assert not bool(sound.success)
+    assert_norms(images, sound, RADIUS_BELOW)
 
 
 def test_a_radius_of_zero_claims_nothing() -> None:
@@ -220,10 +195,3 @@ def test_determinism_progress_and_randomness() -> None:
     again = rounding_search(model, images, predictions, radii, batch_size=3)
     assert torch.equal(first.images, again.images)
     assert told == [(3, 7), (6, 7), (7, 7)]
-
-
-def test_no_images() -> None:
-    result = rounding_search(
-        linear_classifier(3, 2), torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    )
-    assert result.images.shape == (0, 3)
