@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel
 from isoconv.linalg.projectors import projector_rank
@@ -17,12 +16,7 @@ from isoconv.theory import (
     path_2d,
     real_channels,
 )
-
-
-def circular(x, kernel):
-    k = kernel.shape[-1]
-    before, after = (k // 2, k // 2 - 1) if k % 2 == 0 else (k // 2, k // 2)
-    return F.conv2d(F.pad(x, (before, after, before, after), mode="circular"), kernel)
+from theory.conftest import circular
 
 
 def maxmin(x):

@@ -80,10 +80,8 @@ def test_rotations_that_have_no_logarithm_at_hand(draw):
     n = 4
     start = draw.orthogonal(n, 1)
     cycle = torch.roll(torch.eye(n, dtype=torch.float64), 1, dims=0)
-    ends = [
-        start @ m for m in (-torch.eye(n, dtype=torch.float64), torch.diag(torch.tensor([1.0, -1, 1, -1]).double()))
-    ]
-    for end in (*ends, start, start @ cycle @ cycle):
+    flips = -torch.eye(n, dtype=torch.float64), torch.diag(torch.tensor([1.0, -1, 1, -1]).double())
+    for end in (*(start @ flip for flip in flips), start, start @ cycle @ cycle):
         between = rotation_path(start, end)
         assert (between(0.0) - start).abs().max() < 1e-13
         assert (between(1.0) - end).abs().max() < 1e-13
@@ -110,12 +108,12 @@ def test_grassmannian_geodesics(draw):
 
 def test_between_components_there_is_no_path(draw):
     a, b, c = draw.kernel(3, (1, 2), 1), draw.kernel(3, (2, 2), 1), draw.kernel(3, (2, 1), -1)
-    with pytest.raises(IsoconvError, match=r"Component\(sign=1, rank_sum=3\) and Component\(sign=1, rank_sum=4\)"):
+    with pytest.raises(IsoconvError, match=r"one component: .*rank_sum=3.*rank_sum=4"):
         path(a, b)
-    with pytest.raises(IsoconvError, match=r"Component\(sign=1, rank_sum=3\) and Component\(sign=-1, rank_sum=3\)"):
+    with pytest.raises(IsoconvError, match=r"one component: .*sign=1.*sign=-1"):
         path(a, c)
     factors = [BCOPFactors(draw.orthogonal(3, 1), [draw.projector(3, r)], [draw.projector(3, 1)]) for r in (1, 2)]
-    with pytest.raises(IsoconvError, match=r"\(1, \(1,\), \(1,\)\) and \(1, \(2,\), \(1,\)\)"):
+    with pytest.raises(IsoconvError, match=r"equal ranks"):
         path_2d(*factors)
 
 

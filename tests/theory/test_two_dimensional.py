@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel
 from isoconv.linalg.block_convolution import block_convolve, compose_kernels, projector_column, projector_row
@@ -19,17 +18,11 @@ from isoconv.theory import (
     recover_2x2,
     reordered_kernel,
 )
+from theory.conftest import circular
 
 EYE = torch.eye(2, dtype=torch.float64)
 P_PRINTED = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
 Q_PRINTED = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64) / 2
-
-
-def circular(x, kernel):
-    """The convolution as a layer does it: an even kernel is padded by k/2 before and k/2 − 1 after."""
-    k = kernel.shape[-1]
-    before, after = (k // 2, k // 2 - 1) if k % 2 == 0 else (k // 2, k // 2)
-    return F.conv2d(F.pad(x, (before, after, before, after), mode="circular"), kernel)
 
 
 def mixture(draw, n):
