@@ -73,6 +73,25 @@ def minimal_distances(model: nn.Sequential, images: Tensor, labels: Tensor) -> T
     return torch.tensor(found, dtype=torch.float64)
 
 
+class Lead(nn.Module):
+    """Two classes: the logit of the first is a function (N,) of the images, that of the second is 0."""
+
+    def __init__(self, lead: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.lead = lead
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = self.lead(x.flatten(1))
+        return torch.stack([lead, torch.zeros_like(lead)], dim=1)
+
+
+def linear_problem(count: int, classes: int, *shape: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
+    """Return a linear classifier, grey images, the classes predicted for them, and how far each is from the boundary."""
+    model, images = linear_classifier(torch.Size(shape).numel(), classes), grey_images(count, *shape)
+    labels = logits64(model, images).argmax(dim=1)
+    return model, images, labels, minimal_distances(model, images, labels)
+
+
 def grey_images(count: int, *shape: int, seed: int = 1) -> Tensor:
     """Return images around 0.5, whose small balls do not meet the ends of [0, 1]."""
     return 0.45 + 0.1 * torch.rand(count, *shape, generator=generator(seed), dtype=torch.float64)

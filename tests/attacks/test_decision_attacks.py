@@ -10,15 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.attack_reference import (
-    DEVICES,
-    assert_norms,
-    grey_images,
-    linear_classifier,
-    logits64,
-    minimal_distances,
-    wrong,
-)
+from attacks.attack_reference import DEVICES, Lead, assert_norms, grey_images, linear_problem, logits64, wrong
 from isoconv import IsoconvError
 from isoconv.attacks import AttackResult, boundary, pointwise
 from isoconv.attacks.decision import Watched, import_foolbox
@@ -41,11 +33,8 @@ both = pytest.mark.parametrize(
 )
 
 
-def problem(count: int = 8, features: int = 6) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
-    model = linear_classifier(features, 3)
-    images = grey_images(count, features)
-    labels = logits64(model, images).argmax(dim=1)
-    return model, images, labels, minimal_distances(model, images, labels)
+def problem(features: int = 6) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
+    return linear_problem(8, 3, features)
 
 
 @needs_foolbox
@@ -151,23 +140,15 @@ def test_attacks_end_when_they_have_asked_enough() -> None:
     assert 100 <= queries_of(partial(search, queries=100)) < 150 < 250 < queries_of(partial(search, queries=2000))
 
 
-class Shifted(nn.Module):
-    """The label is lost below 0.3 in float64, and already below 0.301 in any other precision."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        lead = x[:, :1] - (0.3 if x.dtype == torch.float64 else 0.301)
-        return torch.cat([lead, torch.zeros_like(lead)], dim=1)
-
-
 @needs_foolbox
 @both
 def test_points_are_tried_further_out_too(attack: Attack) -> None:
-    """float32 finds the wrong boundary; the direction is right, and the budget reaches to the true one."""
-    images = grey_images(4, 3)
-    labels = torch.zeros(4, dtype=torch.int64)
+    """The label is lost below 0.3 in float64, and already below 0.301 in float32: its direction reaches to the true one."""
+    shifted = Lead(lambda x: x[:, 0] - (0.3 if x.dtype == torch.float64 else 0.301))
+    images, labels = grey_images(4, 3), torch.zeros(4, dtype=torch.int64)
     reach = images[:, 0] - 0.3
-    assert bool(attack(Shifted(), images, labels, reach * 1.2, early_stop=False).success.all())
-    assert not bool(attack(Shifted(), images, labels, reach * (1 - 1e-9), early_stop=False).success.any())
+    assert bool(attack(shifted, images, labels, reach * 1.2, early_stop=False).success.all())
+    assert not bool(attack(shifted, images, labels, reach * (1 - 1e-9), early_stop=False).success.any())
 
 
 def test_the_first_query_is_answered_as_foolbox_expects() -> None:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from attacks.attack_reference import (
     DEVICES,
     GRADIENT_ATTACKS,
+    Lead,
     assert_norms,
     easy_images,
     generator,
     grey_images,
     linear_classifier,
+    linear_problem,
     logits64,
-    minimal_distances,
     wrong,
 )
 from isoconv.attacks import AttackResult, apgd, fgsm, pgd
@@ -102,10 +103,7 @@ def test_failed_attacks_return_the_smallest_margin(attack: Attack) -> None:
 def test_linear_classifier_of_two_classes(name: str, shape: tuple[int, ...]) -> None:
     """A half-space's distance is known: fooled just outside it, never inside, and 99 % of the possible at half of it."""
     attack = partial(pgd, steps=60) if name == "pgd" else GRADIENT_ATTACKS[name]
-    model = linear_classifier(torch.Size(shape).numel(), 2)
-    images = grey_images(20, *shape)
-    labels = logits64(model, images).argmax(dim=1)
-    distances = minimal_distances(model, images, labels)
+    model, images, labels, distances = linear_problem(20, 2, *shape)
     assert 1e-3 < float(distances.max()) < 0.4  # the ends of [0, 1] are further away
     assert bool(attack(model, images, labels, distances * 1.001).success.all())
     assert not bool(attack(model, images, labels, distances * (1 - 1e-9)).success.any())
@@ -118,9 +116,7 @@ def test_linear_classifier_of_two_classes(name: str, shape: tuple[int, ...]) -> 
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
 @pytest.mark.parametrize("epsilon", [1e-10, 1e-7, 1e-4])
 def test_a_budget_that_float32_cannot_see_is_used(name: str, epsilon: float) -> None:
-    model = linear_classifier(48, 2)
-    images = grey_images(10, 3, 4, 4)
-    labels = logits64(model, images).argmax(dim=1)
+    model, images, labels, _ = linear_problem(10, 2, 3, 4, 4)
     weight = model[1].weight.detach().double()  # type: ignore[union-attr,operator]
     before = GRADIENT_ATTACKS[name](model, images, labels, 0.0)
     after = GRADIENT_ATTACKS[name](model, images, labels, epsilon)
@@ -130,10 +126,7 @@ def test_a_budget_that_float32_cannot_see_is_used(name: str, epsilon: float) -> 
 
 
 def test_targets_find_the_nearest_of_many_classes() -> None:
-    model = linear_classifier(75, 6)
-    images = grey_images(30, 3, 5, 5)
-    labels = logits64(model, images).argmax(dim=1)
-    distances = minimal_distances(model, images, labels)
+    model, images, labels, distances = linear_problem(30, 6, 3, 5, 5)
     assert 1e-3 < float(distances.max()) < 0.4
     strong = partial(apgd, model, images, labels, loss="targeted-margin", targets=5, steps=40)
     assert bool(strong(epsilon=distances * 1.001).success.all())
@@ -162,17 +155,10 @@ def test_early_stop_has_the_same_survivors(name: str, epsilon: float) -> None:
     assert bool((full.margins <= stopped.margins + 1e-6).all())
 
 
-class Valley(nn.Module):
-    """The label leads by ‖x − 0.48‖² + 0.01: there is a lowest point inside the ball, which long steps jump over."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        lead = (x - 0.48).square().sum(dim=1, keepdim=True) + 0.01
-        return torch.cat([lead, torch.zeros_like(lead)], dim=1)
-
-
 def test_auto_pgd_finds_its_step_size() -> None:
-    images = grey_images(8, 20)
-    result = apgd(Valley(), images, torch.zeros(8, dtype=torch.int64), 0.5, steps=100)
+    """The label leads by ‖x − 0.48‖² + 0.01: there is a lowest point inside the ball, which long steps jump over."""
+    valley = Lead(lambda x: (x - 0.48).square().sum(dim=1) + 0.01)
+    result = apgd(valley, grey_images(8, 20), torch.zeros(8, dtype=torch.int64), 0.5, steps=100)
     assert not bool(result.success.any())
     assert bool((result.margins - 0.01 < 1e-5).all())  # steps of 0.01 leave about 1e-4, steps of 2ε about 0.1
 
@@ -182,65 +168,41 @@ def test_checkpoints_of_a_hundred_steps() -> None:
     assert [step for step in checkpoints(100) if step < 100] == [22, 41, 57, 70, 80, 87, 93, 99]
 
 
-class Tied(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (0 * x.flatten(1)[:, :1]).expand(-1, 3)
-
-
 @attacks
 def test_a_tie_is_wrong(attack: Attack) -> None:
-    if "dlr" in str(attack):
-        pytest.skip("fewer classes than that loss needs")
+    model = linear_classifier(3, 4)
+    model.requires_grad_(False)[1].weight.zero_()
+    model[1].bias.zero_()
     images = grey_images(4, 3)
-    result = attack(Tied(), images, torch.tensor([0, 1, 2, 0]), 0.5)
+    result = attack(model, images, torch.tensor([0, 1, 2, 0]), 0.5)
     assert not bool(result.clean.any()) and bool(result.success.all())
     assert torch.equal(result.images, images) and result.accuracy == 0
 
 
-class Root(nn.Module):
-    """NaN where the mean is above 0.6, right below it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        score = (0.6 - x.flatten(1).mean(dim=1)).sqrt()
-        return torch.stack([score, -score], dim=1)
-
-
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
 def test_nan_is_wrong(name: str) -> None:
+    """NaN where the mean is above 0.6, right below it."""
+    root = Lead(lambda x: (0.6 - x.mean(dim=1)).sqrt())
     images = torch.full((3, 4), 0.5, dtype=torch.float64)
     more = {"steps": 60} if name == "pgd" else {}
-    result = GRADIENT_ATTACKS[name](Root(), images, torch.zeros(3, dtype=torch.int64), 0.3, **more)
+    result = GRADIENT_ATTACKS[name](root, images, torch.zeros(3, dtype=torch.int64), 0.3, **more)
     assert bool(result.clean.all()) and bool(result.success.all())
     assert bool((result.margins == -torch.inf).all())
     assert bool(result.images.isfinite().all())
 
 
-class Noisy(nn.Module):
-    """The label's lead is 1e-3·x₀ and cannot be lost. float32 rounds it to multiples of 2⁻⁷, often to nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        lead = (1e-3 * x[:, :1] + 1e5) - 1e5
-        return torch.cat([lead + 0 * x[:, 1:2], torch.zeros_like(lead)], dim=1)
-
-
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
 def test_what_only_float32_takes_for_fooled_is_not(name: str) -> None:
-    images = grey_images(5, 4)
-    result = GRADIENT_ATTACKS[name](Noisy(), images, torch.zeros(5, dtype=torch.int64), 0.2)
+    """The label's lead is 1e-3·x₀ and cannot be lost. float32 rounds it to multiples of 2⁻⁷, often to nothing."""
+    noisy = Lead(lambda x: (1e-3 * x[:, 0] + 1e5) - 1e5 + 0 * x[:, 1])
+    result = GRADIENT_ATTACKS[name](noisy, grey_images(5, 4), torch.zeros(5, dtype=torch.int64), 0.2)
     assert not bool(result.success.any()) and result.accuracy == 100
 
 
-class NoisyUntilFar(nn.Module):
-    """The label loses its lead at x₀ = 0.3. float32 sees a tie long before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        lead = (1e-2 * (x[:, :1] - 0.3) + 1e5) - 1e5
-        return torch.cat([lead, torch.zeros_like(lead)], dim=1)
-
-
 def test_what_only_float32_takes_for_fooled_is_attacked_further() -> None:
-    images = grey_images(5, 4)
-    result = pgd(NoisyUntilFar(), images, torch.zeros(5, dtype=torch.int64), 0.3, steps=80)
+    """The label loses its lead at x₀ = 0.3. float32 sees a tie long before."""
+    far = Lead(lambda x: (1e-2 * (x[:, 0] - 0.3) + 1e5) - 1e5)
+    result = pgd(far, grey_images(5, 4), torch.zeros(5, dtype=torch.int64), 0.3, steps=80)
     assert bool(result.clean.all()) and bool(result.success.all())
     assert bool((result.images[:, 0] <= 0.3 + 1e-8).all())
 
@@ -334,10 +296,7 @@ def test_the_seed_decides_and_global_randomness_is_left_alone(attack: Attack) ->
 
 def test_random_starts_belong_to_the_image() -> None:
     """Not to the batch; and they are spread over the ball: the n-th power of the share of the radius is uniform."""
-    model = linear_classifier(4, 2)
-    images = grey_images(400, 4)
-    labels = logits64(model, images).argmax(dim=1)
-    search = Search(model, images, labels, 0.01)
+    search = Search(*linear_problem(400, 2, 4)[:3], 0.01)
     everyone = random_starts(search, torch.arange(400), 0, 0)
     some = torch.tensor([7, 3, 399])
     assert torch.equal(random_starts(search, some, 0, 0), everyone[some])
@@ -358,9 +317,7 @@ def test_the_batch_size_does_not_matter() -> None:
 
 def test_no_random_start_starts_at_the_image() -> None:
     """One step of the whole budget from the image is FGSM."""
-    model = linear_classifier(12, 3)
-    images = grey_images(6, 3, 2, 2)
-    labels = logits64(model, images).argmax(dim=1)
+    model, images, labels, _ = linear_problem(6, 3, 3, 2, 2)
     step = pgd(model, images, labels, 0.1, steps=1, step_size=0.1, random_start=False, restarts=3)
     assert torch.equal(step.images, fgsm(model, images, labels, 0.1).images)
 

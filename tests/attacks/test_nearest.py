@@ -1,16 +1,15 @@
 """The nearest adversarial example: right where it is known, honest everywhere, and never inside a certificate."""
 
 import torch
-from torch import nn
 
 from attacks.attack_reference import (
+    Lead,
     assert_norms,
     easy_images,
     generator,
     grey_images,
     linear_classifier,
-    logits64,
-    minimal_distances,
+    linear_problem,
     wrong,
 )
 from isoconv.attacks.nearest import nearest
@@ -19,10 +18,8 @@ from isoconv.models import Small
 
 
 def test_it_finds_the_boundary_of_a_linear_classifier():
-    model, images = linear_classifier(12, 4), grey_images(20, 12)
-    labels = logits64(model, images).argmax(dim=1)
+    model, images, labels, least = linear_problem(20, 4, 12)
     found = nearest(model, images, labels)
-    least = minimal_distances(model, images, labels)
     assert bool(found.success.all()) and bool(found.clean.all())
     assert bool((found.norms >= least * (1 - 1e-9)).all())
     assert float((found.norms / least).max()) < 1.02
@@ -51,12 +48,10 @@ def test_it_is_never_within_a_certified_radius():
 
 
 def test_nothing_is_found_where_there_is_nothing():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
-    with torch.no_grad():
-        model[1].weight.fill_(1e-3)
-        model[1].bias.copy_(torch.tensor([1.0, 0.0]))
     images = grey_images(3, 6)
-    found = nearest(model, images, torch.zeros(3, dtype=torch.int64), rounds=2, steps=5)
+    found = nearest(
+        Lead(lambda x: 1 + 1e-3 * x.sum(dim=1)), images, torch.zeros(3, dtype=torch.int64), rounds=2, steps=5
+    )
     assert not bool(found.success.any()) and bool(found.clean.all())
     assert torch.equal(found.images, images) and float(found.norms.max()) == 0
     farthest = (images - (images < 0.5).double()).norm(dim=1)
@@ -64,8 +59,8 @@ def test_nothing_is_found_where_there_is_nothing():
 
 
 def test_more_rounds_are_never_worse_and_progress_is_told():
-    model, images = linear_classifier(12, 3, seed=3), grey_images(6, 12)
-    labels, seen = logits64(model, images).argmax(dim=1), []
+    model, images, labels, _ = linear_problem(6, 3, 12)
+    seen = []
     few = nearest(model, images, labels, rounds=1)
     many = nearest(model, images, labels, rounds=6, progress=lambda done, total: seen.append((done, total)))
     assert bool((many.norms <= few.norms).all())

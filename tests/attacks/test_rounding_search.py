@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from attacks.attack_reference import (
     DEVICES,
+    Lead,
     assert_norms,
+    exact_square,
     generator,
     grey_images,
-    linear_classifier,
+    linear_problem,
     logits64,
-    minimal_distances,
     wrong,
 )
 from isoconv.attacks import rounding_search
-from isoconv.attacks.ball import exactly_inside
 from isoconv.attacks.search import Deployed
 from isoconv.models import Small
 
@@ -77,10 +77,7 @@ def test_the_plain_radius_of_a_linear_classifier(features: int, device: str) -> 
 
     the logits' errors are below 152·2⁻⁵³·Σ|w_i x_i| < 2e-13 each, so that 1e-12 less leaves room for all of them.
     """
-    model = linear_classifier(features, 3)
-    images = grey_images(12, features)
-    predictions = logits64(model, images).argmax(dim=1)
-    radii = minimal_distances(model, images, predictions)
+    model, images, predictions, radii = linear_problem(12, 3, features)
     model.to(device)
     result = rounding_search(model, images, predictions, radii)
     assert int(result.success.sum()) >= 4
@@ -95,10 +92,7 @@ def test_the_plain_radius_of_a_linear_classifier(features: int, device: str) -> 
 
 def test_neighbours_find_what_the_line_does_not() -> None:
     """A little inside the radius, where it takes some luck with the rounding: more rounds refute more."""
-    model = linear_classifier(150, 3)
-    images = grey_images(12, 150)
-    predictions = logits64(model, images).argmax(dim=1)
-    radii = minimal_distances(model, images, predictions)
+    model, images, predictions, radii = linear_problem(12, 3, 150)
     few, many = 0, 0
     for less in (2e-16, 5e-16):
         inside = radii - less
@@ -139,8 +133,7 @@ def test_what_is_out_of_reach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[int] = []
     margins = Deployed.margins
     monkeypatch.setattr(Deployed, "margins", lambda self, x, labels: asked.append(len(x)) or margins(self, x, labels))
-    model, images = linear_classifier(3, 2), grey_images(4, 3)
-    predictions = logits64(model, images).argmax(dim=1)
+    model, images, predictions, _ = linear_problem(4, 2, 3)
     rounding_search(model, images, predictions, 1e-3, steps=2, rounds=8, candidates=16)
     few = len(asked)
     asked.clear()
@@ -148,33 +141,23 @@ def test_what_is_out_of_reach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(asked) >= few + 7
 
 
-class OnTheSphere(nn.Module):
-    """The label is lost at distance 1/2 of the origin and beyond, as exact integers say of the first row."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        inside = [exactly_inside(torch.zeros_like(row), row, RADIUS_BELOW) for row in x.detach()]
-        lead = torch.where(torch.tensor(inside), 1.0, -1.0).to(x)[:, None]
-        return torch.cat([lead - 1e-9 * x.sum(dim=1, keepdim=True), torch.zeros_like(lead)], dim=1)
-
-
-RADIUS_BELOW = float(np.nextafter(0.5, 0))  # one float inside of 1/2
-
-
 def test_only_points_that_are_exactly_inside_refute() -> None:
     """The network is right up to the last float below 1/2: a claim of 1/2 is refuted, a claim of that float is not."""
-    images, labels = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
-    claimed = rounding_search(OnTheSphere(), images, labels, 0.5, steps=10)
-    assert bool(claimed.success) and not exactly_inside(images[0], claimed.images[0], RADIUS_BELOW)
-    assert exactly_inside(images[0], claimed.images[0], 0.5)
-    sound = rounding_search(OnTheSphere(), images, labels, RADIUS_BELOW, steps=10)
+    images, labels, below = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0]), float(np.nextafter(0.5, 0))
+
+    def lead(x: Tensor) -> Tensor:
+        inside = [exact_square(images[0], row) <= Fraction(below) ** 2 for row in x.detach()]
+        return torch.where(torch.tensor(inside), 1.0, -1.0).to(x) - 1e-9 * x.sum(dim=1)
+
+    refuted = rounding_search(Lead(lead), images, labels, 0.5, steps=10)
+    assert bool(refuted.success) and Fraction(below) ** 2 < exact_square(images[0], refuted.images[0]) <= Fraction(1, 4)
+    sound = rounding_search(Lead(lead), images, labels, below, steps=10)
     assert not bool(sound.success)
-    assert_norms(images, sound, RADIUS_BELOW)
+    assert_norms(images, sound, below)
 
 
 def test_a_radius_of_zero_claims_nothing() -> None:
-    model = linear_classifier(6, 3)
-    images = grey_images(4, 6)
-    predictions = logits64(model, images).argmax(dim=1)
+    model, images, predictions, _ = linear_problem(4, 3, 6)
     radii = torch.tensor([0.0, 1e-5, 0.0, 1e-5], dtype=torch.float64)
     predictions[:2] = (predictions[:2] + 1) % 3
     result = rounding_search(model, images, predictions, radii)
@@ -184,10 +167,7 @@ def test_a_radius_of_zero_claims_nothing() -> None:
 
 
 def test_determinism_progress_and_randomness() -> None:
-    model = linear_classifier(10, 3)
-    images = grey_images(7, 10)
-    predictions = logits64(model, images).argmax(dim=1)
-    radii = minimal_distances(model, images, predictions)
+    model, images, predictions, radii = linear_problem(7, 3, 10)
     told: list[tuple[int, int]] = []
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = rounding_search(model, images, predictions, radii, batch_size=3, progress=lambda *x: told.append(x))

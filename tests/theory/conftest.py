@@ -33,6 +33,11 @@ class Draw:
     def projector(self, n: int, rank: int) -> Tensor:
         return random_projector(n, rank, generator=self.generator, dtype=torch.float64)
 
+    def ranks(self, n: int, count: int, total: int) -> tuple[int, ...]:
+        """Ranks between 0 and n with this sum."""
+        places = torch.randperm(n * count, generator=self.generator)[:total] % count
+        return tuple(torch.bincount(places, minlength=count).tolist())
+
     def kernel(self, n: int, ranks: tuple[int, ...], sign: int | None = None) -> Tensor:
         """A 1-D kernel of the paper's form."""
         return bcop_kernel_1d(self.orthogonal(n, sign), [self.projector(n, rank) for rank in ranks])

@@ -6,20 +6,10 @@ from math import comb, pi
 import pytest
 import torch
 
+from isoconv import theory
 from isoconv.linalg.bcop import bcop_kernel_1d
 from isoconv.linalg.block_convolution import block_convolve
 from isoconv.linalg.projectors import is_projector, projector_rank
-from isoconv.theory import (
-    canonical_ranks,
-    component,
-    exhibit_components,
-    factorise,
-    kernel_elements,
-    kernel_from_elements,
-    orthogonality_residual,
-    rank_sum,
-    separation,
-)
 
 
 def winding_number(kernel):
@@ -44,10 +34,10 @@ def test_kernel_elements_are_the_sums_over_delta(draw, n, K):
         for d, p in zip(delta, P, strict=True):
             term = term if d else term @ p
         sums[sum(delta)] = sums[sum(delta)] + term
-    elements = kernel_elements(kernel)
+    elements = theory.kernel_elements(kernel)
     assert (elements - torch.stack(sums, dim=-1)).abs().max() < 1e-12
-    assert (kernel_from_elements(elements) - kernel).abs().max() < 1e-12
-    assert (kernel_from_elements(torch.stack(sums, dim=-1)) - kernel).abs().max() < 1e-12
+    assert (theory.kernel_from_elements(elements) - kernel).abs().max() < 1e-12
+    assert (theory.kernel_from_elements(torch.stack(sums, dim=-1)) - kernel).abs().max() < 1e-12
     assert (elements[..., -1] - H).abs().max() < 1e-12
 
 
@@ -57,14 +47,14 @@ def test_elements_follow_the_corollary(draw):
     B = []
     for j in range(6):
         B.append(kernel[..., j] - sum((-1) ** (j - k) * comb(5 - k, j - k) * B[k] for k in range(j)))
-    assert (kernel_elements(kernel) - torch.stack(B, dim=-1)).abs().max() < 1e-11
+    assert (theory.kernel_elements(kernel) - torch.stack(B, dim=-1)).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 3), (2, 4), (3, 3)])
 def test_rank_sum_of_every_rank_tuple(draw, n, K):
     for ranks, sign in product(product(range(n + 1), repeat=K - 1), (1, -1)):
         kernel = draw.kernel(n, ranks, sign)
-        assert component(kernel) == (sign, sum(ranks))
+        assert theory.component(kernel) == (sign, sum(ranks))
         assert winding_number(kernel) == (K - 1) * n - sum(ranks)
 
 
@@ -72,18 +62,18 @@ def test_rank_sum_of_kernels_built_without_projectors(draw):
     for _ in range(20):
         kernel, winding = draw.lattice(3, 4)
         assert winding_number(kernel) == winding
-        assert rank_sum(kernel) == 9 - winding
+        assert theory.rank_sum(kernel) == 9 - winding
 
 
 @pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 2), (3, 1), (2, 3), (3, 4), (5, 2)])
 def test_all_components_are_exhibited(n, K):
-    exhibits = list(exhibit_components(n, K))
+    exhibits = list(theory.exhibit_components(n, K))
     assert len(exhibits) == 2 * (K - 1) * n + 2
     assert len({promised for promised, _ in exhibits}) == len(exhibits)
     for promised, kernel in exhibits:
         assert kernel.shape == (n, n, K)
-        assert orthogonality_residual(kernel) == 0
-        assert component(kernel) == promised
+        assert theory.orthogonality_residual(kernel) == 0
+        assert theory.component(kernel) == promised
 
 
 def test_the_invariant_is_locally_constant(draw):
@@ -97,15 +87,15 @@ def test_the_invariant_is_locally_constant(draw):
             moved.append(basis @ basis.mT)
         left, _, right = torch.linalg.svd(H + 0.05 * draw.normal(3, 3))
         kernel, near = bcop_kernel_1d(H, P), bcop_kernel_1d(left @ right, moved)
-        assert 0 < separation(kernel, near) < 1
-        assert component(kernel) == component(near)
+        assert 0 < theory.separation(kernel, near) < 1
+        assert theory.component(kernel) == theory.component(near)
 
 
 def test_components_are_two_apart(draw):
     """As far as isometries can be. A path between two components would have to jump that far."""
     kernels = {(s, r): draw.kernel(2, (r // 2, r - r // 2), s) for s in (1, -1) for r in range(5)}
     for a, b in product(kernels, repeat=2):
-        distance = separation(kernels[a], kernels[b], frequencies=1024)
+        distance = theory.separation(kernels[a], kernels[b], frequencies=1024)
         assert distance <= 2 + 1e-12
         if a != b:
             assert distance > 2 - 1e-3
@@ -131,11 +121,11 @@ def test_determinant_of_the_operator(draw, length):
 
 def assert_factorises(kernel, bound=1e-12):
     n, _, K = kernel.shape
-    H, P = factorise(kernel)
+    H, P = theory.factorise(kernel)
     assert len(P) == K - 1
     assert (H.mT @ H - torch.eye(n, dtype=H.dtype)).abs().max() < 1e-13
     assert all(is_projector(p) for p in P)
-    assert tuple(int(projector_rank(p)) for p in P) == canonical_ranks(n, K, rank_sum(kernel))
+    assert tuple(int(projector_rank(p)) for p in P) == theory.canonical_ranks(n, K, theory.rank_sum(kernel))
     assert (bcop_kernel_1d(H, P) - kernel).abs().max() <= bound
 
 
@@ -151,8 +141,8 @@ def test_kernels_of_every_rank_tuple(draw, n, K):
 def test_kernels_built_from_delays_and_rotations(draw, n, K):
     for _ in range(30):
         kernel, winding = draw.lattice(n, K)
-        assert orthogonality_residual(kernel) < 1e-13
-        assert rank_sum(kernel) == (K - 1) * n - winding
+        assert theory.orthogonality_residual(kernel) < 1e-13
+        assert theory.rank_sum(kernel) == (K - 1) * n - winding
         assert_factorises(kernel)
 
 
@@ -175,8 +165,8 @@ def test_kernels_that_nobody_put_together(draw, n):
             left, values, right = torch.linalg.svd(torch.func.jacrev(excess)(flat), full_matrices=False)
             flat = flat - right.mT @ (values / (values.square() + value.norm() / 100) * (left.mT @ value))
         kernel = flat.reshape(n, n, 3)
-        assert orthogonality_residual(kernel) < 1e-14
-        H, P = factorise(kernel)
+        assert theory.orthogonality_residual(kernel) < 1e-14
+        H, P = theory.factorise(kernel)
         assert (bcop_kernel_1d(H, P) - kernel).abs().max() < 1e-7
 
 
@@ -204,13 +194,13 @@ def test_kernels_that_almost_degenerate(draw):
             basis = torch.linalg.qr(vectors[:, n - rank :] + tilt * draw.normal(n, rank)).Q
             P.append(basis @ basis.mT)
         kernel = bcop_kernel_1d(draw.orthogonal(n), P)
-        errors.append(float((bcop_kernel_1d(*factorise(kernel)) - kernel).abs().max()))
+        errors.append(float((bcop_kernel_1d(*theory.factorise(kernel)) - kernel).abs().max()))
     assert max(errors) < 1e-8
     assert sum(error > 1e-10 for error in errors) <= 2
 
 
 def test_float32(draw):
     kernel = draw.kernel(4, (1, 2, 3)).float()
-    H, P = factorise(kernel)
+    H, P = theory.factorise(kernel)
     assert {H.dtype, *(p.dtype for p in P)} == {torch.float32}
     assert (bcop_kernel_1d(H, P) - kernel).abs().max() < 100 * torch.finfo(torch.float32).eps
