@@ -1,6 +1,7 @@
 """The lemmas under "Equivalent SOCK Construction" and "Dominance of Canonical SOCK Submanifold"."""
 
 from itertools import product
+from math import prod
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def onto_span(basis):
 def differential_rank(function, *bases):
     """How many directions a function of bases moves in: the rank of its Jacobian there."""
     jacobians = torch.autograd.functional.jacobian(function, bases)
-    columns = torch.cat([j.reshape(-1, basis.numel()) for j, basis in zip(jacobians, bases, strict=True)], dim=1)
+    columns = torch.cat([j.reshape(prod(j.shape[:-2]), prod(j.shape[-2:])) for j in jacobians], dim=1)
     return int(torch.linalg.matrix_rank(columns, atol=1e-9))
 
 
