@@ -3,8 +3,8 @@
     python tests/judge/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20] [--list]
 
 Mutants are chosen by a seed among all places of a room where an operator applies, and run one after the other in a copy
-of TREE, at low priority: first against at most four cases of each test function that take less than a second, then, if
-none fails, against all. A mutant whose tests need far more processor time than without it counts as killed.
+of TREE, at low priority (nice 15): first against at most four cases of each test function that take less than a second,
+then, if none fails, against all. A mutant whose tests need far more processor time than without it counts as killed.
 """
 
 import argparse
