@@ -45,8 +45,7 @@ def boundary(
     that results depend on the batch size. With `early_stop` a batch is finished when all of it is fooled. Needs foolbox.
     `options` are those of `pgd`.
     """
-    check_counts(steps=steps)
-    check_counts(0, seed=seed)
+    check_counts(steps=steps, seed=seed)
     attack = import_foolbox().attacks.BoundaryAttack(steps=steps)
     # foolbox works in float32, however small the budget.
     search = Search(model, images, labels, epsilon, search_dtype=torch.float32, **options)
@@ -71,8 +70,7 @@ def pointwise(
     First all the way to the image's pixel, then half of it, and so on, until nothing is gained or after `queries` queries.
     All else as in `boundary`.
     """
-    check_counts(queries=queries)
-    check_counts(0, seed=seed)
+    check_counts(queries=queries, seed=seed)
     attack = import_foolbox().attacks.PointwiseAttack()
     search = Search(model, images, labels, epsilon, search_dtype=torch.float32, **options)
     return _decide(search, attack, queries, early_stop, seed)

@@ -54,8 +54,7 @@ def pgd(
     judged by that network in float64. The same seed gives the same random starts, whatever the batch size.
     `options` are `batch_size`, `device` (by default the model's) and `progress`.
     """
-    check_counts(steps=steps, restarts=restarts)
-    check_counts(0, seed=seed)
+    check_counts(steps=steps, restarts=restarts, seed=seed)
     if not (is_number(step_size) and math.isfinite(step_size) and step_size > 0):
         raise IsoconvError(f"Expected step_size finite and positive. Got {step_size!r}.")
     search = Search(model, images, labels, epsilon, **options)
@@ -101,8 +100,7 @@ def apgd(
     """
     if loss not in get_args(LossName):
         raise IsoconvError(f"Expected loss to be one of {', '.join(get_args(LossName))}. Got {loss!r}.")
-    check_counts(targets=targets, steps=steps, restarts=restarts)
-    check_counts(0, seed=seed)
+    check_counts(targets=targets, steps=steps, restarts=restarts, seed=seed)
     search = Search(model, images, labels, epsilon, **options)
     climb(search, search.standing(), apgd_runs(search, loss, targets, steps) * restarts, early_stop, seed)
     return search.result()

@@ -35,8 +35,8 @@ def nearest(
     in `apgd`. The norm is one that suffices; the smallest of all may lie below it.
     `progress(round, rounds)` is called after every bisection.
     """
-    check_counts(steps=steps)
-    check_counts(0, rounds=rounds, seed=seed)
+    check_counts(steps=steps, seed=seed)
+    check_counts(0, rounds=rounds)
     search = Search(model, images, labels, certified, search_dtype=torch.float64, budget="certified", device=device)
     images, low = search.originals, search.epsilon
     farthest = norm_bound(images, (images < 0.5).to(images))  # to the corner of [0, 1]ⁿ that is farthest away

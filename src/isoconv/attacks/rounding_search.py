@@ -47,8 +47,7 @@ def rounding_search(
     `success` refutes a certificate: the exact norm, in integers, is at most the radius, and the prediction is another, or
     tied, in a batch of some size. A sound certificate is never refuted. `options` are those of `pgd`.
     """
-    check_counts(steps=steps, rounds=rounds, candidates=candidates)
-    check_counts(0, seed=seed)
+    check_counts(steps=steps, rounds=rounds, candidates=candidates, seed=seed)
     progress = options.pop("progress", None)  # a batch is finished after its walk, not when it has been climbed
     search = Search(model, images, predictions, radii, search_dtype=torch.float64, budget="radii", **options)
     offsets = [_offsets(candidates, images.shape[1:], seed, number) for number in range(1, rounds)]

@@ -243,10 +243,10 @@ class Search:
 
     def keep(self, index: Tensor, points: Tensor, norms: Tensor, margins: Tensor) -> None:
         """Keep points, which must lie in the ball, where they are stronger than what is known."""
-        points, norms, margins = (values.to(index.device) for values in (points, norms, margins))
-        stronger = margins < self.margins[index]
-        rows = index[stronger]
-        self.points[rows], self.norms[rows], self.margins[rows] = points[stronger], norms[stronger], margins[stronger]
+        stronger = margins < self.margins[index].to(margins.device)
+        rows = index[stronger.to(index.device)]
+        for kept, values in ((self.points, points), (self.norms, norms), (self.margins, margins)):
+            kept[rows] = values[stronger].to(index.device)
 
     def standing(self, index: Tensor | None = None) -> Tensor:
         """Return those of the rows (by default of all) that are still worth attacking: not fooled, and with a budget."""
@@ -265,10 +265,11 @@ class Search:
 
 
 def check_counts(least: int = 1, /, **counts: int) -> None:
-    """Raise unless every count is a whole number of at least `least`."""
+    """Raise unless every count is a whole number of at least `least`, and every seed of at least 0."""
     for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < least:
-            raise IsoconvError(f"Expected {name}, a whole number of at least {least}. Got {count!r}.")
+        low = 0 if name == "seed" else least
+        if not isinstance(count, int) or isinstance(count, bool) or count < low:
+            raise IsoconvError(f"Expected {name}, a whole number of at least {low}. Got {count!r}.")
 
 
 def is_number(value: Any) -> bool:
