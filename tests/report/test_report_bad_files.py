@@ -52,7 +52,7 @@ CASES: list[tuple[str, Any, str]] = [
     ("attacks.json", lambda rows: {}, "list of attacks. Got dict"),
     ("attacks.json", changed(1, 0), "Attacked. Got int"),
     ("attacks.json", changed(GONE, 0, "accuracy"), "accuracy"),
-    ("attacks.json", changed(None, 0, "accuracy"), "accuracy .* Got None"),
+    ("attacks.json", changed(None, 0, "accuracy"), "accuracy .* Got null"),
     ("attacks.json", changed(5, 0, "attack"), "attack .* Got 5"),
     ("attacks.json", changed(-1, 0, "epsilon"), "epsilon .* Got -1"),
     ("diagnostics.json", changed(GONE, "layers"), "layers"),

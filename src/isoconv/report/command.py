@@ -36,12 +36,10 @@ def train_command(
 
     The folder of a downloaded data set is not part of a run: the command has --data DIR for it.
     """
-    usual = TrainConfig(
-        config.data, config.input_shape, config.classes, **recipe_settings(config.recipe, config.data, config.conv)
-    )
-    changed = [
-        f.name for f in fields(config) if f.name not in _APART and getattr(config, f.name) != getattr(usual, f.name)
-    ]
+    settings = recipe_settings(config.recipe, config.data, config.conv)
+    usual = TrainConfig(config.data, config.input_shape, config.classes, **settings)
+    names = [field.name for field in fields(config) if field.name not in _APART]
+    changed = [name for name in names if getattr(config, name) != getattr(usual, name)]
     if any(name not in _OPTIONS for name in changed):
         return None
     words = ["isoconv", "train", config.data]
@@ -53,11 +51,9 @@ def train_command(
     if config.recipe != "default":
         words += ["--recipe", config.recipe]
     for name in changed:
-        value = getattr(config, name)
-        option = name.replace("_", "-")
-        words += (
-            [f"--{option}" if value else f"--no-{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
-        )
+        value, option = getattr(config, name), name.replace("_", "-")
+        words.append(f"--no-{option}" if value is False else f"--{option}")
+        words += [] if isinstance(value, bool) else [str(value)]
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]
