@@ -28,14 +28,9 @@ class ImageSet:
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
         if images.dtype != torch.uint8 or images.ndim != 4 or 0 in images.shape[1:]:
-            raise IsoconvError(
-                f"Expected images as a uint8 tensor (N, C, H, W). Got {images.dtype} of shape {tuple(images.shape)}."
-            )
+            raise IsoconvError(f"Expected images as a uint8 tensor (N, C, H, W). Got {_describe(images)}.")
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise IsoconvError(
-                f"Expected one int64 label for each of the {len(images)} images. "
-                f"Got {labels.dtype} of shape {tuple(labels.shape)}."
-            )
+            raise IsoconvError(f"Expected an int64 label for each of {len(images)} images. Got {_describe(labels)}.")
         object.__setattr__(self, "classes", tuple(self.classes))
         _check_range("labels", labels, len(self.classes))
 
@@ -57,7 +52,7 @@ class ImageSet:
         if index.numel() == 0:
             index = index.reshape(0).to(torch.int64)  # torch takes an empty list for floats
         if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise IsoconvError(f"Expected a list of indices. Got {index.dtype} of shape {tuple(index.shape)}.")
+            raise IsoconvError(f"Expected a list of indices. Got {_describe(index)}.")
         _check_range("indices", index, len(self))
         return replace(self, images=self.images[index], labels=self.labels[index])
 
@@ -66,6 +61,10 @@ class ImageSet:
         if not 0 <= n <= len(self):
             raise IsoconvError(f"Expected a number of images from 0 to {len(self)}. Got {n}.")
         return replace(self, images=self.images[:n], labels=self.labels[:n])
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def _check_range(name: str, values: Tensor, count: int) -> None:
