@@ -82,8 +82,7 @@ class Splits:
     images. The test set may be missing (STL-10 is often kept without it); `why_no_test` is then the error of whoever
     asks for it. `train, test = splits` asks for both.
 
-    listing : for a user's own pictures, a hash of their names, sizes in bytes and classes; other pictures would be held
-              out with another listing
+    listing : for a user's own pictures, a hash of their names, sizes in bytes and classes, which decide what is held out
     ignored : how many files were passed over, because they are no pictures or in no class's folder
     """
 
@@ -96,30 +95,22 @@ class Splits:
         listing: str = "",
         ignored: int = 0,
     ):
-        self._train, self._test = train, test
+        self._parts = {"train": train, "test": test}
         self._why_no_test = why_no_test
         self.listing, self.ignored = listing, ignored
         self._check()
 
     @property
     def has_test(self) -> bool:
-        return self._test is not None
+        return self._parts["test"] is not None
 
     @property
     def train(self) -> ImageSet:
-        if not isinstance(self._train, ImageSet):
-            self._train = self._train()
-            self._check()
-        return self._train
+        return self._read("train")
 
     @property
     def test(self) -> ImageSet:
-        if self._test is None:
-            raise IsoconvError(self._why_no_test)
-        if not isinstance(self._test, ImageSet):
-            self._test = self._test()
-            self._check()
-        return self._test
+        return self._read("test")
 
     def load(self) -> "Splits":
         """Read both parts now, so that whatever is wrong with their files is said at once. Return the splits."""
@@ -131,8 +122,17 @@ class Splits:
         test = (lambda: change(self.test)) if self.has_test else None
         return Splits(lambda: change(self.train), test, self._why_no_test, listing=self.listing, ignored=self.ignored)
 
+    def _read(self, name: str) -> ImageSet:
+        part = self._parts[name]
+        if part is None:
+            raise IsoconvError(self._why_no_test)
+        if not isinstance(part, ImageSet):
+            part = self._parts[name] = part()
+            self._check()
+        return part
+
     def _check(self) -> None:
-        train, test = self._train, self._test
+        train, test = self._parts.values()
         if not (isinstance(train, ImageSet) and isinstance(test, ImageSet)):
             return
         if (train.shape, train.classes) != (test.shape, test.classes):
