@@ -10,7 +10,8 @@ from torch import Tensor
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import Classification, make_model
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 from isoconv.train.together import Together
 
 CASES = [

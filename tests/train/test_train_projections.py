@@ -12,7 +12,8 @@ from isoconv.nn import svcm
 from isoconv.train import projections
 from isoconv.train.projections import project, project_where_due
 from isoconv.train.replica import Replica
-from isoconv.train.task import Classification, make_model
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 from train.toys import toy, toy_config, train_toy
 
 SEEDS = (3, 0, 5)

@@ -10,9 +10,9 @@ import torch
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.nn import BCOPConv2d, OrthogonalLinear
-from isoconv.train.classifier import seed_folders
+from isoconv.train.run_folder import seed_folders
 from isoconv.train.config import TrainConfig
-from isoconv.train.evaluate import evaluate
+from isoconv.train.classifier import evaluate
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder, load_run
 from train.toys import Watcher, toy, toy_config, train_toy
