@@ -39,5 +39,5 @@ def test_one_build_for_all_passes_and_none_left(monkeypatch: pytest.MonkeyPatch)
     before = layer(x)
     with pytest.raises(RuntimeError, match="on purpose"), PreparedWeights([layer]):
         raise RuntimeError("on purpose")
-    assert layer._prepared is None
+    assert layer.weight_source is None
     assert torch.equal(layer(x), before)

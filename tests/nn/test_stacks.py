@@ -181,4 +181,4 @@ def test_a_build_that_fails_leaves_nothing_prepared() -> None:
         models[1][1].matrix.fill_(torch.nan)
     with pytest.raises(IsoconvError, match="finite parameters"), PreparedWeights(models):
         pass
-    assert all(layer._prepared is None for model in models for layer in model)
+    assert all(layer.weight_source is None for model in models for layer in model)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from isoconv.nn.built_weight import BuiltWeight
 from isoconv.nn.side_streams import SideStreams
 
+BLIND_STEPS = 1  # enough after a step of 0.02 in operator norm; what a longer one leaves, the next retraction takes
+
 
 class Stack(Protocol):
     """Layers that are built in one batch (see `isoconv.nn.stacks`)."""
@@ -51,7 +53,7 @@ class PreparedWeights:
         if self.streams is None:
             for stack in self.stacks:
                 for layer, weight in zip(stack.layers, stack.build(), strict=True):
-                    layer._prepared = weight, None
+                    layer.weight_source = _Prepared(weight, None)
             return
         self.streams.fork()
         for turn, stack in zip(self._turns(), self.stacks, strict=True):
@@ -60,7 +62,7 @@ class PreparedWeights:
                 ready = torch.cuda.Event()
                 ready.record(stream)
             for layer, weight in zip(stack.layers, weights, strict=True):
-                layer._prepared = weight, ready
+                layer.weight_source = _Prepared(weight, ready)
                 # A frozen layer keeps one weight until it is evaluated; a captured graph goes on reading it.
                 self._held.append(weight.detach())
 
@@ -78,7 +80,7 @@ class PreparedWeights:
     ) -> None:
         for stack in self.stacks:
             for layer in stack.layers:
-                layer._prepared = None
+                layer.weight_source = None
         if self.streams is not None:
             self.streams.join()
 
@@ -91,4 +93,28 @@ class _Alone:
 
     def build(self) -> tuple[Tensor, ...]:
         layer = self.layers[0]
-        return (layer._attached(layer._current_build()),)
+        if not is_capturing(layer._sources()[0]):
+            return (layer._attach(layer._current_build()),)
+        if layer._kept is not None and not layer._kept.differentiable:
+            return (layer._kept.value,)  # a frozen layer's, from the steps before the capture
+        layer._before_training_forward()
+        return (layer._weight_of(layer._sources(), write_back=layer._writes_back, steps=BLIND_STEPS),)
+
+
+class _Prepared:
+    """A weight that was built ahead, perhaps on another stream."""
+
+    def __init__(self, weight: Tensor, ready: torch.cuda.Event | None) -> None:
+        self.weight, self.ready = weight, ready
+
+    def __call__(self) -> Tensor:
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(self.weight.device)
+            stream.wait_event(self.ready)
+            self.weight.record_stream(stream)
+        return self.weight
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Return True where a CUDA graph is being captured."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.linalg.precision import full_precision
-from isoconv.nn.built_weight import in_constraint_precision
 from isoconv.nn.orthogonalised import OrthogonalisedLayer
+from isoconv.nn.prepare import BLIND_STEPS, is_capturing
 
 
 class ParameterStack:
@@ -50,15 +50,21 @@ class LayerStack:
 
         One graph leads to all of them, so what is computed with them is to be back-propagated at once.
         """
-        first, sources = self.layers[0], [stack.whole for stack in self.parameters]
-        with torch.no_grad(), full_precision(sources[0]):
-            first._written_back = first._bring_back(sources)
-        torch.autograd.graph.increment_version([p for stack in self.parameters for p in stack.parameters])
-        shaped = [stack.whole.view(len(self.layers), *stack.parameters[0].shape) for stack in self.parameters]
-        try:
-            weights = in_constraint_precision(first._build, shaped)
-        finally:
-            first._written_back = False
+        first, wholes = self.layers[0], [stack.whole for stack in self.parameters]
+        steps = BLIND_STEPS if is_capturing(wholes[0]) else None
+        with full_precision(wholes[0]):
+            with torch.no_grad():
+                points = first._settle(*wholes, steps=steps)
+                if first._writes_back:
+                    for whole, point in zip(wholes, points, strict=True):
+                        whole.copy_(point)
+            torch.autograd.graph.increment_version([p for stack in self.parameters for p in stack.parameters])
+            joined = first._join(wholes, points)
+            shaped = [
+                one.view(len(self.layers), *s.parameters[0].shape)
+                for one, s in zip(joined, self.parameters, strict=True)
+            ]
+            weights = first._build(*shaped)
         return weights.unbind()
 
 

@@ -85,8 +85,6 @@ class Replica:
             self.stream = torch.cuda.Stream(device, priority=-1)
             side = SideStreams(device, max(1, min(_SIDE_STREAMS, STREAMS_IN_POOL // side_by_side)))
             self.prepared = PreparedWeights([self.model], side)
-            if isinstance(self.optimiser, SteepestDescent):
-                self.optimiser.run_beside(side)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: tuple[Tensor, Tensor] | None = None
         self.eager_steps = 0
@@ -166,8 +164,6 @@ class Replica:
 
     def end(self) -> None:
         """Leave the model as any other: nothing listens to its gradients any more."""
-        if isinstance(self.optimiser, SteepestDescent):
-            self.optimiser.run_beside(None)
 
     def is_finite(self) -> bool:
         """Whether all parameters are numbers."""

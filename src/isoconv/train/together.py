@@ -15,7 +15,6 @@ from torch import Tensor
 from isoconv.nn.prepare import PreparedWeights
 from isoconv.nn.side_streams import SideStreams
 from isoconv.nn.stacks import ParameterStack, stack_layers
-from isoconv.optim import SteepestDescent
 from isoconv.train.replica import Replica, make_optimiser
 
 _SIDE_STREAMS = 24  # of PyTorch's 32; the replicas' own are out of use by then
@@ -91,8 +90,6 @@ class Together:
         """As `Replica.end`, of all."""
         for one in self.replicas:
             one.end()
-        if isinstance(self.optimiser, SteepestDescent):
-            self.optimiser.run_beside(None)
 
     # The update of all --------------------------------------------------------------------------------------------
 
@@ -108,8 +105,6 @@ class Together:
         stacks = [stack for layer in layers for stack in layer.parameters]
         self.prepared = PreparedWeights(models, side, layers)
         self.optimiser = _joint_optimiser(self.replicas, stacks)
-        if isinstance(self.optimiser, SteepestDescent) and side is not None:
-            self.optimiser.run_beside(side)
 
     def _update(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         assert self.optimiser is not None and self.prepared is not None
