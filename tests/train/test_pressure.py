@@ -1,4 +1,4 @@
-"""Runs under pressure: killed, run twice at once, on a full disk, in a folder that cannot be written to, with a wrong clock."""
+"""Runs under pressure: killed, run twice at once, on a full disk, in a read-only folder, with a clock that jumps."""
 
 import errno
 import json

@@ -184,7 +184,11 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path):
     assert {path.name for path in (tmp_path / "run").iterdir()} == files.keys()
     for name in ("config.json", "metrics.jsonl", "model.safetensors", "state.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == files[name], name
-    assert replace(after, finished="") == before == replace(TrainResult.read(tmp_path / "run" / "result.json"), finished="")
+    assert (
+        replace(after, finished="")
+        == before
+        == replace(TrainResult.read(tmp_path / "run" / "result.json"), finished="")
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"not tensors at all"])

@@ -21,11 +21,10 @@ from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.train.classifier import build_networks, train_classifiers
-from isoconv.train.run_folder import seed_folders
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Stopped
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, seed_folders
 from isoconv.train.search import search_learning_rate
 
 
