@@ -1,11 +1,11 @@
 """The WGAN-GP of the paper: it makes the generator whose distance from the data the critics then measure."""
 
-import dataclasses
 import io
 import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoconv.data import EpochBatches, ImageSet
+from isoconv.data import EpochBatches, ImageSet, Progress
 from isoconv.data.resizing import NO_PILLOW
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
@@ -21,16 +21,20 @@ from isoconv.files import read_json, read_tensors, write_bytes, write_tensors, w
 from isoconv.models.generator import Discriminator, Generator
 from isoconv.train.checkpoint import pack_state, unpack_state
 from isoconv.train.classifier import device_name
+from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import as_values
-
-_KIND = "gan"
+from isoconv.wasserstein.critic import Settings
+from isoconv.wasserstein.samples import read_images
 
 
 @dataclass(frozen=True)
-class GanConfig:
+class GanConfig(Settings):
     """All that is needed to repeat the training of a generator; the defaults are the paper's."""
+
+    counts = ("epochs", "critic_steps")
+    positive = ("lr", "penalty")
 
     data: str
     image_shape: tuple[int, int, int]
@@ -42,31 +46,19 @@ class GanConfig:
     beta1: float = 0.5
     beta2: float = 0.999
     seed: int = 0
-    kind: str = _KIND
+    kind: str = "gan"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "critic_steps"):
-            if getattr(self, name) < 1:
-                raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
+        super().__post_init__()
         if self.batch_size < 2:
             raise IsoconvError(f"Expected a batch of at least 2 images, to normalise over. Got {self.batch_size}.")
-        for name in ("lr", "penalty"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> "GanConfig":
         fields = read_json(path)
-        if fields.get("kind") != _KIND:
+        if fields.get("kind") != cls.kind:
             raise IsoconvError(f"Expected the run of a generator in {path.parent}. Got a run of another kind.")
-        try:
-            fields["image_shape"] = tuple(fields["image_shape"])
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
-            raise IsoconvError(f"Expected a generator's configuration in {path}. Got: {error}.") from None
+        return cls.from_fields(fields, str(path))
 
 
 class Gan:
@@ -231,6 +223,43 @@ def train_gan(
     result = {"data": config.data, "epochs": config.epochs, "seed": config.seed, "train_seconds": gan.seconds}
     folder.finish(gan.generator, result | {"device": device_name(gan.device), "torch": torch.__version__})
     return gan.generator
+
+
+def train_generator(
+    data: str,
+    folder: Path,
+    *,
+    files: Path | None = None,
+    download: bool = False,
+    size: int | None = None,
+    channels: int | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Callable[[int, int], AbstractContextManager[Observer]],
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> Generator:
+    """Train a generator of the images of a data set or a folder; `settings` are fields of `GanConfig`.
+
+    files, download, size, channels : how images are read; stl10 is resized to 64 by default
+    watch : is called with the number of updates and those already done, and returns what shows the progress
+    """
+    device = choose_device(device)
+    if resume and overwrite:
+        raise IsoconvError("Expected --resume or --overwrite. Got both.")
+    size = 64 if data == "stl10" and size is None else size
+    images = read_images(data, files, download=download, size=size, channels=channels, progress=progress)
+    config, run = GanConfig(data, images.shape, **settings), RunFolder(folder)
+    updates = len(EpochBatches(images, config.batch_size)) * config.epochs
+    if resume:
+        config.require_same(run)
+    else:
+        Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
+        start_gan(config, run, overwrite)
+    with watch(updates, run.updates_done()) as observer:
+        return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
 
 
 def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
