@@ -308,14 +308,14 @@ def choose_method(method: str, bounded: bool, observations: Sequence[int | None]
         return "exact"
     if method == "betting" and not bounded:
         raise IsoconvError("Expected to know where the values lie (--range) for a bound by betting. Got no range.")
-    method = "asymptotic" if method == "asymptotic" or not bounded else "betting"
-    fewest = _FEWEST if method == "asymptotic" else 1
-    if min(counts) < fewest:
-        kind = "an asymptotic interval" if method == "asymptotic" else "a bound"
+    if method == "betting" or (method == "auto" and bounded):
+        return "betting"
+    if min(counts) < _FEWEST:
         raise IsoconvError(
-            f"Expected at least {fewest} independent samples of each distribution for {kind}. Got {min(counts)}."
+            f"Expected at least {_FEWEST} independent samples of each distribution for an asymptotic interval. "
+            f"Got {min(counts)}."
         )
-    return method
+    return "asymptotic"
 
 
 def _check_arguments(

@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,14 +15,12 @@ from isoconv.models import CONVOLUTIONS, DCGANCritic, Large, Small
 from isoconv.nn import Scale
 from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
 from isoconv.records import Record
+from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
-from isoconv.train.distributed import Processes
-from isoconv.train.engine import Observer, run
-from isoconv.train.replica import Replica
+from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.schedules import SCHEDULES
-from isoconv.train.task import laid_out
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
 from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples, repeat_notes
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
@@ -99,10 +98,10 @@ class CriticConfig(Settings):
         "conv": CONVOLUTIONS,
         "activation": FC_ACTIVATIONS,
         "orthogonalisation": ORTHOGONALISATIONS,
-        "optimiser": OPTIMISERS,
-        "schedule": SCHEDULES,
-        "precision": PRECISIONS,
-        "recipe": RECIPES,
+        "optimiser": tuple(OPTIMISERS),
+        "schedule": tuple(SCHEDULES),
+        "precision": tuple(PRECISIONS),
+        "recipe": tuple(RECIPES),
         "repeats": tuple(REPEATS),
     }
 
@@ -250,18 +249,17 @@ class CriticTask:
     def __init__(self, config: CriticConfig) -> None:
         self.config = config
 
-    def loss(self, model: nn.Module, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return minus the difference (the largest one, of several columns), and zero: there is no accuracy."""
+    def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
+        """Return minus the difference (the largest one, of several columns)."""
         pixels, bf16 = self.config.pixel_range, self.config.precision == "bf16"
-        values = laid_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))
+        values = lay_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))
         with torch.autocast(values.device.type, torch.bfloat16, enabled=bf16):
             scores = model(values)
         scores = scores.float()
         differences = scores[: len(xs)].mean(dim=0) - scores[len(xs) :].mean(dim=0)
         total = differences.sum()
         # The value is that of the best column, the gradient that of all of them.
-        loss = total.detach() - differences.detach().amax() - total
-        return loss, torch.zeros((), dtype=torch.int64, device=xs.device)
+        return total.detach() - differences.detach().amax() - total
 
 
 @dataclass(frozen=True)
@@ -306,85 +304,65 @@ class TrainedCritic:
 
 def train_critics(
     configs: Sequence[CriticConfig],
-    folders: Sequence[RunFolder],
+    folders: Sequence[RunFolder] | None,
     first: Samples,
     second: Samples,
-    observer: Observer,
     *,
     confidence: float = 0.95,
     value_range: Interval | None = None,
     method: str = "auto",
     units: str | None = None,
     device: str = "cpu",
-    resume: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-    save_every: float = 10.0,
     critics: Sequence[nn.Module] | None = None,
+    **training: Any,
 ) -> list[TrainedCritic]:
     """Train one critic per configuration and judge the last epoch of each by `wasserstein_lower_bound`.
 
-    The folders must have been started. The configurations may differ in all but the data; on a GPU they train side by
-    side. `value_range` (by default the pixel range) is what the distributions are known to lie in. `critics` are the
-    untrained networks, if they have been made already.
+    folders : one for each, started; or None, and nothing is kept
+    value_range : an interval known to hold every coordinate of both distributions; by default the pixel range
+    critics : the untrained networks, if they have been made already
+    training : how to resume, stop, save and show progress; see `fit`
+
+    The configurations may differ in all but the data and the number of updates; on a GPU critics train side by side.
     """
     target = torch.device(device)
-    models = critics or [make_critic(config, first, second) for config in configs]
-    progress = _fit(configs, models, folders, first, second, observer, target, resume, should_stop, save_every)
+    models = list(critics or (make_critic(config, first, second) for config in configs))
+    pairs = [PairBatches(first, second, c.batch_size, c.steps_per_epoch, seed=c.seed, device=target) for c in configs]
+    fits = fit(
+        models,
+        pairs,
+        [CriticTask(config) for config in configs],
+        [config.optimiser for config in configs],
+        epochs=configs[0].epochs,
+        lr=[config.lr for config in configs],
+        momentum=configs[0].momentum,
+        schedule=[config.schedule for config in configs],
+        project_every=configs[0].project_every,
+        project_iterations=configs[0].project_iterations,
+        folder=folders,
+        device=target,
+        **training,
+    )
     trained = []
-    for config, model, folder, (updates, seconds) in zip(configs, models, folders, progress, strict=True):
-        critic = _best_column(model.eval(), config, first, second, target)
+    for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
+        critic = _best_column(models[k].eval(), config, first, second, target)
         xs, ys = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
-        bound = min(
-            (
-                wasserstein_lower_bound(
-                    critic,
-                    *reading,
-                    confidence,
-                    value_range=config.pixel_range if value_range is None else value_range,
-                    whole=(xs.whole, ys.whole),
-                    group=(xs.group, ys.group),
-                    method=method,
-                    units=units,
-                )
-                for reading in itertools.product(xs.readings, ys.readings)
-            ),
-            key=lambda bound: bound.lower,
-        )
+        judge = partial(wasserstein_lower_bound, critic, confidence=confidence, method=method, units=units)
+        judge = partial(judge, value_range=config.pixel_range if value_range is None else value_range)
+        readings = itertools.product(xs.readings, ys.readings)
+        bounds = [judge(*pair, whole=(xs.whole, ys.whole), group=(xs.group, ys.group)) for pair in readings]
+        bound = min(bounds, key=lambda bound: bound.lower)
         facts = bound.to_fields() | {name: getattr(config, name) for name in _REPORTED}
-        facts |= {"updates": updates, "train_seconds": seconds, "replicas": len(configs)}
-        facts |= {"warnings": (*bound.warnings, *repeat_notes(first, second))}
-        result = DistanceBound(**facts, device=device_name(target), torch=torch.__version__)
-        folder.finish(critic, result.to_fields())
+        facts |= {"warnings": (*bound.warnings, *repeat_notes(first, second)), "updates": fitted.updates}
+        facts |= {"train_seconds": fitted.seconds, "replicas": len(configs), "device": device_name(target)}
+        result = DistanceBound(**facts, torch=torch.__version__)
+        if folders is not None:
+            folders[k].finish(critic, result.to_fields())
         trained.append(TrainedCritic(critic, result))
     return trained
 
 
 _REPORTED = ("first", "second", "model", "conv", "activation", "recipe", "seed")
-
-
-def _fit(
-    configs: Sequence[CriticConfig],
-    models: Sequence[nn.Module],
-    folders: Sequence[RunFolder],
-    first: Samples,
-    second: Samples,
-    observer: Observer,
-    device: torch.device,
-    resume: bool,
-    should_stop: Callable[[], bool],
-    save_every: float,
-) -> list[tuple[int, float]]:
-    """Train the models in place, side by side; return the updates and the seconds of each."""
-    replicas, batches = [], []
-    for config, model in zip(configs, models, strict=True):
-        pairs = PairBatches(first, second, config.batch_size, config.steps_per_epoch, seed=config.seed, device=device)
-        replicas.append(Replica(config, model, CriticTask(config), len(pairs), device, None, len(configs)))
-        batches.append(pairs)
-    if resume:
-        for replica, folder in zip(replicas, folders, strict=True):
-            folder.load(replica)
-    run(replicas, batches, folders, observer, Processes(), should_stop, save_every)
-    return [(replica.done, replica.seconds) for replica in replicas]
 
 
 @torch.no_grad()

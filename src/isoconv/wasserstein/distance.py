@@ -1,7 +1,6 @@
 """From two samples to a lower bound of their Wasserstein-1 distance, in one call."""
 
 import math
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,7 @@ from isoconv.data import NAMES, ImageSet, Progress
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.distributed import choose_device
-from isoconv.train.engine import EpochReport, Observer
+from isoconv.train.engine import Observer, Silent
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import Interval, check_confidence, check_range, choose_method
 from isoconv.wasserstein.critic import (
@@ -52,14 +51,6 @@ _PASSES = 40  # over the smaller set of vectors, at most
 _LEAST_EPOCHS = 3  # of 100 updates: with fewer a critic has not learnt
 
 
-class Silence:
-    """An observer that shows nothing."""
-
-    def step(self, steps: int) -> None: ...
-
-    def epoch(self, report: EpochReport) -> None: ...
-
-
 def distance_bound(
     a: Source,
     b: Source,
@@ -85,7 +76,7 @@ def distance_bound(
     folder: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    watch: Watch = lambda config, done: nullcontext(Silence()),
+    watch: Watch = lambda config, done: nullcontext(Silent()),
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -130,32 +121,29 @@ def distance_bound(
         next(PairBatches(*pair, config.batch_size, config.steps_per_epoch, seed=seed).epoch(0))
         configs.append(config)
         networks.append(make_critic(config, *pair))
-    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        runs = _open_runs(Path(place), configs, resume, overwrite)
-        share = 1 - (1 - confidence) / len(configs) if len(configs) > 1 else confidence  # so that all hold at once
-        results = []
-        for config, network, run in zip(configs, networks, runs, strict=True):
-            done = run.updates_done()
-            with watch(config, done) as observer:
-                (trained,) = train_critics(
-                    [config],
-                    [run],
-                    *pair,
-                    observer,
-                    confidence=share,
-                    value_range=value_range,
-                    method=method,
-                    units=units,
-                    device=device,
-                    resume=done > 0,
-                    should_stop=should_stop,
-                    critics=[network],
-                )
-            plot_training(run, trained.bound)
-            results.append(trained.bound)
-        result = _choose_best(results, confidence)
-        if len(runs) > 1:
-            result.write(Path(place) / "result.json")
+    runs = [] if folder is None else _open_runs(folder, configs, resume, overwrite)
+    share = 1 - (1 - confidence) / len(configs) if len(configs) > 1 else confidence  # so that all hold at once
+    judge = partial(train_critics, confidence=share, value_range=value_range, method=method, units=units)
+    results = []
+    for k, config in enumerate(configs):
+        done = runs[k].updates_done() if runs else 0
+        with watch(config, done) as observer:
+            (trained,) = judge(
+                [config],
+                [runs[k]] if runs else None,
+                *pair,
+                critics=[networks[k]],
+                device=device,
+                resume=bool(runs),  # a run that has just been started has nothing to resume
+                observer=observer,
+                should_stop=should_stop,
+            )
+        results.append(trained.bound)
+        if runs:
+            plot_training(runs[k], trained.bound)
+    result = _choose_best(results, confidence)
+    if folder is not None and len(runs) > 1:
+        result.write(folder / "result.json")
     return result
 
 

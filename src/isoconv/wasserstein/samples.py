@@ -133,6 +133,10 @@ class FiniteSamples:
             limit = int(held_out * 2**64).to_bytes(8, "big")
             train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
             self.distinct = values[[first[key] for key in sorted(first) if key < limit]]
+            if not 0 < len(self.distinct) < len(first):
+                raise IsoconvError(
+                    f"Expected more distinct samples, to train on some and hold out others. {self.repeated}"
+                )
         self.rest, self.train = values[rest], values[train]
 
     @property

@@ -59,7 +59,7 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
             folders,
             first,
             second,
-            observer,
+            observer=observer,
             device=settings.device,
             resume=True,
             should_stop=settings.should_stop,
