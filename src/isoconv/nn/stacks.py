@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 from isoconv.nn.orthogonalised import OrthogonalisedLayer
 from isoconv.nn.prepare import BLIND_STEPS, is_capturing
 
