@@ -48,9 +48,7 @@ from isoconv.linalg.matrices import (
 
 _LOWEST = 0.05  # one pass lifts singular values from here to 1
 _HEADROOM = 1.01  # keeps the spectrum inside the interval for which the minimax polynomials were made
-_LOWEST_OF_DIRECTIONS = (
-    0.03  # singular values from here on, relative to the largest, come out near 1: within 4 % after 3 steps
-)
+_LOWEST_DIRECTION = 0.03  # relative to the largest, singular values from here on come within 4 % of 1 in 3 steps
 
 # The polar factor ---------------------------------------------------------------------------------------------------
 
@@ -259,14 +257,14 @@ def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, bool]:
 
 
 def _inverse_root(gram: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """About G^(−½) but for its scale (…, 1, 1): minimax quintics for singular values from `_LOWEST_OF_DIRECTIONS` times the largest on."""
+    """Return about G^(−½) but for its scale (…, 1, 1), by minimax quintics for singular values from 0.03 of the largest."""
     # ‖G²‖_F^½ bounds the largest eigenvalue of G. A little more than rounding is added to the diagonal: an eigenvalue
     # that rounding made negative would grow under the steps, where every honest one goes to 1.
     eye = identity_like(gram)
     bound = (1.02 * frobenius(gram @ gram)[..., None, None].sqrt()).clamp_min(torch.finfo(gram.dtype).tiny)
     gram = torch.add(gram / bound, eye, alpha=gram.shape[-1] * torch.finfo(gram.dtype).eps)
     total: Tensor | None = None
-    for k, (a, b, c) in enumerate(minimax_schedule(_LOWEST_OF_DIRECTIONS, steps=steps), start=1):
+    for k, (a, b, c) in enumerate(minimax_schedule(_LOWEST_DIRECTION, steps=steps), start=1):
         curved = add_product(gram, gram, gram, c, b)  # the step multiplies by aI + this
         total = torch.add(curved, eye, alpha=a) if total is None else add_product(total, total, curved, 1, a)
         if k < steps:
