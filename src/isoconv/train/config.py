@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from isoconv.data.datasets import DATASETS, OWN_IMAGES
 from isoconv.errors import IsoconvError
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS
-from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.records import Record
 from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES

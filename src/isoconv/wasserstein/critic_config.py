@@ -9,7 +9,7 @@ from typing import Any
 
 from isoconv.errors import IsoconvError
 from isoconv.models import CONVOLUTIONS
-from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
 from isoconv.train.schedules import SCHEDULES
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS
