@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.models import CONVOLUTIONS, DCGANCritic, Large, Small
 from isoconv.nn import Scale
-from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
