@@ -426,7 +426,7 @@ class ParameterStack:
 def stack_layers(models: Sequence[nn.Module]) -> list[LayerStack]:
     """Return stacks of all like layers that train orthonormal matrices of their own. The models must be built alike."""
     modules = [module for model in models for module in model.modules()]
-    owners = Counter(p for module in modules for p in module.parameters(recurse=False))
+    owners: Counter[Tensor] = Counter(p for module in modules for p in module.parameters(recurse=False))
     stacks = []
     for same in zip(*(model.modules() for model in models), strict=True):
         layers = [layer for layer in same if isinstance(layer, OrthogonalisedLayer)]
