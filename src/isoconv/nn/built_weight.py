@@ -174,7 +174,7 @@ class OrthogonalisedLayer(BuiltWeight):
 
     _matrix_names: tuple[str, ...] = ()
 
-    def __init__(self, orthogonalisation: str) -> None:
+    def __init__(self, orthogonalisation: str = "manifold") -> None:
         super().__init__()
         if orthogonalisation not in ORTHOGONALISATIONS:
             raise IsoconvError(
