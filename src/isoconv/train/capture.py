@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import BuiltWeight, constraint_dtype
 from isoconv.nn.orthogonalised import OrthogonalisedLayer
 from isoconv.nn.svcm import project_together
@@ -219,7 +219,9 @@ class SharedUpdate:
     step, or to be loaded, on its own. Without a stream (on a CPU) everything runs in a row.
     """
 
-    def __init__(self, learners: "Sequence[Learner]", stream: "torch.cuda.Stream | None" = None, count: int = 0) -> None:
+    def __init__(
+        self, learners: "Sequence[Learner]", stream: "torch.cuda.Stream | None" = None, count: int = 0
+    ) -> None:
         self.learners, self.stream = learners, stream
         models, device = [learner.model for learner in learners], learners[0].device
         layers = stack_layers(models) if len(models) > 1 else []
