@@ -10,10 +10,11 @@ import typer
 
 from isoconv.cli.interruption import resumable
 from isoconv.cli.values import parse_interval
+from isoconv.data.datasets import NAMES
 from isoconv.errors import IsoconvError
 
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
-_SOURCE = "digits, mnist, cifar10, stl10, a folder of images, a .npy file of vectors, or a generator's run folder"
+_SOURCE = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or a generator's run folder"
 
 
 def wasserstein(
@@ -96,5 +97,4 @@ def wasserstein(
     for warning in result.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     print(json.dumps(result.to_fields()) if as_json else result)
-    if not as_json:
-        print(f"The run is in {out}", file=sys.stderr)
+    print(f"The run is in {out}", file=sys.stderr)
