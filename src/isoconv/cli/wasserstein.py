@@ -92,9 +92,8 @@ def wasserstein(
             should_stop=should_stop,
             **{name: value for name, value in settings.items() if value is not None},
         )
+    notes = [f"Warning: {warning}" for warning in result.warnings]
     if find_spec("matplotlib") is None:
-        print("No plot: that needs a package, pip install 'isoconv[plots]'.", file=sys.stderr)
-    for warning in result.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
+        notes.append("No plot: that needs a package, pip install 'isoconv[plots]'.")
     print(json.dumps(result.to_fields()) if as_json else result)
-    print(f"The run is in {out}", file=sys.stderr)
+    print(*notes, f"The run is in {out}", sep="\n", file=sys.stderr)
