@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.certifier import Certified, Certifier, checked_batch_size, joined
+from isoconv.certify.certifier import Certified, Certifier, check_batch_size, join
 from isoconv.errors import IsoconvError
 
 _BEYOND = 1e300  # any radius; whole numbers may be too large to be a float
@@ -60,7 +60,7 @@ class RobustAccuracy:
 
     def at(self, epsilon: float) -> float:
         """Certified accuracy at ε; at 0, clean accuracy."""
-        (epsilon,) = _checked_radii([epsilon])
+        (epsilon,) = _check_radii([epsilon])
         return self.clean if epsilon == 0 else _percent(self.right & (self.certificates.radius >= epsilon))
 
     def curve(self) -> tuple[Tensor, Tensor]:
@@ -86,8 +86,8 @@ def robust_accuracy(
     torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.
     """
     images, labels = _images_and_labels(data)
-    epsilons = _checked_radii(epsilons)
-    checked_batch_size(batch_size)
+    epsilons = _check_radii(epsilons)
+    check_batch_size(batch_size)
     if isinstance(model, Certifier) and options:
         raise IsoconvError(f"Expected no options beside a certifier, which has its own. Got {', '.join(options)}.")
     certifier = model if isinstance(model, Certifier) else Certifier(model, images.shape[1:], **options)  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def robust_accuracy(
         parts.append(certifier(bytes_as_numbers[part.int()] if part.dtype == torch.uint8 else part).cpu())
         if progress is not None:
             progress(min(start + batch_size, len(images)), len(images))
-    found = joined(parts)
+    found = join(parts)
     labels = labels.cpu()
     right = _right(found, labels)
     certified = {float(e): _percent(right & (found.radius >= e) if e > 0 else right) for e in epsilons}
@@ -120,7 +120,7 @@ def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
     if len(whole) == 2 and all(isinstance(part, Tensor) for part in whole):
         images, labels = whole
     else:
-        images, labels = _gathered(data)
+        images, labels = _gather(data)
     if labels.shape != images.shape[:1] or labels.is_floating_point():
         raise IsoconvError(
             f"Expected a whole number as label of each of {len(images)} images. Got {tuple(labels.shape)}."
@@ -130,7 +130,7 @@ def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def _gathered(data: Any) -> tuple[Tensor, Tensor]:
+def _gather(data: Any) -> tuple[Tensor, Tensor]:
     """The images and labels of batches (x, y), or of a data set of one image each, whose y is one number."""
     if hasattr(data, "__iter__"):
         found = list(data)
@@ -157,7 +157,7 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
     return torch.cat(xs), torch.cat(ys)
 
 
-def _checked_radii(epsilons: Iterable[float]) -> list[float]:
+def _check_radii(epsilons: Iterable[float]) -> list[float]:
     if not isinstance(epsilons, Iterable) or isinstance(epsilons, str):
         raise IsoconvError(f"Expected radii as a list of numbers. Got {epsilons}.")
     found: list[float] = []

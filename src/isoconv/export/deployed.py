@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from isoconv.certify import weights_sha256
-from isoconv.certify.layers import Layer, layers_of
+from isoconv.certify.graph import nodes_of, refuse_strangers
+from isoconv.certify.rules import Node as Layer
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
 from isoconv.version import __version__
@@ -65,7 +66,8 @@ def deploy(model: nn.Module, input_shape: Sequence[int], dtype: str, classes: Se
     for name, tensor in network.state_dict().items():
         if not bool(torch.isfinite(tensor).all()):
             raise IsoconvError(f"Expected finite weights. Got infinities or NaN in {name}.")
-    layers = layers_of(model, input_shape)  # of the model itself, to refuse what `plain` would not notice
+    refuse_strangers(model)
+    layers = nodes_of(network, input_shape)  # of the model itself, to refuse what `plain` would not notice
     if classes is not None and layers[-1].output_shape != (len(classes),):
         raise IsoconvError(
             f"Expected {len(classes)} logits, one per class. Got outputs of shape {tuple(layers[-1].output_shape)}."

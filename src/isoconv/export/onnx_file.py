@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.convolutions import pads_of
-from isoconv.certify.layers import Layer
+from isoconv.certify.convolutions import padding_of as pads_of
+from isoconv.certify.rules import Node as Layer
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy, not_exportable
 from isoconv.files import check_writable, write_files

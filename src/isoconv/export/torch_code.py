@@ -9,7 +9,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import nn
 
-from isoconv.certify.layers import Layer
+from isoconv.certify.rules import Node as Layer
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy, not_exportable
 from isoconv.files import check_writable, write_files

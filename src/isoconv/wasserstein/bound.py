@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.certifier import checked_batch_size
-from isoconv.certify.forward_error import LARGEST_NORM, ForwardError, forward_error
-from isoconv.certify.layers import layers_of, refuse_strangers
-from isoconv.certify.lipschitz import layer_bound
+from isoconv.certify.certifier import check_batch_size
+from isoconv.certify.composition import LARGEST_NORM, ForwardError, forward_error, node_bound
+from isoconv.certify.graph import nodes_of, refuse_strangers
+from isoconv.certify.rules import Rule, register
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
 from isoconv.nn import plain
@@ -35,6 +35,7 @@ from isoconv.wasserstein.vector_critic import NearestAnchor
 
 METHODS = ("auto", "betting", "asymptotic")
 BYTES_RANGE = (-1.0, 1.0)  # the pixel range of bytes, unless another is asked for: the paper's
+register(NearestAnchor, Rule(lambda node: 1.0))  # each ‖x − aₖ‖ + bₖ is 1-Lipschitz, and so is their minimum
 _FEWEST = 30  # independent observations for a statement that only holds for many
 
 
@@ -86,7 +87,7 @@ def wasserstein_lower_bound(
     """
     if not isinstance(confidence, (int, float)) or not 0 < confidence < 1:
         raise IsoconvError(f"Expected a confidence between 0 and 1, such as 0.95. Got {confidence}.")
-    checked_batch_size(batch_size)
+    check_batch_size(batch_size)
     if not _are_two(whole, bool):
         raise IsoconvError(f"Expected whole for xs and for ys, such as (True, False). Got {whole}.")
     if not _are_two(group, int):
@@ -142,8 +143,8 @@ def critic_bounds(network: nn.Module, shape: Sequence[int]) -> tuple[float, Forw
     """(Lipschitz bound, rounding error in float64) of a plain critic with one output, which may end in a NearestAnchor."""
     parts = list(network) if isinstance(network, nn.Sequential) else [network]
     anchors = parts.pop() if type(parts[-1]) is NearestAnchor else None
-    layers = layers_of(nn.Sequential(*parts), shape) if parts else []
-    bounds = [layer_bound(layer) for layer in layers]
+    layers = nodes_of(nn.Sequential(*parts), shape) if parts else []
+    bounds = [node_bound(layer) for layer in layers]
     error = forward_error(layers, bounds) if layers else ForwardError(0.0, 0.0)
     constant = mul_up(1.0, *bounds)
     output = tuple(layers[-1].output_shape) if layers else tuple(shape)
