@@ -46,7 +46,7 @@ def check(arguments: list[str]) -> int | None:
         old = as_version_1(*read(file))
         if old is None:
             return None
-        converted = file.with_suffix(".json")
+        converted = file.with_name(f"{file.stem}-1.json")
         converted.write_text(json.dumps(old))
         arguments = [str(converted), *arguments[1:]]
     return main(arguments)
@@ -60,15 +60,18 @@ def reads_version_2() -> bool:
 
 def as_version_1(header: dict[str, Any], images: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the certificate of a chain as one JSON object of version 1, or None if that version has no words for it."""
-    numbers = [int(node["name"]) for node in header["nodes"] if node["name"].isdecimal()]
-    if any(b != a + 1 for a, b in pairwise(numbers)):
-        return None  # the checker of version 1 takes a gap for a layer that was left out
+    for earlier, later in pairwise(node["name"].split(".") for node in header["nodes"]):
+        a, b = next(((a, b) for a, b in zip(earlier, later, strict=False) if a != b), ("", ""))
+        if a.isdecimal() and b.isdecimal() and int(b) != int(a) + 1:
+            return None  # the checker of version 1 takes a gap for a layer that was left out
     layers = []
     for node in header["nodes"]:
         settings = _settings_1(node["kind"], dict(node["settings"]))
         if settings is None or node["module"] != node["name"]:
             return None
-        layers.append({"name": node["name"], "kind": node["kind"], "settings": settings, "lipschitz": node["lipschitz"]})
+        layers.append(
+            {"name": node["name"], "kind": node["kind"], "settings": settings, "lipschitz": node["lipschitz"]}
+        )
     kept = {k: v for k, v in header.items() if k not in ("isoconv", "assumptions", "nodes", "output")}
     return {**kept, "version": 1, "claim": "", "layers": layers, "images": images}
 

@@ -94,8 +94,12 @@ def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:
         "error_slope": certifier.error.slope,
     }
     finite = certifier.pair_constants.isfinite().all()
-    if not finite or not all(map(math.isfinite, (certifier.lipschitz.value, certifier.error.offset, *certifier.bounds))):
-        raise IsoconvError("Expected a network with finite bounds for a certificate. Got one whose numbers may overflow.")
+    if not finite or not all(
+        map(math.isfinite, (certifier.lipschitz.value, certifier.error.offset, *certifier.bounds))
+    ):
+        raise IsoconvError(
+            "Expected a network with finite bounds for a certificate. Got one whose numbers may overflow."
+        )
     nodes = [_describe(node, bound) for node, bound in zip(certifier.nodes, certifier.bounds, strict=True)]
     return {
         "format": "isoconv certificate",

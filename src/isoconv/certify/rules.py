@@ -260,7 +260,9 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     gains = [add_up(gain, tiny) for gain in _gains(node)]
     shifts = [0.0] * len(gains) if module.bias is None else module.bias.double().abs().tolist()
     sizes = zip(gains, module.running_mean.double().abs().tolist(), shifts, strict=True)
-    constants = torch.tensor([add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in sizes], dtype=torch.float64)
+    constants = torch.tensor(
+        [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in sizes], dtype=torch.float64
+    )
     return Rounding(7, max(gains), _norm_over_positions(constants, node))
 
 
@@ -357,20 +359,29 @@ def _pad_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[st
 
 def _max_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
     if not bool(module(torch.zeros(1, *shape)).isfinite().all()):
-        raise IsoconvError(f"Expected every window of {type(module).__name__} to reach the image. Got one that does not.")
+        raise IsoconvError(
+            f"Expected every window of {type(module).__name__} to reach the image. Got one that does not."
+        )
     found = {n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding", "dilation")}
     return {**found, "ceil_mode": bool(module.ceil_mode)}
 
 
 def _average_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    found: dict[str, Any] = {n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding")}
+    found: dict[str, Any] = {
+        n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding")
+    }
     if module.ceil_mode or (any(found["padding"]) and not module.count_include_pad):
         raise IsoconvError(
             "Expected average pooling that divides by the same number everywhere. Got ceil_mode or "
             "count_include_pad=False with padding."
         )
     divisor = getattr(module, "divisor_override", None)
-    return {**found, "ceil_mode": False, "count_include_pad": bool(module.count_include_pad), "divisor_override": divisor}
+    return {
+        **found,
+        "ceil_mode": False,
+        "count_include_pad": bool(module.count_include_pad),
+        "divisor_override": divisor,
+    }
 
 
 def _batch_norm_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
