@@ -186,7 +186,7 @@ def test_a_registered_rule_is_a_claim(tmp_path) -> None:
     bound = lipschitz_bound(model, (4,))
     assert [layer.claimed for layer in bound.layers] == [True, False, True] and bound.claimed == ("0", "2")
     assert lipschitz_bound(nn.Sequential(nn.Linear(4, 4)), (4,)).claimed == ()
-    with pytest.raises(IsoconvError, match="rounding .*Halved at 0"):
+    with pytest.raises(IsoconvError, match=r"rounding .*Halved at 0"):
         certified_radius(model, torch.rand(1, 4))
     doubled = nn.Sequential(nn.Linear(4, 3), Doubled())
     x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))

@@ -75,8 +75,9 @@ def _node(node: Node) -> Node:
     rule = RULES.get(type(node.module))
     if rule is None:
         raise unknown(node.kind, node.name)
-    if rule.axes is not None and len(node.input_shape) != rule.axes + 1:
-        expected = "(channels, length)" if rule.axes == 1 else "(channels, height, width)"
+    axes = 1 if node.kind.endswith("1d") else 2
+    if rule.image and len(node.input_shape) != axes + 1:
+        expected = "(channels, length)" if axes == 1 else "(channels, height, width)"
         raise IsoconvError(
             f"Expected an input {expected} for {node.kind} at {node.name}. Got {tuple(node.input_shape)}."
         )

@@ -50,13 +50,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.convolutions import (
-    Pads,
-    absolute_sums,
-    convolution_bound,
-    copying_bound,
-    padding_of,
-)
+from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, copying_bound, padding_of
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
@@ -126,7 +120,7 @@ class Rule:
     norms : its bounds for p = 1 and p = ∞; None: unknown
     settings : what a certificate says of a module, for its input and output shapes; it refuses what cannot be said.
         None: the checker does not know this kind, so no certificate file is written
-    axes : how many axes its images have beside the channels; None: any number
+    image : whether it takes images alone, (channels, length) or (channels, height, width) as its name says
     tensors : the parameters and buffers that it may hold
     from_weights : whether the bound is computed from numbers, so that another way of computing finds another
     assumption : what its rounding takes for granted
@@ -136,7 +130,7 @@ class Rule:
     rounding: Callable[[Node, float, str], Rounding] | None = None
     norms: Callable[[Node], tuple[float, float]] | None = None
     settings: Callable[[Any, torch.Size, torch.Size], dict[str, Any]] | None = None
-    axes: int | None = None
+    image: bool = False
     tensors: tuple[str, ...] = ()
     from_weights: bool = False
     assumption: str | None = None
@@ -209,11 +203,23 @@ def _gains(node: Node) -> list[float]:
     return gains
 
 
+def _largest_gain(node: Node) -> float:
+    return up(max(_gains(node), default=1.0))
+
+
+def _slope(node: Node) -> float:
+    return max(1.0, abs(node.settings["negative_slope"]))
+
+
+def _factor(node: Node) -> float:
+    return abs(node.settings["factor"])
+
+
 def _absolute_sums(node: Node) -> tuple[float, float]:
-    """Return the largest row sum and the largest column sum of the absolute values of a layer's matrix."""
+    """Return the largest column sum and the largest row sum of |A|, A a layer's matrix: its norms for p = 1 and ∞."""
     if isinstance(node.module, nn.Linear):
-        return largest_absolute_sums(node.module.weight)
-    return absolute_sums(node.module, node.settings, node.input_shape, node.circular)  # type: ignore[arg-type]
+        return largest_absolute_sums(node.module.weight)[::-1]
+    return absolute_sums(node.module, node.settings, node.input_shape, node.circular)[::-1]  # type: ignore[arg-type]
 
 
 # Rounding ---------------------------------------------------------------------------------------------------------
@@ -226,7 +232,7 @@ def _exact(node: Node, bound: float, arithmetic: str) -> Rounding:
 def _weighted(node: Node, bound: float, arithmetic: str) -> Rounding:
     weight, bias = node.module.weight, node.module.bias
     assert isinstance(weight, Tensor)
-    rows, columns = _absolute_sums(node)
+    columns, rows = _absolute_sums(node)
     constant = 0.0 if bias is None else _norm_over_positions(bias, node)  # type: ignore[arg-type]
     return Rounding(weight[0].numel(), sqrt_up(mul_up(rows, columns)), constant)
 
@@ -243,42 +249,40 @@ def _scaled(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _clipped(node: Node, bound: float, arithmetic: str) -> Rounding:
-    low, high = _check_held(node, arithmetic, "min_val", "max_val")
+    low, high = _check_held(node, arithmetic, "min_val", "max_val", most=ARITHMETICS[arithmetic][2])
     return Rounding(constant=_repeated(node, min(max(0.0, low), high)))
 
 
+def _squashed(node: Node, bound: float, arithmetic: str) -> Rounding:
+    return Rounding(15, 0.0, _repeated(node, 1.0))
+
+
 def _constant_pad(node: Node, bound: float, arithmetic: str) -> Rounding:
-    return Rounding(constant=_repeated(node, *_check_held(node, arithmetic, "value")))
+    (value,) = _check_held(node, arithmetic, "value", most=ARITHMETICS[arithmetic][2])
+    return Rounding(constant=_repeated(node, value))
 
 
 def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     module: Any = node.module
-    tiny = ARITHMETICS[arithmetic][1]
-    if not all(v + module.eps >= tiny for v in module.running_var.double().tolist()):
-        raise IsoconvError(f"Expected variances that {arithmetic} can hold. Got smaller ones at {node.name}.")
-    _check_size(node, arithmetic, "running mean", float(module.running_mean.abs().max()))
+    _, tiny, huge = ARITHMETICS[arithmetic]
+    means = module.running_mean.double().abs().tolist()
+    if not max(means) < huge or not all(v + module.eps >= tiny for v in module.running_var.double().tolist()):
+        raise IsoconvError(f"Expected means and variances that {arithmetic} can hold. Got others at {node.name}.")
     gains = [add_up(gain, tiny) for gain in _gains(node)]
     shifts = [0.0] * len(gains) if module.bias is None else module.bias.double().abs().tolist()
-    sizes = zip(gains, module.running_mean.double().abs().tolist(), shifts, strict=True)
-    constants = torch.tensor(
-        [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in sizes], dtype=torch.float64
-    )
-    return Rounding(7, max(gains), _norm_over_positions(constants, node))
+    sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]
+    return Rounding(7, max(gains), _norm_over_positions(torch.tensor(sizes, dtype=torch.float64), node))
 
 
-def _check_held(node: Node, arithmetic: str, *names: str) -> list[float]:
+def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf) -> list[float]:
     """Return these settings, if they are numbers of the arithmetic: otherwise another function would be computed."""
     values = [float(node.settings[name]) for name in names]
     for name, value in zip(names, values, strict=True):
         if arithmetic == "float32" and float(torch.tensor(value, dtype=torch.float32)) != value:
             raise IsoconvError(f"Expected a {name} that float32 can hold. Got {value} at {node.name}.")
-        _check_size(node, arithmetic, name, value)
+        if not abs(value) < most:
+            raise IsoconvError(f"Expected a {name} far below overflow in {arithmetic}. Got {value} at {node.name}.")
     return values
-
-
-def _check_size(node: Node, arithmetic: str, name: str, value: float) -> None:
-    if not abs(value) < ARITHMETICS[arithmetic][2]:
-        raise IsoconvError(f"Expected a {name} far below overflow in {arithmetic}. Got {value} at {node.name}.")
 
 
 def _repeated(node: Node, value: float) -> float:
@@ -428,81 +432,44 @@ def _ones(node: Node) -> tuple[float, float]:
     return 1.0, 1.0
 
 
-def _select(settings: Callable[[Any, torch.Size, torch.Size], dict[str, Any]] = _none, **options: Any) -> Rule:
+def _select(settings: Callable[[Any, torch.Size, torch.Size], dict[str, Any]] = _none, image: bool = False) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
-    return Rule(_one, _exact, _ones, settings, **options)
+    return Rule(_one, _exact, _ones, settings, image)
 
 
-def _smooth(terms: int, **options: Any) -> Rule:
-    """Return the rule of a function of each entry with slopes up to 1 and |f(h)| ≤ |h|, which rounds."""
-    return Rule(_one, lambda node, bound, arithmetic: Rounding(terms), _ones, _none, **options)
-
-
+_AFFINE = ("weight", "bias")
+_NORM = (*_AFFINE, "running_mean", "running_var", "num_batches_tracked")
+_WRAP = (nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d)
+_REPEAT = (nn.ReplicationPad1d, nn.ReplicationPad2d)
 RULES: dict[type[nn.Module], Rule] = {
-    **{kind: _select() for kind in (Abs, MaxMin, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout)},
+    **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout), _select()),
     GroupSort: _select(lambda module, shape, output: {"group_size": module.group_size or shape[0]}),
     nn.Flatten: _select(_flatten_settings),
     nn.Unflatten: _select(_unflatten_settings),
-    nn.PixelShuffle: _select(lambda module, shape, output: {"factor": module.upscale_factor}, axes=2),
-    nn.PixelUnshuffle: _select(lambda module, shape, output: {"factor": module.downscale_factor}, axes=2),
+    nn.PixelShuffle: _select(lambda module, shape, output: {"factor": module.upscale_factor}, image=True),
+    nn.PixelUnshuffle: _select(lambda module, shape, output: {"factor": module.downscale_factor}, image=True),
     nn.Hardtanh: Rule(_one, _clipped, _ones, _hardtanh_settings),
-    nn.Softsign: _smooth(2),
-    nn.Tanh: _smooth(15, assumption=ULP_ASSUMPTION),
-    nn.Sigmoid: Rule(
-        _one,
-        lambda node, bound, arithmetic: Rounding(15, 0.0, _repeated(node, 1.0)),
-        _ones,
-        _none,
-        assumption=ULP_ASSUMPTION,
+    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, _none),
+    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, _none, assumption=ULP_ASSUMPTION),
+    nn.Sigmoid: Rule(_one, _squashed, _ones, _none, assumption=ULP_ASSUMPTION),
+    nn.LeakyReLU: Rule(_slope, lambda node, bound, _: Rounding(1, bound), None, _numbers("negative_slope")),
+    Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), _numbers("factor")),
+    nn.Linear: Rule(_linear, _weighted, _absolute_sums, _none, False, _AFFINE, from_weights=True),
+    **dict.fromkeys(
+        (nn.Conv1d, nn.Conv2d),
+        Rule(_convolution, _weighted, _absolute_sums, _convolution_settings, True, _AFFINE, from_weights=True),
     ),
-    nn.LeakyReLU: Rule(
-        lambda node: max(1.0, abs(node.settings["negative_slope"])),
-        lambda node, bound, arithmetic: Rounding(1, bound),
-        settings=_numbers("negative_slope"),
+    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d), Rule(_copies, _exact, _ones, _pad_settings, True)),
+    **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d), Rule(_copies, _constant_pad, _ones, _pad_settings, True)),
+    **dict.fromkeys((*_WRAP, *_REPEAT), Rule(_copies, _exact, None, _pad_settings, True)),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), Rule(_max_pool, _exact, None, _max_pool_settings, True)),
+    **dict.fromkeys(
+        (nn.AvgPool1d, nn.AvgPool2d),
+        Rule(_average_pool, _average, None, _average_pool_settings, True, from_weights=True),
     ),
-    Scale: Rule(
-        lambda node: abs(node.settings["factor"]),
-        _scaled,
-        lambda node: (abs(node.settings["factor"]), abs(node.settings["factor"])),
-        _numbers("factor"),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d),
+        Rule(_largest_gain, _normalised, None, _batch_norm_settings, False, _NORM, from_weights=True),
     ),
-    nn.Linear: Rule(
-        _linear,
-        _weighted,
-        lambda node: _absolute_sums(node)[::-1],
-        _none,
-        tensors=("weight", "bias"),
-        from_weights=True,
-    ),
-    nn.Upsample: Rule(_copies, _exact, settings=_upsample_settings),
+    nn.Upsample: Rule(_copies, _exact, None, _upsample_settings),
 }
-for _axes, _kinds in {
-    1: (nn.Conv1d, nn.ZeroPad1d, nn.ConstantPad1d, nn.MaxPool1d, nn.AvgPool1d, nn.BatchNorm1d),
-    2: (nn.Conv2d, nn.ZeroPad2d, nn.ConstantPad2d, nn.MaxPool2d, nn.AvgPool2d, nn.BatchNorm2d),
-}.items():
-    _conv, _zeros, _constants, _largest, _mean, _norm = _kinds
-    RULES[_conv] = Rule(
-        _convolution,
-        _weighted,
-        lambda node: _absolute_sums(node)[::-1],
-        _convolution_settings,
-        _axes,
-        ("weight", "bias"),
-        from_weights=True,
-    )
-    RULES[_zeros] = Rule(_copies, _exact, _ones, _pad_settings, _axes)
-    RULES[_constants] = Rule(_copies, _constant_pad, _ones, _pad_settings, _axes)
-    RULES[_largest] = Rule(_max_pool, _exact, None, _max_pool_settings, _axes)
-    RULES[_mean] = Rule(_average_pool, _average, None, _average_pool_settings, _axes, from_weights=True)
-    RULES[_norm] = Rule(
-        lambda node: up(max(_gains(node), default=1.0)),
-        _normalised,
-        settings=_batch_norm_settings,
-        tensors=("weight", "bias", "running_mean", "running_var", "num_batches_tracked"),
-        from_weights=True,
-    )
-for _axes, _copying in {
-    1: (nn.CircularPad1d, nn.ReflectionPad1d, nn.ReplicationPad1d),
-    2: (nn.CircularPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d),
-}.items():
-    RULES |= {kind: Rule(_copies, _exact, None, _pad_settings, _axes) for kind in _copying}
