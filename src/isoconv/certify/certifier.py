@@ -197,7 +197,7 @@ class Certifier:
             found = f"{float(finite.min()):g} to {float(finite.max()):g}"
             raise IsoconvError(f"Expected pixels from {low:g} to {high:g}. Got values from {found}.")
         device = next((p.device for p in self.network.parameters()), x.device)
-        return x.detach().to(device, torch.float64)
+        return x.detach().as_subclass(Tensor).to(device, torch.float64)
 
 
 def check_batch_size(batch_size: int) -> None:
