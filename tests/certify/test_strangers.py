@@ -53,7 +53,9 @@ class Modules(nn.Sequential):
         pass
 
 
-class Spoofed(nn.Linear):
+class Spoofed(OrthogonalLinear):
+    """`plain` would make an ordinary layer of it."""
+
     def forward(self, x: Tensor) -> Tensor:
         return 10 * super().forward(x)
 
@@ -197,6 +199,24 @@ def test_a_registered_rule_is_a_claim(tmp_path) -> None:
         write_certificate(tmp_path / "c", certifier, certifier(x))
     with pytest.raises(IsoconvError, match="Got Louder at 0"):  # a subclass is another kind
         lipschitz_bound(nn.Sequential(type("Louder", (Doubled,), {})()), (4,))
+
+
+class Averaged(nn.Sequential):
+    """A sequence with a forward and a parameter of its own: nothing but its rule is known of it."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(2))
+        self.share = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.share * x
+
+
+def test_a_registered_sequence() -> None:
+    with pytest.raises(IsoconvError, match="Averaged at model, which has a forward"):
+        lipschitz_bound(Averaged(), (2,))
+    register(Averaged, Rule(lambda node: abs(float(node.module.share))))
+    assert lipschitz_bound(nn.Sequential(Averaged()), (2,)).layers[0].bound == 0.5
 
 
 @pytest.mark.parametrize(

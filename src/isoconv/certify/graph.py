@@ -129,7 +129,7 @@ def refuse_strangers(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise IsoconvError(f"Expected a network, a torch.nn.Module. Got {type(model).__name__}.")
     refuse_global_hooks()
-    ours = {getattr(isoconv.nn, name) for name in isoconv.nn.__all__}
+    ours = [kind for name in isoconv.nn.__all__ if isinstance(kind := getattr(isoconv.nn, name), type)]
     for name, module, inside in _walk(model):
         kind, state, place = type(module), vars(module), name or "model"
         if parametrize.is_parametrized(module):
@@ -152,7 +152,7 @@ def refuse_global_hooks() -> None:
 def _walk(module: nn.Module, name: str = "", inside: bool = False) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield all modules by name, and whether they are part of one that a rule is about; no method is asked for them."""
     yield name, module, inside
-    inside = inside or not issubclass(type(module), nn.Sequential)
+    inside = inside or type(module) in RULES or not issubclass(type(module), nn.Sequential)
     for child_name, child in vars(module)["_modules"].items():
         if child is not None:
             yield from _walk(child, f"{name}.{child_name}" if name else child_name, inside)
@@ -187,12 +187,12 @@ def _check_tensors(module: nn.Module, place: str) -> None:
             )
     rule = RULES.get(kind)
     known = () if rule is None else rule.tensors
+    closed = issubclass(kind, nn.Sequential) if rule is None else rule.settings is not None
     if missing := [name for name in known if name not in tensors]:
         raise IsoconvError(
             f"Expected weights and biases that are parameters. Got others in {kind.__name__} at {place}: {missing[0]}."
         )
-    plain = (rule is not None and rule.settings is not None) or issubclass(kind, nn.Sequential)
-    if plain and (extra := [n for n in tensors if n not in known] + list(state["_non_persistent_buffers_set"])):
+    if closed and (extra := [n for n in tensors if n not in known] + list(state["_non_persistent_buffers_set"])):
         raise IsoconvError(f"Expected no tensor {extra[0]!r} in {kind.__name__} at {place}. Got one.")
 
 
