@@ -21,9 +21,9 @@ from isoconv.wasserstein.vector_critic import NearestAnchor
 @pytest.mark.parametrize("scale", [1.1, 1.5, 0.5, 2.4])
 def test_upsampling_by_fractions(scale: float) -> None:
     """Which pixels are taken is a matter of rounding, and torch's gradient counts others than its forward takes."""
-    with pytest.raises(IsoconvError, match=r"^Expected an nn.Upsample by whole numbers. Got .*, of which no bound is"):
+    with pytest.raises(IsoconvError, match="whole numbers"):
         lipschitz_bound(nn.Sequential(nn.Upsample(scale_factor=scale)), (1, 2))
-    with pytest.raises(IsoconvError, match=r"^Expected an nn.Upsample by whole numbers. Got 1.5, of which"):
+    with pytest.raises(IsoconvError, match=r"whole numbers\. Got 1\.5"):
         lipschitz_bound(nn.Sequential(nn.Upsample(size=3)), (1, 2))
 
 
@@ -81,7 +81,7 @@ def test_a_bias_that_is_no_parameter() -> None:
     layer = nn.Linear(2, 2)
     del layer.bias
     layer.bias = torch.ones(2)  # type: ignore[assignment]
-    with pytest.raises(IsoconvError, match=r"^Expected weights and biases that are parameters. Got others in Linear"):
+    with pytest.raises(IsoconvError, match="bias as a parameter of Linear at 0"):
         lipschitz_bound(nn.Sequential(layer), (2,))
 
 

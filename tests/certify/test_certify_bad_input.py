@@ -144,7 +144,7 @@ DATA: dict[str, tuple[Any, str]] = {
     "label too large": ((X, torch.tensor([0, 3])), "labels from 0 to 2.* Got 0 to 3"),
     "negative label": ((X, torch.tensor([-1, 0])), "labels from 0 to 2.* Got -1 to 0"),
     "labels of no whole numbers": ((X, Y.double()), "whole number"),
-    "too few labels": ((X, Y[:1]), r"2 images. Got \(1,\)"),
+    "too few labels": ((X, Y[:1]), "each of 2 images"),
     "no images": ((X[:0], Y[:0]), "at least one image"),
     "no labels": ((X, None), "images and labels"),
     "labels as a list": ((X, [0, 1]), "Expected"),

@@ -93,15 +93,10 @@ def robust_accuracy(
     certifier = model if isinstance(model, Certifier) else Certifier(model, images.shape[1:], **options)  # type: ignore[arg-type]
     classes = certifier.pair_constants.shape[0]
     if not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise IsoconvError(
-            f"Expected labels from 0 to {classes - 1}, for {classes} logits. Got {int(labels.min())} to {int(labels.max())}."
-        )
+        raise IsoconvError(f"Expected labels from 0 to {classes - 1}. Got {int(labels.min())} to {int(labels.max())}.")
     # A table, because on a GPU division by a number is multiplication by its rounded reciprocal.
-    bytes_as_numbers = torch.arange(256, dtype=torch.float64) / 255
-    if certifier.arithmetic == "float32":
-        bytes_as_numbers = bytes_as_numbers.float()
     device = next((p.device for p in certifier.network.parameters()), images.device)
-    bytes_as_numbers = bytes_as_numbers.to(device)
+    bytes_as_numbers = (torch.arange(256, dtype=torch.float64) / 255).to(device, getattr(torch, certifier.arithmetic))
     parts = []
     for start in range(0, len(images), batch_size):
         part = images[start : start + batch_size].to(device)

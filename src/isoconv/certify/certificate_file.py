@@ -63,9 +63,7 @@ class CertificateFile:
         if found.logits.shape[1:] != (len(certifier.pair_constants),) or not torch.equal(
             torch.minimum(certifier.from_logits(found.logits, found.input_norm).radius, found.radius), found.radius
         ):
-            raise IsoconvError(
-                "Expected certificates that this certifier made. Got radii that do not follow from its bounds."
-            )
+            raise IsoconvError("Expected certificates of this certifier. Got radii that do not follow from its bounds.")
         finite = found.input_norm.isfinite() & found.logits.isfinite().all(dim=1)
         if not bool(finite.all()):
             odd = self.count + int((~finite).int().argmax())
@@ -97,9 +95,7 @@ def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:
     if not finite or not all(
         map(math.isfinite, (certifier.lipschitz.value, certifier.error.offset, *certifier.bounds))
     ):
-        raise IsoconvError(
-            "Expected a network with finite bounds for a certificate. Got one whose numbers may overflow."
-        )
+        raise IsoconvError("Expected finite bounds for a certificate. Got a network whose numbers may overflow.")
     nodes = [_describe(node, bound) for node, bound in zip(certifier.nodes, certifier.bounds, strict=True)]
     return {
         "format": "isoconv certificate",
@@ -121,10 +117,7 @@ def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:
 
 def _describe(node: Node, bound: float) -> dict[str, Any]:
     if node.rule.settings is None:
-        raise IsoconvError(
-            f"Expected modules that a certificate's checker knows. Got {node.kind} at {node.name}, "
-            f"a kind that was registered: its certificate cannot be written to a file."
-        )
+        raise IsoconvError(f"Expected modules that the checker knows. Got {node.place}, a kind that was registered.")
     return {
         "name": node.name,
         "kind": node.kind,

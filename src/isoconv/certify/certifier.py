@@ -181,14 +181,11 @@ class Certifier:
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise IsoconvError(
-                f"Expected inputs as a floating-point tensor of pixels in {self.input_range}. Got {kind}."
-            )
+            raise IsoconvError(f"Expected inputs as a floating-point tensor of pixels. Got {kind}.")
         self.check_dense(x)
         if x.shape[1:] != self.input_shape or x.dim() != len(self.input_shape) + 1:
-            raise IsoconvError(
-                f"Expected inputs of shape (N, {', '.join(map(str, self.input_shape))}). Got {tuple(x.shape)}."
-            )
+            expected = ", ".join(map(str, self.input_shape))
+            raise IsoconvError(f"Expected inputs of shape (N, {expected}). Got {tuple(x.shape)}.")
         if self.arithmetic == "float32" and x.dtype == torch.float64 and not torch.equal(x.float().double(), x):
             raise IsoconvError("Expected inputs that float32 can hold, for a float32 certificate. Round them first.")
         low, high = self.input_range

@@ -186,9 +186,7 @@ def _rounding(node: Node, bound: float, arithmetic: str) -> Rounding:
     if node.merged:
         return Rounding()
     if node.rule.rounding is None:
-        raise IsoconvError(
-            f"Expected modules whose rounding is known. Got {node.kind} at {node.name}, whose registered rule has none."
-        )
+        raise IsoconvError(f"Expected modules whose rounding is known. Got {node.place}, whose rule has none.")
     return node.rule.rounding(node, bound, arithmetic)
 
 
@@ -202,7 +200,7 @@ def _rounded(node: Node, bound: float, rounding: Rounding, sizes: _Sizes, arithm
     relative = up((terms + 1) * unit)
     relative = div_up(relative, math.nextafter(1 - relative, 0.0))
     if not 0 < relative < 1:
-        raise IsoconvError(f"Expected sums short enough for {arithmetic}. Got {terms} terms at {node.name}.")
+        raise IsoconvError(f"Expected sums short enough for {arithmetic}. Got {terms} terms.")
     underflow = mul_up(sqrt_up(float(node.outputs)), float(2 * (terms + 1)), tiny)
     underflow = add_up(underflow, rounding.vanished) if rounding.vanished else underflow
     sums = size.plus(error).times(rounding.absolute).shifted(rounding.constant)

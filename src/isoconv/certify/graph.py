@@ -58,8 +58,7 @@ def naming(node: Node) -> Iterator[None]:
     try:
         yield
     except IsoconvError as error:
-        place = f"{node.kind} at {node.name}"
-        raise IsoconvError(str(error) if place in str(error) else f"{error} (in {place})") from None
+        raise IsoconvError(str(error) if node.place in str(error) else f"{error} (in {node.place})") from None
 
 
 def _leaves(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
@@ -78,9 +77,7 @@ def _node(node: Node) -> Node:
     axes = 1 if node.kind.endswith("1d") else 2
     if rule.image and len(node.input_shape) != axes + 1:
         expected = "(channels, length)" if axes == 1 else "(channels, height, width)"
-        raise IsoconvError(
-            f"Expected an input {expected} for {node.kind} at {node.name}. Got {tuple(node.input_shape)}."
-        )
+        raise IsoconvError(f"Expected an input {expected} for {node.place}. Got {tuple(node.input_shape)}.")
     tensors = node.module.state_dict().values()
     probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
     batches = [torch.zeros(n, *node.input_shape, dtype=probe.dtype, device=probe.device) for n in _TWO_BATCHES]
@@ -88,11 +85,9 @@ def _node(node: Node) -> Node:
         first, second = (node.module(batch).shape for batch in batches)
     except (RuntimeError, ValueError, AttributeError, IsoconvError) as error:
         reason = str(error).splitlines()[0]
-        raise IsoconvError(f"Expected an input that {node.kind} at {node.name} can take. {reason}") from None
+        raise IsoconvError(f"Expected an input that {node.place} can take. {reason}") from None
     if (first[0], second[0]) != _TWO_BATCHES or first[1:] != second[1:]:
-        raise IsoconvError(
-            f"Expected modules that leave the batch as it is. Got {node.kind} at {node.name}, which takes it apart."
-        )
+        raise IsoconvError(f"Expected modules that leave the batch as it is. Got {node.place}, which takes it apart.")
     with naming(node):
         settings = rule.settings(node.module, node.input_shape, first[1:]) if rule.settings else {}
     return replace(node, output_shape=first[1:], settings=settings)
@@ -133,10 +128,7 @@ def refuse_strangers(model: nn.Module) -> None:
     for name, module, inside in _walk(model):
         kind, state, place = type(module), vars(module), name or "model"
         if parametrize.is_parametrized(module):
-            raise IsoconvError(
-                f"Expected plain weights. Got a parametrised {kind.__name__} at {place}: "
-                f"call torch.nn.utils.parametrize.remove_parametrizations first."
-            )
+            raise IsoconvError(f"Expected plain weights. Got parametrised ones at {place}: remove_parametrizations.")
         if is_patched(module) or not (inside or kind in RULES or kind in ours or _is_sequence(module, place)):
             raise unknown(kind.__name__, place)
         if state["_forward_hooks"] or state["_forward_pre_hooks"]:
@@ -167,10 +159,8 @@ def _is_sequence(module: nn.Module, place: str) -> bool:
     for base in (base for base in kind.__mro__ if base not in nn.Sequential.__mro__):
         for name in vars(base).keys() - _HARMLESS:
             if name in taken or (name.startswith("__") and name.endswith("__")):
-                raise IsoconvError(
-                    f"Expected a subclass of nn.Sequential that only says which layers it has. Got {kind.__name__} at "
-                    f"{place}, which has a {name} of its own: its constant is unknown."
-                )
+                found = f"{kind.__name__} at {place}, which has a {name} of its own"
+                raise IsoconvError(f"Expected an nn.Sequential that only says which layers it has. Got {found}.")
     return type(kind) is type
 
 
@@ -182,16 +172,12 @@ def _check_tensors(module: nn.Module, place: str) -> None:
         reason = None if tensor is None else _oddity(tensor, name in state["_parameters"])
         if reason or name in state:
             reason = reason or "hidden by another attribute"
-            raise IsoconvError(
-                f"Expected dense weights of float16, bfloat16, float32 or float64. Got {place}.{name}: {reason}."
-            )
+            raise IsoconvError(f"Expected dense weights of 16, 32 or 64 bits. Got {place}.{name}: {reason}.")
     rule = RULES.get(kind)
     known = () if rule is None else rule.tensors
     closed = issubclass(kind, nn.Sequential) if rule is None else rule.settings is not None
     if missing := [name for name in known if name not in tensors]:
-        raise IsoconvError(
-            f"Expected weights and biases that are parameters. Got others in {kind.__name__} at {place}: {missing[0]}."
-        )
+        raise IsoconvError(f"Expected {missing[0]} as a parameter of {kind.__name__} at {place}. Got none.")
     if closed and (extra := [n for n in tensors if n not in known] + list(state["_non_persistent_buffers_set"])):
         raise IsoconvError(f"Expected no tensor {extra[0]!r} in {kind.__name__} at {place}. Got one.")
 

@@ -88,6 +88,10 @@ class Node:
         return type(self.module).__name__
 
     @property
+    def place(self) -> str:
+        return f"{self.kind} at {self.name}"
+
+    @property
     def rule(self) -> "Rule":
         return RULES[type(self.module)]
 
@@ -150,10 +154,7 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
 
 
 def unknown(kind: str, name: str) -> IsoconvError:
-    return IsoconvError(
-        f"Expected modules with a known Lipschitz constant. Got {kind} at {name}: "
-        f"its constant is unknown, so nothing can be certified (isoconv.certify.register)."
-    )
+    return IsoconvError(f"Expected modules with a known Lipschitz constant. Got {kind} at {name}, which has no rule.")
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     _, tiny, huge = ARITHMETICS[arithmetic]
     means = module.running_mean.double().abs().tolist()
     if not max(means) < huge or not all(v + module.eps >= tiny for v in module.running_var.double().tolist()):
-        raise IsoconvError(f"Expected means and variances that {arithmetic} can hold. Got others at {node.name}.")
+        raise IsoconvError(f"Expected means and variances that {arithmetic} can hold. Got others.")
     gains = [add_up(gain, tiny) for gain in _gains(node)]
     shifts = [0.0] * len(gains) if module.bias is None else module.bias.double().abs().tolist()
     sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]
@@ -279,9 +280,9 @@ def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf
     values = [float(node.settings[name]) for name in names]
     for name, value in zip(names, values, strict=True):
         if arithmetic == "float32" and float(torch.tensor(value, dtype=torch.float32)) != value:
-            raise IsoconvError(f"Expected a {name} that float32 can hold. Got {value} at {node.name}.")
+            raise IsoconvError(f"Expected a {name} that float32 can hold. Got {value}.")
         if not abs(value) < most:
-            raise IsoconvError(f"Expected a {name} far below overflow in {arithmetic}. Got {value} at {node.name}.")
+            raise IsoconvError(f"Expected a {name} far below overflow in {arithmetic}. Got {value}.")
     return values
 
 
@@ -363,9 +364,7 @@ def _pad_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[st
 
 def _max_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
     if not bool(module(torch.zeros(1, *shape)).isfinite().all()):
-        raise IsoconvError(
-            f"Expected every window of {type(module).__name__} to reach the image. Got one that does not."
-        )
+        raise IsoconvError("Expected every window to reach the image. Got one that sees padding alone.")
     found = {n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding", "dilation")}
     return {**found, "ceil_mode": bool(module.ceil_mode)}
 
@@ -375,10 +374,7 @@ def _average_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -
         n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding")
     }
     if module.ceil_mode or (any(found["padding"]) and not module.count_include_pad):
-        raise IsoconvError(
-            "Expected average pooling that divides by the same number everywhere. Got ceil_mode or "
-            "count_include_pad=False with padding."
-        )
+        raise IsoconvError("Expected pooling that divides by the same number everywhere. Got uncounted padding.")
     divisor = getattr(module, "divisor_override", None)
     return {
         **found,
@@ -397,10 +393,7 @@ def _batch_norm_settings(module: Any, shape: torch.Size, output: torch.Size) -> 
 def _upsample_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
     """Whole multiples: of others it is a matter of rounding, and so of the device, which pixels are taken."""
     if module.mode != "nearest" or len(shape) > 3:
-        raise IsoconvError(
-            f"Expected an nn.Upsample with mode 'nearest' of one or two axes. Got {module.mode!r} for an input of shape "
-            f"{tuple(shape)}, of which no bound is known."
-        )
+        raise IsoconvError(f"Expected mode 'nearest' on one or two axes. Got {module.mode!r} on {len(shape) - 1}.")
     if module.size is not None:
         factors = [after / before for after, before in zip(output[1:], shape[1:], strict=True)]
     else:
@@ -408,7 +401,7 @@ def _upsample_settings(module: Any, shape: torch.Size, output: torch.Size) -> di
         factors = [float(f) for f in scale] if isinstance(scale, (tuple, list)) else [float(scale)] * (len(shape) - 1)
     if not all(factor == int(factor) >= 1 for factor in factors):
         shown = ", ".join(f"{factor:g}" for factor in factors)
-        raise IsoconvError(f"Expected an nn.Upsample by whole numbers. Got {shown}, of which no bound is known.")
+        raise IsoconvError(f"Expected upsampling by whole numbers. Got {shown}, of which no bound is known.")
     return {"factors": [int(factor) for factor in factors]}
 
 
