@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 import isoconv.nn
 from isoconv.certify.rules import RULES, Node, unknown
 from isoconv.errors import IsoconvError
-from isoconv.nn.plain import is_patched
+from isoconv.nn.plain_model import is_patched
 
 INPUT = "input"  # the name of the network's own input
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other

@@ -35,7 +35,12 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
     first = FiniteSamples(cell.dataset, images.images, whole=True)
     count = _QUICK_JUDGED if settings.quick else _JUDGED
     second = GeneratedSamples("generator", generator, count=count, batch=batch, pixel_range=_PIXELS)
-    chosen: dict[str, Any] = {"conv": cell.conv, "activation": cell.activation, "recipe": cell.recipe, "pixel_range": _PIXELS}
+    chosen: dict[str, Any] = {
+        "conv": cell.conv,
+        "activation": cell.activation,
+        "recipe": cell.recipe,
+        "pixel_range": _PIXELS,
+    }
     chosen |= {"epochs": settings.epochs_or(default_epochs(cell)), "whole": (True, False)}
     chosen |= _QUICK_CRITIC if settings.quick else {}
     configs = [
