@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from isoconv.cli.interruption import resumable
+from isoconv.data.datasets import NAMES
 
 
 def gan(
-    data: Annotated[str, typer.Argument(help="digits, mnist, cifar10, stl10, or a folder of images")],
+    data: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder of images")],
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/gan"),
     files: Annotated[Path | None, typer.Option("--data", help="folder with the files of the data set")] = None,
     download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,

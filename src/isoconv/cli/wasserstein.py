@@ -10,10 +10,12 @@ import typer
 
 from isoconv.cli.interruption import resumable
 from isoconv.cli.values import parse_interval
+from isoconv.data.datasets import NAMES
 from isoconv.errors import IsoconvError
+from isoconv.nn.methods import METHODS
 
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
-_SOURCE = "digits, mnist, cifar10, stl10, a folder of images, a .npy file of vectors, or a generator's run folder"
+_SOURCE = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or a generator's run folder"
 
 
 def wasserstein(
@@ -25,7 +27,7 @@ def wasserstein(
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
     critic: Annotated[str | None, typer.Option(help="dcgan, small, large, fc, anchors; vectors: the last two")] = None,
-    conv: Annotated[str, typer.Option(help="bcop, bcop-fixed, rko, ossn, svcm or rkl2ne")] = "bcop",
+    conv: Annotated[str, typer.Option(help=", ".join(METHODS))] = "bcop",
     activation: Annotated[str | None, typer.Option(help="maxmin or relu; for fc groupsort too")] = None,
     recipe: Annotated[str, typer.Option(help="default, or paper for exactly the paper's")] = "default",
     epochs: Annotated[int | None, typer.Option(help="hundreds of updates")] = None,
@@ -91,10 +93,7 @@ def wasserstein(
             should_stop=should_stop,
             **{name: value for name, value in settings.items() if value is not None},
         )
-    if find_spec("matplotlib") is None:
-        print("No plot: that needs a package, pip install 'isoconv[plots]'.", file=sys.stderr)
-    for warning in result.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
+    notes = [f"Warning: {warning}" for warning in result.warnings]
+    notes += [] if find_spec("matplotlib") else ["No plot: that needs a package, pip install 'isoconv[plots]'."]
     print(json.dumps(result.to_fields()) if as_json else result)
-    if not as_json:
-        print(f"The run is in {out}", file=sys.stderr)
+    print(*notes, f"The run is in {out}", sep="\n", file=sys.stderr)
