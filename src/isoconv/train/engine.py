@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -154,7 +153,11 @@ class Learner:
     def make_optimiser(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Return the chosen optimiser of these parameters."""
         if not isinstance(self.choice, str):
-            return self.choice(parameters, self.rate)
+            optimiser = self.choice(parameters, self.rate)
+            for group in optimiser.param_groups:
+                if "capturable" in group and self.rate.is_cuda:
+                    group["capturable"] = True
+            return optimiser
         if self.choice not in OPTIMISERS:
             raise IsoconvError(f"Expected an optimiser out of {', '.join(OPTIMISERS)}. Got {self.choice!r}.")
         return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum)
@@ -203,10 +206,6 @@ class Learner:
         for value in self.sums.values():
             value.zero_()
         return sums
-
-    def is_finite(self) -> bool:
-        """Return True if the loss so far and all parameters are numbers."""
-        return all(bool(torch.isfinite(t).all()) for t in (*self.sums.values(), *self.model.parameters()))
 
 
 def fit(
@@ -270,7 +269,8 @@ def fit(
         for learner, run in owned:
             _start(learner, run, epochs, seed, resume)
     processes.wait()
-    with locked(folders if processes.first else ()), _own_random_numbers(learners[0].device):
+    generators = [learners[0].device] if learners[0].device.type == "cuda" else []
+    with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
         if resume:
             for learner, run in zip(learners, folders, strict=True):
                 run.load(learner)
@@ -316,10 +316,6 @@ def _start(learner: Learner, run: RunFolder, epochs: int, seed: int, resume: boo
             f"Expected the settings of the run in {run.path}, whose {name} is {getattr(stored, name)}. "
             f"Got {getattr(config, name)}."
         )
-
-
-def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @dataclass
@@ -451,7 +447,8 @@ def _restore_random_numbers(learner: Learner) -> None:
 
 
 def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
-    if not math.isfinite(loss) or not learner.is_finite():
+    tensors = (*learner.sums.values(), *learner.model.parameters())
+    if not math.isfinite(loss) or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
         raise IsoconvError(
             f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
             f"Try a smaller learning rate than {learner.lr:g}."
