@@ -20,9 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from isoconv.cli.progress import CountingProgress
 from isoconv.data import load_splits
-from isoconv.train.config import TrainConfig
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import make_model
 
 TRAIN = ["train", "pics", "--out", "new", "--model", "small", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
 TORCH = ["export", "run", "--format", "torch", "--out", "net.safetensors"]
@@ -200,7 +199,7 @@ CASES = [
            "The run in run is not finished: it has no model.safetensors. Go on with it: --resume.")
       for words in (["certify", "run"], ["attack", "run"], ["predict", "run", "photo.png"], TORCH)),
     Case("certify with an empty configuration", file("run/config.json", b""), ["certify", "run"],
-         "Expected a run's configuration in run/config.json. Got: Expecting value: line 1 column 1 (char 0)."),
+         "Expected JSON in run/config.json. Got: Expecting value: line 1 column 1 (char 0)."),
     Case("certify a network of an unknown kind", config(model="resnet"), ["certify", "run"],
          "Expected model to be one of small, large, fc3. Got 'resnet'."),
     Case("certify with empty weights", file("run/model.safetensors", b""), ["certify", "run"],

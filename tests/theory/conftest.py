@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.projectors import random_projector
+from isoconv.linalg.bcop import bcop_kernel_1d, random_projector
 
 
 class Draw:

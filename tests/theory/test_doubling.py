@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from isoconv import theory
-from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.projectors import projector_rank
+from isoconv.linalg.bcop import bcop_kernel, projector_rank
 from theory.conftest import circular
 
 

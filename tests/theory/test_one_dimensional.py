@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from isoconv import theory
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.block_convolution import block_convolve
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import bcop_kernel_1d, block_convolve, is_projector, projector_rank
 
 
 def winding_number(kernel):

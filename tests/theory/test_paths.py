@@ -7,8 +7,7 @@ import torch
 
 from isoconv import theory
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import bcop_kernel, is_projector, projector_rank
 
 
 def assert_is_path(between, start, end, invariant):

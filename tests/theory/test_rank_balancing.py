@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from isoconv import theory
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.block_convolution import compose_kernels, projector_pair_1d
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import bcop_kernel_1d, compose_kernels, is_projector, projector_pair_1d, projector_rank
 
 
 def ranks_of(projectors):

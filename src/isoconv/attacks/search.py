@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from isoconv.attacks.ball import into_ball
 from isoconv.certify import RobustAccuracy
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision, matmul_precision
+from isoconv.linalg.matrices import full_precision, matmul_precision
 from isoconv.nn import plain
 
 Progress = Callable[[int, int], None]

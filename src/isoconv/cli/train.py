@@ -20,11 +20,11 @@ from isoconv.data import DATASETS, NAMES, Splits, load_splits
 from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
-from isoconv.train.classifier import check_trainable, seed_folders, train_classifiers
+from isoconv.train.classifier import build_networks, train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Stopped
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, seed_folders
 from isoconv.train.search import search_learning_rate
 
 _NOT_MIRRORED = " and ".join(name for name, record in DATASETS.items() if not record.flip)
@@ -111,15 +111,18 @@ def train(
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
     if resume and search is not None:
         raise IsoconvError("Expected --search for a new run only. Got it with --resume.")
+    models = None
     if resume:
         numbers = _seeds_of(out) if seeds is None else parse_seeds(seeds)
         folders = seed_folders(out, numbers)
         configs, splits = _resumed(folders, data, folder, download, sides, numbers, explicit)
+        for run in folders if processes.first else ():
+            run.lock()
     else:
         numbers = parse_seeds("0" if seeds is None else seeds)
         folders = seed_folders(out, numbers)
         configs, splits = _new(data, folder, download, sides, numbers, explicit, processes.count)
-        check_trainable(configs, splits.train, chosen_device, processes)
+        models = build_networks(configs, splits.train, chosen_device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
         if rates is not None:
@@ -159,6 +162,7 @@ def train(
                 processes=processes,
                 resume=resume,
                 should_stop=should_stop,
+                models=models,
             )
         except Stopped:
             if processes.first:
@@ -174,10 +178,10 @@ def train(
             processes.leave()
     if processes.first:
         if as_json:
-            print(json.dumps(results))
+            print(json.dumps([result.to_fields() for result in results]))
         else:
             print_results(
-                results,
+                [result.to_fields() for result in results],
                 f"{configs[0].model}, {configs[0].conv}, {splits.train.name}, {_counted(configs[0].epochs, 'epoch')}",
             )
             named = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])

@@ -43,8 +43,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.projectors import projector_from_basis
+from isoconv.linalg.bcop import bcop_kernel_1d, projector_from_basis
 from isoconv.linalg.spectrum import circular_symbol
 from isoconv.theory.orthogonality import (
     determinant_sign,

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d
-from isoconv.linalg.projectors import projector_from_basis
+from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
 from isoconv.theory.doubling import BCOPFactors
 from isoconv.theory.one_dimensional import component, factorise
 from isoconv.theory.orthogonality import range_and_null, require_one_shape, require_orthogonal_matrix, require_projector
