@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import pytest
 
-from data.fakes import idx, random_bytes, write_mnist
-from isoconv.data import download, load_splits
-from isoconv.data.download import OFFICIAL, RemoteFile
-from isoconv.data.files import md5
+from data.fakes import idx, md5, random_bytes, write, write_mnist
+from isoconv.data import DATASETS, DataSet, download, load_splits
+from isoconv.data.datasets import RemoteFile
 from isoconv.errors import IsoconvError
 
 pytest.importorskip("pooch")
@@ -51,12 +50,10 @@ def server(monkeypatch):
         thread.join()
 
 
-def registry(*urls: str) -> dict[str, list[RemoteFile]]:
-    return {"fake": [RemoteFile("sub/folder/fake.bin", md5(CONTENT), urls)]}
-
-
 def fetch(folder: Path, *urls: str, **options):
-    return download("fake", folder, registry=registry(*urls), wait=0, **{"progress": lambda *_: None, **options})
+    remote = RemoteFile("sub/folder/fake.bin", md5(CONTENT), urls)
+    record = DataSet(name="fake", title="Fake", shape=(1, 28, 28), classes=("a",), downloads=(remote,))
+    return download(record, folder, wait=0, **{"progress": lambda *_: None, **options})
 
 
 def test_a_file_arrives_whole(server, tmp_path):
@@ -69,29 +66,21 @@ def test_a_file_arrives_whole(server, tmp_path):
     assert all(0 < done <= total for _, done, total in calls)
 
 
-def test_a_file_that_is_there_is_not_fetched_again(server, tmp_path):
-    fetch(tmp_path, f"{server}/good")
-    fetch(tmp_path, f"{server}/good")
+def test_a_file_that_is_there_is_fetched_again_only_if_it_is_damaged(server, tmp_path):
+    for _ in range(2):
+        (path,) = fetch(tmp_path, f"{server}/good")
     assert Handler.requests == ["/good"]
-
-
-def test_a_damaged_file_is_replaced(server, tmp_path):
-    (path,) = fetch(tmp_path, f"{server}/good")
     path.write_bytes(b"damaged")
     fetch(tmp_path, f"{server}/good")
     assert path.read_bytes() == CONTENT
 
 
-def test_a_busy_server_is_asked_again(server, tmp_path):
-    (path,) = fetch(tmp_path, f"{server}/busy-twice")
-    assert path.read_bytes() == CONTENT
-    assert Handler.requests == ["/busy-twice"] * 3
-
-
-def test_a_broken_transfer_is_started_again(server, tmp_path):
-    (path,) = fetch(tmp_path, f"{server}/short-once")
+@pytest.mark.parametrize(("address", "requests"), [("busy-twice", 3), ("short-once", 2)])
+def test_what_may_pass_is_tried_again(server, tmp_path, address, requests):
+    (path,) = fetch(tmp_path, f"{server}/{address}")
     assert path.read_bytes() == CONTENT
     assert [p.name for p in path.parent.iterdir()] == ["fake.bin"]
+    assert Handler.requests == [f"/{address}"] * requests
 
 
 @pytest.mark.parametrize("bad", ["missing", "wrong", "short", "busy"])
@@ -104,17 +93,16 @@ def test_the_next_mirror_is_tried(server, tmp_path, bad):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("short", r"/short broke off before the file was complete \(3 tries\)"),
-        ("wrong", r"/wrong sent a file whose md5 is not [0-9a-f]{32}\. Try"),
-        ("busy", r"/busy answered 503 Service Unavailable \(3 tries\)"),
-        ("missing", r"/missing answered 404 Not Found\. Try"),
+        ("short", r"/short broke off .*3 tries"),
+        ("wrong", r"/wrong .*md5"),
+        ("busy", r"/busy answered 503 .*3 tries"),
+        ("missing", r"/missing answered 404 "),
     ],
 )
 def test_failures_are_one_line_and_leave_nothing(server, tmp_path, path, message):
-    with pytest.raises(IsoconvError, match=message) as caught:
-        fetch(tmp_path / "new", f"{server}/{path}")
-    assert str(caught.value).startswith(f"fake could not be downloaded: {server}")
-    assert "put fake.bin into" in str(caught.value)
+    with pytest.raises(IsoconvError, match=f"{message}.*;.*/missing answered 404") as caught:  # every mirror is named
+        fetch(tmp_path / "new", f"{server}/{path}", f"{server}/missing")
+    assert "fake.bin" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -123,21 +111,13 @@ def test_an_unreachable_host(server, tmp_path):
     closed = http.server.HTTPServer(("127.0.0.1", 0), Handler)
     port = closed.server_address[1]
     closed.server_close()
-    with pytest.raises(IsoconvError, match=rf"127\.0\.0\.1:{port}/x cannot be reached \(2 tries\)\. Try again later"):
+    with pytest.raises(IsoconvError, match=rf"127\.0\.0\.1:{port}/x cannot be reached \(2 tries\)"):
         fetch(tmp_path / "new", f"http://127.0.0.1:{port}/x", tries=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_mirrors_are_named(server, tmp_path):
-    with pytest.raises(IsoconvError, match=r"/missing answered 404 Not Found; .*/wrong sent a file") as caught:
-        fetch(tmp_path, f"{server}/missing", f"{server}/wrong")
-    assert "\n" not in str(caught.value)
-
-
 def test_a_failure_keeps_what_was_there(server, tmp_path):
-    kept = tmp_path / "sub" / "folder" / "other.bin"
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"mine")
+    kept = write(tmp_path / "sub" / "folder" / "other.bin", b"mine")
     with pytest.raises(IsoconvError, match="404"):
         fetch(tmp_path, f"{server}/missing")
     assert [p.name for p in kept.parent.iterdir()] == ["other.bin"]
@@ -162,8 +142,8 @@ def test_a_folder_that_cannot_be_written(server, tmp_path):
 def test_load_splits_downloads_what_is_missing(tmp_path, monkeypatch):
     asked = []
 
-    def fake_download(name, folder, progress):
-        asked.append(name)
+    def fake_download(record, folder, progress):
+        asked.append(record.name)
         write_mnist(Path(folder) / "MNIST" / "raw")
 
     monkeypatch.setattr("isoconv.data.load.fetch", fake_download)
@@ -172,9 +152,9 @@ def test_load_splits_downloads_what_is_missing(tmp_path, monkeypatch):
     assert asked == ["mnist"]
 
 
-def test_the_official_registry():
-    assert list(OFFICIAL) == ["mnist", "cifar10", "stl10"]
-    for remote in (remote for remotes in OFFICIAL.values() for remote in remotes):
+def test_the_official_files():
+    assert [name for name, record in DATASETS.items() if record.downloads] == ["mnist", "cifar10", "stl10"]
+    for remote in (remote for record in DATASETS.values() for remote in record.downloads):
         assert len(remote.md5) == 32
         assert len(remote.urls) >= 2
         assert all(url.startswith("http") and url.endswith(Path(remote.path).name) for url in remote.urls)
