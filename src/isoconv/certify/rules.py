@@ -374,7 +374,9 @@ def _average_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -
         n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding")
     }
     if module.ceil_mode or (any(found["padding"]) and not module.count_include_pad):
-        raise IsoconvError("Expected pooling that divides by the same number everywhere. Got uncounted padding.")
+        raise IsoconvError(
+            "Expected pooling that divides by the same number everywhere. Got ceil_mode or uncounted padding."
+        )
     divisor = getattr(module, "divisor_override", None)
     return {
         **found,

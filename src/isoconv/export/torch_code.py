@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from isoconv.certify import Node
 from isoconv.errors import IsoconvError
-from isoconv.export import modules
 from isoconv.export.deployed import Deployed, deploy, not_exportable
 from isoconv.files import check_writable, write_files
 from isoconv.version import __version__
@@ -55,7 +54,7 @@ def code_path(weights: Path) -> Path:
 def torch_code(deployed: Deployed, weights_name: str) -> str:
     """Return the Python file that builds the network and loads its weights."""
     used = {node.kind for node in deployed.nodes}
-    classes = [inspect.getsource(kind).rstrip() for name, kind in vars(modules).items() if name in used]
+    classes = [inspect.getsource(kind).rstrip() for name, kind in _OURS.items() if name in used]
     expressions = {node.path: _expression(node) for node in deployed.nodes}
     network = _sequence(deployed.network, "", expressions, indent=1)
     template = Path(__file__).with_name("exported.txt").read_text(encoding="utf-8")
@@ -106,7 +105,7 @@ def _expression(node: Node) -> str:
             texts.append(f"{name}={_literal(name, value)}")
         arguments[name] = value
     _check_twin(node, arguments)
-    return f"{'' if hasattr(modules, kind.__name__) else 'nn.'}{kind.__name__}({', '.join(texts)})"
+    return f"{'' if kind.__name__ in _OURS else 'nn.'}{kind.__name__}({', '.join(texts)})"
 
 
 def _check_twin(node: Node, arguments: dict[str, Any]) -> None:
@@ -128,3 +127,45 @@ def _literal(name: str, value: Any) -> str:
     if name in ("kernel_size", "stride", "dilation") and isinstance(value, tuple) and len(set(value)) == 1:
         value = value[0]
     return repr(value)
+
+
+# The modules of isoconv that a plain network may hold, as an exported file defines them: with torch alone ------------
+
+
+class MaxMin(nn.Module):
+    """Channel i and channel i + C/2 become their maximum and their minimum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=1)
+        swap = second > first
+        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+
+
+class GroupSort(nn.Module):
+    """Sorts channels within groups, largest first; with g groups, group j holds the channels j, j + g, j + 2g, …"""
+
+    def __init__(self, group_size: int | None = 2) -> None:
+        super().__init__()
+        self.group_size = group_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = self.group_size or x.shape[1]
+        groups = x.reshape(x.shape[0], size, x.shape[1] // size, *x.shape[2:])
+        return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)
+
+
+class Abs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.abs(x)
+
+
+class Scale(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+_OURS: dict[str, type[nn.Module]] = {"MaxMin": MaxMin, "GroupSort": GroupSort, "Abs": Abs, "Scale": Scale}
