@@ -133,7 +133,9 @@ def norm_on_torus(weight: Tensor, stride: int, size: Sequence[int]) -> float:
     return float(torch.linalg.svdvals(torch.cat(aliases, -1)).max()) / stride
 
 
-def linear_norm(module: nn.Module, shape: Sequence[int]) -> float:
+def linear_norm(module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
+    if torus is not None and isinstance(module, nn.Conv2d):
+        return norm_on_torus(module.weight.detach(), 1, torus)
     if math.prod(shape) <= 1100:
         return spectral_norm(dense(module, shape))
     parts = list(module) if isinstance(module, nn.Sequential) else [module]
@@ -172,7 +174,7 @@ class Layer(NamedTuple):
     skipped: bool  # is such a pad
 
 
-def traced(model: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
+def traced(model: nn.Module, input_shape: Sequence[int], torus: Sequence[int] | None = None) -> list[Layer]:
     x = torch.zeros(1, *input_shape, dtype=torch.float64)
     result: list[Layer] = []
     found = list(leaves(model))
@@ -183,18 +185,22 @@ def traced(model: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
         y = without_bias(module, x)
         start = result[-1].shape if pad is not None else x.shape[1:]
         bounded = module if pad is None else nn.Sequential(pad, module)
-        norm = 1.0 if skipped else constant(bounded, module, start)
+        norm = 1.0 if skipped else constant(bounded, module, start, torus)
         result.append(Layer(name, module, start, y.shape[1:], norm, pad, skipped))
         pad = module if skipped else None
         x = y
     return result
 
 
-def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int]) -> float:
+def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
     match module:
+        case nn.Conv1d() | nn.Conv2d() if torus is not None:
+            return linear_norm(bounded, shape, torus) * (1 + 1e-9)
         case nn.Conv1d() | nn.Conv2d() | nn.Linear():
             return linear_norm(bounded, shape) * GENEROUS
         case nn.AvgPool1d() | nn.AvgPool2d():
+            if math.prod(shape) > 4000:  # whole images: disjoint windows
+                return math.prod(settings(module)["kernel_size"]) ** -0.5 * GENEROUS
             return spectral_norm(dense(module, shape)) * GENEROUS
         case nn.CircularPad1d() | nn.CircularPad2d() | nn.MaxPool1d() | nn.MaxPool2d():
             return up(mpmath.sqrt(largest_count(module, shape)))
@@ -333,12 +339,13 @@ class Certificate:
         images: int = 3,
         arithmetic: str = "float64",
         at_the_centre: float | None = None,
+        torus: Sequence[int] | None = None,
     ) -> None:
         # With room for logits that are computed again, in float64; 1 is the most that can be claimed of those in the file.
         self.at_the_centre = at_the_centre or {"float64": 3.0, "float32": 1 + 2.0**-20}[arithmetic]
         self.folder, self.model, self.arithmetic = folder, model.eval(), arithmetic
         self.input_shape = tuple(input_shape)
-        self.layers = traced(model, input_shape)
+        self.layers = traced(model, input_shape, torus)
         assert len(self.layers[-1].result) == 1
         classes = self.layers[-1].result[0]
         pairs = pair_constants(self.layers, classes)
