@@ -1,0 +1,109 @@
+"""Store what commit 28fb2f4 says about random networks and certificates, honest and mutated, in this folder.
+
+    python tests/judge/make_corpus.py --old CHECKOUT
+
+Everything follows from seeds. Only commit 28fb2f4 is taken for CHECKOUT: it is the judge of all that comes after it.
+"""
+
+import argparse
+import json
+import lzma
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+COMMIT = "28fb2f4"
+NETWORKS, BASES, PER_BASE = 2000, 400, 50
+_REFUSED = 30  # of the bases are honest, and yet refused by the old checker
+_LONGEST_CHECK = 0.15  # seconds, for a certificate to be a base of mutations
+_LABELS = [0, 1, 0]
+_METHODS = ("BCOP", "RKO", "OSSN", "SVCM", "RKL2NE", "Standard")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Store the old code's answers.")
+    parser.add_argument("--old", type=Path, required=True, help=f"a checkout of {COMMIT}")
+    old = parser.parse_args().old
+    head = subprocess.run(["git", "-C", str(old), "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    if not head.startswith(COMMIT):
+        raise SystemExit(f"Expected a checkout of {COMMIT}. Got {head.strip() or old}.")
+    sys.path[:0] = [str(old / "src"), str(Path(__file__).resolve().parents[1])]
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's, on uneven "same" padding
+    from judge import compare
+
+    networks = make_networks()
+    print(Counter(_outcome(case["old"]) for case in networks))
+    about = {"commit": head.strip(), "torch": torch.__version__}
+    store(compare.NETWORKS, {**about, "networks": networks})
+    bases = make_bases([case["spec"] for case in networks if isinstance(case["old"].get("float64"), dict)])
+    certificates: dict[str, Any] = {**about, "per_base": PER_BASE, "bases": bases}
+    numbers = range(len(bases) * PER_BASE)
+    verdicts = [compare.verdict(*files) for _, _, *files in compare.each_certificate(certificates, numbers)]
+    print(Counter(verdicts), "honest:", Counter(verdicts[::PER_BASE]))
+    store(compare.CERTIFICATES, certificates | {"verdicts": "".join(verdicts)})
+
+
+def _outcome(old: dict[str, Any]) -> str:
+    return old.get("refused") or ("certified" if isinstance(old["float64"], dict) else old["float64"])
+
+
+def make_networks() -> list[dict[str, Any]]:
+    from isoconv.pretrained import pretrained_names
+    from judge.compare import answer
+    from judge.networks import random_spec
+
+    specs = [random_spec(seed) for seed in range(NETWORKS)]
+    for seed, name in enumerate(pretrained_names(), start=NETWORKS):
+        specs.append({"shipped": name, "seed": seed, "shape": [1, 28, 28] if "mnist" in name else [3, 32, 32]})
+    return [{"spec": spec, "old": answer(spec)} for spec in specs]
+
+
+def make_bases(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return certificates that the old code writes, of networks that are quickly checked and hold no layer of ours."""
+    import torch
+
+    from isoconv import IsoconvError
+    from isoconv.certify import Certifier, write_certificate
+    from judge.certificates import weights_of
+    from judge.compare import verdict
+    from judge.networks import build, inputs
+
+    bases: list[dict[str, Any]] = []
+    refused = 0
+    with tempfile.TemporaryDirectory() as folder:
+        file, weights = Path(folder) / "certificate.json", Path(folder) / "model.safetensors"
+        for spec in specs:
+            text = json.dumps(spec)
+            if "shipped" in spec or "OrthogonalLinear" in text or any(f"{m}Conv" in text for m in _METHODS):
+                continue
+            model = build(spec)
+            try:
+                certifier = Certifier(model, spec["shape"], arithmetic="float32" if len(bases) % 10 == 3 else "float64")
+                write_certificate(file, certifier, certifier(inputs(spec, len(_LABELS))), torch.tensor(_LABELS))
+            except IsoconvError:  # no file for this kind of module
+                continue
+            weights.write_bytes(weights_of(spec))
+            start = time.process_time()
+            is_refused = verdict(file, weights) != "0"
+            refused += is_refused
+            quick = time.process_time() - start < _LONGEST_CHECK
+            if quick and len(bases) < BASES and not (is_refused and refused > _REFUSED):
+                bases.append({"spec": spec, "certificate": json.loads(file.read_text())})
+    return bases
+
+
+def store(path: Path, content: dict[str, Any]) -> None:
+    path.write_bytes(lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=9 | lzma.PRESET_EXTREME))
+    print(f"{path.name}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()

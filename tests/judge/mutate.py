@@ -1,0 +1,251 @@
+"""Mutation testing: break the source in one place, and see whether the room's tests notice.
+
+    python tests/judge/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20] [--list]
+
+Mutants are chosen by a seed among all places of a room where an operator applies, and run one after the other in a copy
+of TREE, at low priority: first against at most four cases of each test function, then, if none fails, against all.
+A mutant whose tests need far more processor time than without it counts as killed.
+"""
+
+import argparse
+import ast
+import difflib
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SEED, CASES, CAP = 14, 4, 90.0  # CAP: processor seconds, for the sampled tests; three times as many for all
+# Source and tests of a room, as patterns below src/isoconv and tests; those after "-" are left out.
+ROOMS = {
+    "linalg": ("linalg/*.py", "linalg/test_*.py"),
+    "nn": ("nn/*.py - nn/side_streams.py", "nn/test_*.py - nn/test_compile.py"),
+    "certify": (
+        "certify/*.py - certify/check.py certify/*wasserstein*.py certify/mean_bounds.py certify/diagnostics.py",
+        "certify/test_*.py - certify/test_check*.py certify/test_*wasserstein*.py certify/test_*diagnostics.py "
+        "certify/test_certificate_geometry.py",
+    ),
+    "check": (
+        "check/*.py certify/check.py certify/checker/*.py",
+        "check/test_*.py certify/test_check*.py certify/test_certificate_*.py - certify/test_certificate_mutations.py",
+    ),
+}
+_PLUGIN = """
+def pytest_collection_modifyitems(config, items):
+    by_function = {}
+    for item in items:
+        by_function.setdefault(item.nodeid.split("[")[0], []).append(item)
+    most = CASES
+    items[:] = [item for group in by_function.values() for item in group[:: -(-len(group) // most)]]
+"""
+_COMPARE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+_BINARY = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult}
+_BINARY |= {ast.FloorDiv: ast.Mult}
+_NAMES = {a: b for pair in ("min max", "amin amax", "minimum maximum") for a, b in (pair.split(), pair.split()[::-1])}
+_PLACES = ("dim", "axis", "dim1", "dim2", "strict")
+_ROUNDING = ("up", "_up", "down", "_down", "nextafter")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of a source file: the bytes from `start` to `end` become `text`."""
+
+    file: str
+    operator: str
+    start: int
+    end: int
+    text: str
+
+    def apply(self, source: bytes) -> bytes:
+        return source[: self.start] + self.text.encode() + source[self.end :]
+
+    def diff(self, source: bytes) -> str:
+        lines = [data.decode().splitlines() for data in (source, self.apply(source))]
+        return "\n".join(list(difflib.unified_diff(*lines, n=0, lineterm=""))[2:])
+
+
+def mutants(file: str, source: bytes) -> Iterator[Mutant]:
+    """Yield every mutant of a source file."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    for node in _code(ast.parse(source)):
+        for operator, changed in _changes(node):
+            text = changed if isinstance(changed, str) else f"({ast.unparse(changed)})"
+            place: Any = node.test if isinstance(node, ast.If) else node
+            start, end = (
+                starts[place.lineno - 1] + place.col_offset,
+                starts[place.end_lineno - 1] + place.end_col_offset,
+            )
+            yield Mutant(file, operator, start, end, text)
+
+
+def _code(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of what is computed: not annotations, docstrings, messages, or what only says what is exported."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "slice") or getattr(node, "arg", "") in _PLACES:
+            continue  # "slice" and _PLACES: another axis is an error at once
+        for child in value if isinstance(value, list) else [value]:
+            text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            exports = isinstance(child, ast.Assign) and getattr(child.targets[0], "id", "") == "__all__"
+            unseen = (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr, ast.Assert)
+            if isinstance(child, ast.AST) and not (text or exports or isinstance(child, unseen)):
+                yield child
+                yield from _code(child)
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARE:
+        yield "comparison", ast.Compare(node.left, [_COMPARE[type(node.ops[0])](), *node.ops[1:]], node.comparators)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        yield "arithmetic", ast.BinOp(node.left, _BINARY[type(node.op)](), node.right)
+    if isinstance(node, ast.BoolOp):
+        yield "and or", ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "drop a not", node.operand
+    if isinstance(node, ast.IfExp):
+        yield "swap branches", ast.IfExp(node.test, node.orelse, node.body)
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        step = 1 if isinstance(node.value, int) else node.value * 2.0**-10 or 1.0
+        yield "constant", ast.Constant(node.value + step)
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield "constant", ast.Constant(not node.value)
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        arguments = [a for a in node.args if not isinstance(a, ast.Starred)]
+        if name in _NAMES:
+            other = _NAMES[name]
+            function = ast.Name(other) if isinstance(node.func, ast.Name) else ast.Attribute(node.func.value, other)
+            yield "min max", ast.Call(function, node.args, node.keywords)
+        if name in _ROUNDING and arguments:
+            yield "drop rounding", node.args[0]
+        names = all(isinstance(a, (ast.Name, ast.Attribute)) for a in arguments)
+        if (
+            len(arguments) == len(node.args) == 2
+            and names
+            and name not in ("isinstance", "getattr", "hasattr", *_NAMES)
+        ):
+            yield "swap arguments", ast.Call(node.func, node.args[::-1], node.keywords)
+    if isinstance(node, ast.If):
+        yield "drop a branch", "False"
+    if isinstance(node, (ast.AugAssign, ast.Expr)):
+        yield "drop a statement", "pass"
+    if isinstance(node, ast.Return) and isinstance(node.value, (ast.BinOp, ast.Call)):
+        inner = node.value.left if isinstance(node.value, ast.BinOp) else (node.value.args or [None])[0]
+        if inner is not None and not isinstance(inner, (ast.Starred, ast.GeneratorExp)):
+            yield "return early", f"return {ast.unparse(inner)}"
+
+
+def matching(root: Path, patterns: str) -> list[Path]:
+    wanted, _, unwanted = patterns.partition(" - ")
+    left_out = {path for pattern in unwanted.split() for path in root.glob(pattern)}
+    return sorted({path for pattern in wanted.split() for path in root.glob(pattern)} - left_out)
+
+
+def choose(tree: Path, room: str, count: int) -> list[Mutant]:
+    """Return the room's mutants, chosen by the seed: of each operator about as many."""
+    root = tree / "src/isoconv"
+    by_operator: dict[str, list[Mutant]] = {}
+    for path in matching(root, ROOMS[room][0]):
+        for mutant in mutants(str(path.relative_to(root)), path.read_bytes()):
+            by_operator.setdefault(mutant.operator, []).append(mutant)
+    chance = random.Random(f"{SEED} {room}")
+    chosen: list[Mutant] = []
+    while len(chosen) < count:
+        for operator in chance.sample(sorted(by_operator), len(by_operator)):
+            left = [mutant for mutant in by_operator[operator] if mutant not in chosen]
+            chosen += [chance.choice(left)] if left and len(chosen) < count else []
+    return chosen
+
+
+def run_tests(tree: Path, room: str, cases: int, cap: float) -> tuple[str, float]:
+    """Return "passed", "failed" or "timeout", and the seconds of processor time."""
+    plugin = tree / "sampled_cases.py"
+    plugin.write_text(_PLUGIN.replace("CASES", str(cases)))
+    files = [str(path) for path in matching(tree / "tests", ROOMS[room][1])]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "sampled_cases", *files]
+    settings = {"PYTHONPATH": f"{tree}/src:{tree}", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def limit() -> None:
+        os.nice(15)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cap) + 1, int(cap) + 5))
+        resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(
+        command, cwd=tree, env=os.environ | settings, preexec_fn=limit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        process.communicate(timeout=6 * cap)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    result = "passed" if process.returncode == 0 else "timeout" if process.returncode < 0 else "failed"
+    return result, round(seconds, 1)
+
+
+def try_mutant(tree: Path, room: str, mutant: Mutant, record: dict[str, Any], quick: bool) -> None:
+    """Run the tests on a mutant, and write into `record` what came of it."""
+    path = tree / "src/isoconv" / mutant.file
+    source = path.read_bytes()
+    path.write_bytes(mutant.apply(source))
+    for tests, cases, cap in (("sampled", CASES, CAP), ("all", 10**6, 3 * CAP)):
+        done = record["killed"] or record["tests"] in (tests, "all")
+        if not done and not (quick and tests == "all"):
+            outcome, seconds = run_tests(tree, room, cases, cap)
+            record |= {"killed": outcome != "passed", "outcome": outcome, "seconds": seconds, "tests": tests}
+    path.write_bytes(source)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Break the source in one place, and see whether the tests notice.")
+    parser.add_argument("tree", type=Path)
+    parser.add_argument("--out", type=Path, help="where results are kept; those that are there are not measured again")
+    parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
+    parser.add_argument("--count", type=int, default=20, help="mutants per room")
+    parser.add_argument("--minutes", type=float, default=45, help="no further mutant is begun after so long")
+    parser.add_argument("--quick", action="store_true", help="run the sampled tests only; go on without it later")
+    parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    head = subprocess.run(["git", "-C", str(options.tree), "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    results: dict[str, Any] = {"commit": head.strip(), "python": platform.python_version(), "seed": SEED, "rooms": {}}
+    if options.out and options.out.exists():
+        results = json.loads(options.out.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(options.tree, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache"))
+        for room in options.rooms:
+            records = results["rooms"].setdefault(room, [])
+            known = {(record["file"], record["diff"]): record for record in records}
+            if not options.list and (outcome := run_tests(tree, room, CASES, CAP))[0] != "passed":
+                raise SystemExit(f"Expected tests of {room} that pass without a mutation. Got: {outcome}.")
+            for mutant in choose(tree, room, options.count):
+                diff = mutant.diff((tree / "src/isoconv" / mutant.file).read_bytes())
+                new = {"file": mutant.file, "operator": mutant.operator, "diff": diff, "killed": False, "tests": "none"}
+                if options.list:
+                    print(f"{room}: {mutant.file}, {mutant.operator}\n{diff}\n")
+                elif time.monotonic() < end:
+                    record = known.get((mutant.file, diff), new)
+                    try_mutant(tree, room, mutant, record, options.quick)
+                    records += [record] if record is new else []
+                    options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            if not options.list:
+                print(f"{room}: {sum(r['killed'] for r in records)} of {len(records)} killed", flush=True)
+
+
+if __name__ == "__main__":
+    main()
