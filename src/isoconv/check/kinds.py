@@ -14,7 +14,8 @@ Note [Normalisation]. y = (x − μ)·α + β with α = γ/√(v + ε). Computed
 the root leaves half), root, reciprocal and the product with γ: α̂ = α(1 + θ₄), where θ_n stands for a number of at most
 γ_n. Then either (x − μ)·α̂ + β, with three roundings more on x and μ, or x·α̂ + (β − μ·α̂), with two more on x, three on μ and
 two on β: all within γ_8·(|α|(|x| + |μ|) + |β|), also where a library's reciprocal root is off by one unit more. Products may
-underflow twice, each time by at most half the smallest subnormal number, u times the smallest normal one; α must not.
+underflow twice, each time by at most half the smallest subnormal number, u times the smallest normal one. Where the product
+with γ underflows, α̂ is off by as much; adding the smallest normal number to |α| covers it. ‖f(0)‖ ≤ ‖|α||μ| + |β|‖.
 
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
@@ -30,7 +31,7 @@ import numpy as np
 
 from . import Budget, Invalid, Malformed
 from .certificate import LARGEST_FINITE, LARGEST_SETTING, SMALLEST_NORMAL, Node
-from .exact import Floats, largest_row_sum, root_up, show, sum_of_squares
+from .exact import Floats, Integers, largest_row_sum, root_up, show, sum_of_squares
 from .files import Tensor, as_float64, entries, whole
 from .norms import Axis, Estimate, Window, convolution_norm, matrix_norm
 
@@ -49,7 +50,6 @@ ZERO, ONE = Fraction(0), Fraction(1)
 class Rounding:
     """Of a node that rounds, see Note [Sizes]: terms n of the relative error γ_n = nu/(1 − nu), and the rest.
 
-    elementary : the relative error is n·u, by assumption, and each output may also be off by the smallest normal number
     underflow : in smallest normal numbers, all outputs together
     largest : (factor, offset) where a number on the way may be larger than the sums: factor·(S + E) + offset
     """
@@ -58,7 +58,6 @@ class Rounding:
     amplification: Fraction
     offset: Fraction = ZERO
     underflow: Fraction = ZERO
-    elementary: bool = False
     largest: tuple[Fraction, Fraction] | None = None
 
 
@@ -67,7 +66,6 @@ class Step:
     """A node in its place: what it gives for the shapes that reach it.
 
     at_zero : ‖f(0)‖
-    ceiling : a bound of ‖f(h)‖ for all h, where there is one
     work : multiplications per input
     """
 
@@ -77,7 +75,6 @@ class Step:
     apply: Apply
     rounding: Rounding | None = None
     at_zero: Fraction = ZERO
-    ceiling: Fraction | None = None
     work: int = 0
     part_of_next: bool = False  # a circular pad that is bounded, and rounds, together with the convolution after it
 
@@ -191,29 +188,24 @@ def _scale(node: Node, place: Place) -> Step:
 
 
 def _softsign(node: Node, place: Place) -> Step:
-    root = root_up(prod(place.shape))
-    return Step(
-        node, place.shape, at_least(node, 1), lambda x: x / (1 + np.abs(x)), Rounding(2, ONE), ceiling=root
-    )  # fmt: skip
+    return Step(node, place.shape, at_least(node, 1), lambda x: x / (1 + np.abs(x)), Rounding(2, ONE))
 
 
 def _tanh(node: Node, place: Place) -> Step:
-    """|tanh h| ≤ min(|h|, 1)."""
-    root = root_up(prod(place.shape))
-    rounding = Rounding(16, ONE, underflow=root, elementary=True)
-    return Step(node, place.shape, at_least(node, 1), np.tanh, rounding, ceiling=root)
+    """|tanh h| ≤ |h|."""
+    rounding = Rounding(16, ONE, underflow=root_up(prod(place.shape)))
+    return Step(node, place.shape, at_least(node, 1), np.tanh, rounding)
 
 
 def _sigmoid(node: Node, place: Place) -> Step:
     """Of constant ¼, ½ at 0, and below 1."""
     root = root_up(prod(place.shape))
-    rounding = Rounding(16, Fraction(1, 4), root / 2, root, elementary=True)
 
     def apply(x: Floats) -> Floats:
         small = np.exp(-np.abs(x))
         return np.where(x >= 0, 1.0, small) / (1 + small)
 
-    return Step(node, place.shape, at_least(node, Fraction(1, 16)), apply, rounding, root / 2, root)
+    return Step(node, place.shape, at_least(node, Fraction(1, 16)), apply, Rounding(16, ZERO, root, root), root / 2)
 
 
 def _batch_norm(node: Node, place: Place) -> Step:
@@ -228,44 +220,27 @@ def _batch_norm(node: Node, place: Place) -> Step:
         require(tensor.shape == shape[:1], node, f"tensors of {shape[0]} numbers", tensor.shape)
     place.budget.spend(10 * shape[0] * _PER_WEIGHT, node)
     epsilon, smallest = Fraction(node.real("eps")), SMALLEST_NORMAL[place.arithmetic]
-    gains, centres = [], []
-    for gamma, spread, mu, beta in zip(*(tensor.tolist() for tensor in (weight, variance, mean, bias)), strict=True):
-        total = Fraction(spread) + epsilon
-        if spread < 0 or not smallest <= total <= LARGEST_FINITE[place.arithmetic]:
-            raise Malformed(f"{node}: Expected variances of at least 0, and more with eps. Got {spread!r}.")
-        gain = root_up(Fraction(gamma) ** 2 / total)  # off by a relative 2⁻⁹⁹
-        if 0 < gain < 2 * smallest:
-            raise Invalid(f"{node}: a factor of {show(gain)} underflows in {place.arithmetic}.")
-        gains.append(gain)
-        signed = gain if gamma > 0 else -gain
-        centres.append(
-            (
-                Fraction(mu),
-                Fraction(beta),
-                abs(Fraction(beta) - signed * Fraction(mu)) + abs(gain * Fraction(mu)) / 2**98,
-            )
-        )
-    positions = prod(shape[1:])
-
-    def norm(values: list[Fraction]) -> Fraction:
-        return root_up(sum(value**2 for value in values) * positions)
-
-    moved = norm([gain * mu for gain, (mu, _, _) in zip(gains, centres, strict=True)])
-    added, amplification = norm([beta for _, beta, _ in centres]), max(gains)
-    rounding = Rounding(
-        8, amplification, moved + added, root_up(prod(shape)) / 2**22,
-        largest=(max(ONE, amplification), norm([mu for mu, _, _ in centres]) + moved + added),
-    )  # fmt: skip
-    square = max(
-        Fraction(g) ** 2 / (Fraction(v) + epsilon) for g, v in zip(weight.tolist(), variance.tolist(), strict=True)
+    gamma, spread, mu, beta = (
+        np.array([Fraction(value) for value in tensor.tolist()], object) for tensor in (weight, variance, mean, bias)
     )
+    if min(spread) < 0 or min(spread) + epsilon < smallest or max(spread) + epsilon > LARGEST_FINITE[place.arithmetic]:
+        raise Malformed(f"{node}: Expected variances of at least 0, and with eps normal numbers. Got others.")
+    squares = gamma**2 / (spread + epsilon)
+    gains = np.array([root_up(square) for square in squares], object) + smallest
+
+    def norm(values: Integers) -> Fraction:
+        return root_up((values**2).sum() * prod(shape[1:]))
+
+    offset = norm(gains * abs(mu) + abs(beta))
+    largest = (max(ONE, *gains), norm(mu) + offset)
+    rounding = Rounding(8, max(gains), offset, root_up(prod(shape)) / 2**22, largest)
     column = (-1, *(1 for _ in shape[1:]))
 
     def apply(x: Floats) -> Floats:
         factor = weight / np.sqrt(variance + float(epsilon))
         return (x - mean.reshape(column)) * factor.reshape(column) + bias.reshape(column)
 
-    return Step(node, shape, at_least(node, square), apply, rounding, norm([centre for *_, centre in centres]))
+    return Step(node, shape, at_least(node, max(squares)), apply, rounding, offset)
 
 
 # Numbers put elsewhere -----------------------------------------------------------------------------------------------

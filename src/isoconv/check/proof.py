@@ -214,11 +214,10 @@ class ForwardError:
     sums: list[tuple[Node, Affine]]
 
 
-def forward_error(network: Network, arithmetic: str, saturate: frozenset[str] = frozenset()) -> ForwardError:
+def forward_error(network: Network, arithmetic: str) -> ForwardError:
     """Follow two norms through the nodes, see Note [Sizes] in `kinds`: of exact values, and of the error of computed ones.
 
-    Whatever the order of summation, as long as nothing overflows. Of the kinds in `saturate` the values are bounded by their
-    ceiling instead of their inputs.
+    Whatever the order of summation, as long as nothing overflows.
     """
     unit, smallest = UNIT_ROUNDOFF[arithmetic], SMALLEST_NORMAL[arithmetic]
     nothing = Fraction(0)
@@ -230,20 +229,19 @@ def forward_error(network: Network, arithmetic: str, saturate: frozenset[str] = 
         if step.part_of_next:
             state[step.node.name] = size, error
             continue
-        known = Affine(step.ceiling, nothing) if step.ceiling is not None and step.node.kind in saturate else None
         result = error.times(step.node.claim)
         if rounding is not None:
             relative = rounding.terms * unit
             if relative >= 1:
                 raise Invalid(f"{step.node} adds up {rounding.terms} terms, for which {arithmetic} has no error bound.")
-            relative = relative if rounding.elementary else relative / (1 - relative)
-            absolute = known or (size + error).times(rounding.amplification) + Affine(rounding.offset, nothing)
+            relative = relative / (1 - relative)
+            absolute = (size + error).times(rounding.amplification) + Affine(rounding.offset, nothing)
             underflow = Affine(rounding.underflow * smallest, nothing)
             result = result + absolute.times(relative) + underflow
             factor, offset = rounding.largest or (Fraction(0), nothing)
             largest = absolute if rounding.largest is None else (size + error).times(factor) + Affine(offset, nothing)
             sums.append((step.node, largest.times(1 + relative) + underflow))
-        state[step.node.name] = known or size.times(step.node.claim) + Affine(step.at_zero, nothing), result
+        state[step.node.name] = size.times(step.node.claim) + Affine(step.at_zero, nothing), result
     return ForwardError(state[network.last.node.name][1], sums)
 
 
@@ -252,24 +250,15 @@ def _join(values: list[Affine]) -> Affine:
     return Affine(*(_root_of_squares([getattr(v, part) for v in values]) for part in ("offset", "slope")))
 
 
-# Values that do not grow may be bounded either way: the error of some networks has a smaller offset by one, a smaller slope
-# by the other. A claim is proved if it follows from one of them.
-_CHOICES = [frozenset(kinds) for kinds in ((), ("Sigmoid",), ("Tanh", "Sigmoid", "Softsign"))]
-
-
 def require_error_terms(certificate: Certificate, network: Network) -> ForwardError:
-    errors = [forward_error(network, certificate.arithmetic, choice) for choice in _CHOICES]
-    for error in errors:
-        if certificate.error_offset >= error.logits.offset and certificate.error_slope >= error.logits.slope:
-            return error
-    needed = errors[0].logits
-    for name, claimed, least in (
-        ("error_offset", certificate.error_offset, needed.offset),
-        ("error_slope", certificate.error_slope, needed.slope),
+    error = forward_error(network, certificate.arithmetic)
+    for name, claimed, needed in (
+        ("error_offset", certificate.error_offset, error.logits.offset),
+        ("error_slope", certificate.error_slope, error.logits.slope),
     ):
-        if claimed < least:
-            raise Invalid(f"{name} is {show(claimed)}, less than the {show(least)} that rounding may cause.")
-    raise AssertionError("one of the two is too small")
+        if claimed < needed:
+            raise Invalid(f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause.")
+    return error
 
 
 # Images --------------------------------------------------------------------------------------------------------------
