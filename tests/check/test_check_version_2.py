@@ -206,7 +206,6 @@ def test_one_module_in_two_places(tmp_path):
     honest.model_file.unlink()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-
     state = {name: tensor for name, tensor in state.items() if not name.startswith("2.")}
     save_file(state, honest.model_file)
     honest.table["weights_sha256"] = weights_hash(state)
@@ -218,7 +217,6 @@ def test_a_network_that_is_one_module(tmp_path):
     torch.manual_seed(0)
     honest = make(tmp_path, nn.Sequential(nn.Linear(4, 3)), (4,))
     renamed = {name.removeprefix("0."): tensor for name, tensor in honest.model.state_dict().items()}
-
 
     save_file(renamed, honest.model_file)
     honest.table["weights_sha256"] = weights_hash(renamed)

@@ -158,7 +158,7 @@ def _image_lines(path: Path, position: int, count: int | None, classes: int) -> 
             yield _image(values, where, classes)
             number += 1
     if count not in (None, number):
-        raise Malformed(f"Expected {count} images, as the first line says. Got {number}: the file is incomplete.")
+        raise Malformed(f"Expected {count} images, as the first line says. Got {number}.")
 
 
 def _certificate(values: Json, nodes: list[Node], output: str, images: Iterator[Image]) -> Certificate:

@@ -389,8 +389,7 @@ def _pad(mode: str) -> Callable[[Node, Place], Step]:
         def apply(x: Floats) -> Floats:
             return _padded(x, window, fill).reshape(len(x), *result)
 
-        # An image of which nothing is left has the constant 0; 1 is not much to ask.
-        copies = 1 if mode == "zeros" else prod(axis.copies() for axis in window.axes)
+        copies = prod(axis.copies() for axis in window.axes)  # 0 where nothing of the image is left
         return Step(node, result, at_least(node, copies), apply, at_zero=at_zero)
 
     return make

@@ -48,7 +48,7 @@ _DENSE_ENTRIES = 1 << 23
 _CHUNK = 1 << 18  # entries of the matrices of frequencies that are handled together
 _SIZES = 12  # of circles that are tried per axis
 # In multiplications, measured: a number handled once on the way to a proof, a batch of matrices, a point of the circle.
-_PER_ENTRY, _PER_BATCH, _PER_POINT = 4_000, 5_000_000, 150_000
+_PER_ENTRY, _PER_BATCH, _PER_POINT = 5_000, 5_000_000, 150_000
 
 
 # Where windows lie ---------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Axis:
     def copies(self) -> int:
         """Return how often a pixel occurs at most in the padded input."""
         source = self.source()
-        return int(np.bincount(source[source >= 0]).max())
+        return int(np.bincount(source[source >= 0], minlength=1).max())
 
     def overlap(self) -> int:
         """Return how many windows, at most, look at the same pixel, where what lies outside is no pixel."""
@@ -181,7 +181,7 @@ def matrix_norm(weight: Floats, claim: Fraction, budget: Budget, what: object) -
     """Prove ‖weight‖ ≤ claim for a matrix."""
     if not weight.any():
         return None
-    budget.spend(_witness_work(len(weight), weight.shape[1], 6), what)
+    budget.spend(_witness_work(len(weight), weight.shape[1], 3), what)
     exponent, integers = _in_units(weight, claim, 1)
     rounding = root_up(Fraction(weight.size, 4))  # Frobenius norm of what was rounded, at most ½ per entry
     return _prove([(integers[None], None)], claim, exponent, rounding)
@@ -196,7 +196,7 @@ def convolution_norm(
     parts = kernel.reshape(groups, -1, *kernel.shape[1:])
     exact_on_torus = window.mode == "circular" and all(axis.whole_circle for axis in window.axes)
     if not exact_on_torus and dense_is_affordable(parts, window):
-        budget.spend(6 * _dense_work(parts, window) + _PER_BATCH, what)
+        budget.spend(3 * _dense_work(parts, window) + _PER_BATCH, what)
         return dense_norm(parts, window, claim)
     estimates: list[float] = []
     for sizes, folds, copies in window.tori():
@@ -279,7 +279,7 @@ def _torus_work(parts: Floats, sizes: Pair, folds: Pair) -> int:
     groups, outputs, inputs, *taps = parts.shape
     frequencies = min(sizes) * (max(sizes) // 2 + 1)
     columns = inputs * _residues(taps, folds)
-    per_matrix = _witness_work(outputs, columns, 28) - _PER_BATCH + 2 * _PER_ENTRY
+    per_matrix = _witness_work(outputs, columns, 28) - _PER_BATCH + 6 * _PER_ENTRY
     batches = min(sizes) + frequencies * groups * outputs * columns // _CHUNK
     transforms = (min(sizes) * 20 + frequencies * 40) * parts.size
     return frequencies * groups * per_matrix + transforms + batches * _PER_BATCH + sum(sizes) * _PER_POINT
