@@ -16,7 +16,7 @@ from isoconv.cli.progress import TensorBoardToo, TrainingProgress
 from isoconv.cli.runs import splits_of
 from isoconv.cli.tables import print_results
 from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
-from isoconv.data import NAMES, Splits, load_splits
+from isoconv.data import DATASETS, NAMES, Splits, load_splits
 from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
@@ -27,11 +27,13 @@ from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, seed_folders
 from isoconv.train.search import search_learning_rate
 
+_NOT_MIRRORED = " and ".join(name for name, record in DATASETS.items() if not record.flip)
+
 
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="digits, mnist, cifar10, stl10, a folder of images (a sub-folder a class), or a CSV file"),
+        typer.Argument(help=f"{', '.join(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"),
     ] = None,
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/run"),
     folder: Annotated[
@@ -65,7 +67,7 @@ def train(
     crop_padding: Annotated[int | None, typer.Option(help="train on random crops from so many zeros around")] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="mirror images at random (the default, but for digits and mnist)"),
+        typer.Option("--flip/--no-flip", help=f"mirror images at random (the default, but for {_NOT_MIRRORED})"),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="0, or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
@@ -196,9 +198,7 @@ def _new(
     processes: int,
 ) -> tuple[list[TrainConfig], Splits]:
     if data is None:
-        raise IsoconvError(
-            "Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file."
-        )
+        raise IsoconvError(f"Expected what to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
     if data not in NAMES and folder is not None:
         raise IsoconvError(
             f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, which says itself where it is."
