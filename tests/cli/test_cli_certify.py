@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from isoconv.check.__main__ import main as check
+from certify.certificates import check
 from isoconv.train.run_folder import load_run
 
 TINY = ["--model", "small", "--batch-size", "16", "--device", "cpu"]

@@ -17,9 +17,8 @@ from typer.main import get_command
 
 from isoconv.cli.app import app
 from isoconv.cli.progress import CountingProgress
-from isoconv.train.config import TrainConfig
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import make_model
 from isoconv.version import __version__
 
 COMMANDS = get_command(app).commands

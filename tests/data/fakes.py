@@ -1,19 +1,25 @@
 """Small data sets in the form of the official files."""
 
 import gzip
+import hashlib
 import io
 import struct
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from isoconv.data import ImageSet
-from isoconv.data.cifar10 import Cifar10Release
-from isoconv.data.files import md5, md5_of_file
+from isoconv.data import DATASETS, DataSet, ImageSet
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
 
 
 def random_bytes(*shape: int, seed: int = 0) -> np.ndarray:
@@ -36,7 +42,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_mnist(folder: Path, packed: bool = True, train: int = 12, test: int = 7) -> dict[str, np.ndarray]:
-    """The four files in `folder`; returns what is in them."""
+    """Write the four files into `folder`; return what is in them."""
     contents = {}
     for part, n in (("train", train), ("t10k", test)):
         contents[f"{part}-images-idx3-ubyte"] = random_bytes(n, 28, 28, seed=n)
@@ -65,25 +71,12 @@ def cifar10_pickle(pixels: np.ndarray, labels: np.ndarray, fortran: bool = False
 
     raw = pixels.tobytes("F" if fortran else "C")
     listed = b"](" + b"".join(b"K" + bytes([int(label)]) for label in labels) + b"e"
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n"
-        + b"cnumpy\nndarray\nK\x00\x85"
-        + text(b"b")
-        + b"\x87R("
-        + b"K\x01"
-        + b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape)
-        + b"\x86"
-        + b"cnumpy\ndtype\n"
-        + text(b"u1")
-        + b"K\x00K\x01\x87R(K\x03"
-        + text(b"|")
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        + (b"\x88" if fortran else b"\x89")
-        + b"T"
-        + struct.pack("<i", len(raw))
-        + raw
-        + b"tb"
-    )
+    shape = b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape) + b"\x86"
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R("
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|")
+    dtype += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    order = b"\x88" if fortran else b"\x89"
+    array = made + b"K\x01" + shape + dtype + order + b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
     label = text(b"batch_label") + text(b"training batch 1 of 5")
     return b"\x80\x02}(" + label + text(b"labels") + listed + text(b"data") + array + b"u."
 
@@ -98,8 +91,8 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def write_cifar10(folder: Path, form: str) -> tuple[Path, Cifar10Release]:
-    """In one of the forms bin, py, bin.tar.gz, py.tar.gz; returns where, and the release that these files are."""
+def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
+    """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
     batches = cifar10_batches()
     if form.startswith("bin"):
         files = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
@@ -110,13 +103,20 @@ def write_cifar10(folder: Path, form: str) -> tuple[Path, Cifar10Release]:
     sums = {"cifar-10-binary.tar.gz": "", "cifar-10-python.tar.gz": ""}
     if form.endswith(".tar.gz"):
         write_tar(archive, {f"{inside}/readme.html": b"hello", **{f"{inside}/{k}": v for k, v in files.items()}})
-        sums[archive.name] = md5_of_file(archive)
+        sums[archive.name] = md5(archive.read_bytes())
     else:
         for name, data in files.items():
             write(folder / inside / name, data)
     python_md5 = {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
-    place = archive if form.endswith(".tar.gz") else folder / inside
-    return place, Cifar10Release(4, python_md5, sums)
+    path = archive if form.endswith(".tar.gz") else folder / inside
+    return path, replace(DATASETS["cifar10"], images_per_file=4, md5=python_md5 | sums)
+
+
+def write_stl10(folder: Path, **changes: bytes | None) -> None:
+    """Write the files, some of them changed, or left out where the change is None."""
+    for name, data in (stl10_files() | changes).items():
+        if data is not None:
+            write(folder / name, data)
 
 
 def stl10_files(train: int = 5, test: int = 3) -> dict[str, bytes]:

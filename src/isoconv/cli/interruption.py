@@ -1,8 +1,11 @@
 """Ctrl-C and a polite kill, for commands that save what they have."""
 
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -21,3 +24,17 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def resumable(out: Path, resume: bool) -> Iterator[Callable[[], bool]]:
+    """Interrupt training as `interruptible` does; say how to go on with what is saved in `out`, and exit."""
+    from isoconv.train.engine import Stopped
+
+    with interruptible() as should_stop:
+        try:
+            yield should_stop
+        except Stopped:
+            again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
+            print(f"Stopped, and saved in {out}. To go on: {again.replace(' --overwrite', '')}", file=sys.stderr)
+            raise SystemExit(130) from None

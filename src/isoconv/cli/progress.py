@@ -3,14 +3,20 @@
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from isoconv.data import ProgressLine
 from isoconv.train.engine import EpochReport
+
+if TYPE_CHECKING:
+    from isoconv.wasserstein import CriticConfig
 
 _SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
 _SECONDS_WITHIN_AN_EPOCH = 30.0
+_MANY = 2000  # pictures, from which on reading them is worth a line
 
 
 class _Bar:
@@ -73,6 +79,35 @@ class TrainingProgress(_Bar):
             left = f"{report.seconds_left:.0f} s left"
             self.last_line = time.monotonic()
             print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
+
+
+class DifferenceProgress(TrainingProgress):
+    """Shows epochs, a critic's difference of means on its training batches, samples per second and the time left.
+
+    unit : about what the critic's Lipschitz constant is; differences are shown divided by it
+    """
+
+    def __init__(self, steps: int, done: int = 0, unit: float = 1.0) -> None:
+        super().__init__(steps, done)
+        self.unit = unit
+
+    def figures(self, report: EpochReport) -> str:
+        return f"difference {-report.loss / self.unit:.4f}  {report.images_per_second:,.0f} samples/s"
+
+
+def watch_critic(config: "CriticConfig", done: int) -> DifferenceProgress:
+    """Show the training of a critic, by its name: there may be several, one after the other."""
+    print(f"critic {config.model}", file=sys.stderr)
+    return DifferenceProgress(config.epochs * config.steps_per_epoch, done, config.scale * config.upsample)
+
+
+_reading = ProgressLine("pictures", 1.0)
+
+
+def show_reading(what: str, done: int, total: int) -> None:
+    """Show how many pictures have been read, if there are many of them."""
+    if total >= _MANY:
+        _reading(what, done, total)
 
 
 class CountingProgress(_Bar):

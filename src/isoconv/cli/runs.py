@@ -49,8 +49,9 @@ def splits_of(config: TrainConfig, folder: Path | None, download: bool = False) 
     channels, *sides = config.input_shape
     size = (sides[0], sides[1])
     where = (place.absolute(), None) if own else (config.data, folder)
-    splits = load_splits(*where, size=size, channels=channels, download=download)
-    if splits.train.shape != config.input_shape or splits.train.classes != config.classes:
+    splits = load_splits(*where, size=size, channels=channels, download=download, lazy=True)
+    part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
+    if part.shape != config.input_shape or part.classes != config.classes:
         raise IsoconvError(f"Expected the data that the run was trained on. {place} has changed since.")
     if config.listing and splits.listing != config.listing:
         raise IsoconvError(

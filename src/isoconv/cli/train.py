@@ -16,22 +16,24 @@ from isoconv.cli.progress import TensorBoardToo, TrainingProgress
 from isoconv.cli.runs import splits_of
 from isoconv.cli.tables import print_results
 from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
-from isoconv.data import NAMES, Splits, load_splits
+from isoconv.data import DATASETS, NAMES, Splits, load_splits
 from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
-from isoconv.train.classifier import check_trainable, seed_folders, train_classifiers
+from isoconv.train.classifier import build_networks, train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Stopped
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, seed_folders
 from isoconv.train.search import search_learning_rate
+
+_NOT_MIRRORED = " and ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(help="digits, mnist, cifar10, stl10, a folder of images (a sub-folder a class), or a CSV file"),
+        typer.Argument(help=f"{', '.join(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"),
     ] = None,
     out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/run"),
     folder: Annotated[
@@ -65,7 +67,7 @@ def train(
     crop_padding: Annotated[int | None, typer.Option(help="train on random crops from so many zeros around")] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="mirror images at random (the default, but for digits and mnist)"),
+        typer.Option("--flip/--no-flip", help=f"mirror images at random (the default, but for {_NOT_MIRRORED})"),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="0, or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
@@ -109,15 +111,18 @@ def train(
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
     if resume and search is not None:
         raise IsoconvError("Expected --search for a new run only. Got it with --resume.")
+    models = None
     if resume:
         numbers = _seeds_of(out) if seeds is None else parse_seeds(seeds)
         folders = seed_folders(out, numbers)
         configs, splits = _resumed(folders, data, folder, download, sides, numbers, explicit)
+        for run in folders if processes.first else ():
+            run.lock()
     else:
         numbers = parse_seeds("0" if seeds is None else seeds)
         folders = seed_folders(out, numbers)
         configs, splits = _new(data, folder, download, sides, numbers, explicit, processes.count)
-        check_trainable(configs, splits.train, chosen_device, processes)
+        models = build_networks(configs, splits.train, chosen_device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
         if rates is not None:
@@ -157,6 +162,7 @@ def train(
                 processes=processes,
                 resume=resume,
                 should_stop=should_stop,
+                models=models,
             )
         except Stopped:
             if processes.first:
@@ -172,10 +178,10 @@ def train(
             processes.leave()
     if processes.first:
         if as_json:
-            print(json.dumps(results))
+            print(json.dumps([result.to_fields() for result in results]))
         else:
             print_results(
-                results,
+                [result.to_fields() for result in results],
                 f"{configs[0].model}, {configs[0].conv}, {splits.train.name}, {_counted(configs[0].epochs, 'epoch')}",
             )
             named = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
@@ -192,9 +198,7 @@ def _new(
     processes: int,
 ) -> tuple[list[TrainConfig], Splits]:
     if data is None:
-        raise IsoconvError(
-            "Expected what to train on: digits, mnist, cifar10, stl10, a folder of images or a CSV file."
-        )
+        raise IsoconvError(f"Expected what to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
     if data not in NAMES and folder is not None:
         raise IsoconvError(
             f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, which says itself where it is."

@@ -1,183 +1,281 @@
 """Layers whose weight is computed from parameters: computed once per change of them, never stale.
 
+    weight = build(settle(sources))
+
+`_settle` finds the points that the parameters stand for, without a gradient: on a manifold the retracted matrices,
+elsewhere the parameters themselves. `_build` is a pure, differentiable function of these points. In training the points are
+written back into the parameters, so that these stay on the manifold.
+
 Note [When a weight is rebuilt]
-A built weight is kept together with the identity of what it was built from: version, storage, dtype and device of
-every source tensor. An optimiser step, `load_state_dict`, `.to()` and `.double()` all change one of these. Four things
-do not, and are treated apart: a *fused* optimiser's step (a hook on all optimisers raises the versions); edits through
-`.data` or numpy (call `refresh()`); inference tensors (they have no version: never kept); and the replay of a CUDA graph
-(inside a capture nothing is kept or reused; whoever replays it raises the versions with
-`torch.autograd.graph.increment_version`). The storage itself is kept alive with the weight, so that its address cannot
-come back as that of other data. A compiled function builds in its graph.
+A built weight is kept together with a copy of the numbers that it was built from, and every forward pass compares. So
+whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
+fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
+wait for its result; so there the first layer of a model that is asked compares for all layers of that model, once in each
+call of the model (`_compare_in_one_go`). A compiled function builds in its graph, and keeps nothing.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
 on its own, but autograd frees a graph after one pass. So the graph of the build is kept apart from the graph of the
 network: the network sees a leaf-like tensor, made by `_Built`, and `_Built` asks the kept graph for the gradient, as
-often as it is needed. In evaluation that graph is made only if somebody asks.
+often as it is needed. In evaluation that graph is made only if somebody asks. Hooks on saved tensors (checkpointing,
+offloading) do not see this graph: it outlives the pass that they are for.
 """
 
-from collections.abc import Callable
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import once_differentiable
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.autograd.graph import saved_tensors_hooks
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision
-
-
-def _raise_versions(optimiser: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """PyTorch's fused kernels change parameters without raising their versions. Raise them."""
-    for group in optimiser.param_groups:
-        if group.get("fused"):
-            torch.autograd.graph.increment_version([p for p in group["params"] if not p.is_inference()])
-
-
-register_optimizer_step_post_hook(_raise_versions)
+from isoconv.linalg.manifold import on_manifold, retract
+from isoconv.linalg.matrices import full_precision
+from isoconv.linalg.polar import bjorck
+from isoconv.nn.methods import ORTHOGONALISATIONS
 
 
 class BuiltWeight(nn.Module):
     """A layer with a `weight` that is a function of its parameters. Subclasses say which and how."""
 
+    #: Set by a training engine for the time of a step: called whenever the weight is asked for.
+    weight_source: Callable[[], Tensor] | None
+
     def __init__(self) -> None:
         super().__init__()
+        self.weight_source = None
         self._kept: _Build | None = None
-        self._prepared: tuple[Tensor, torch.cuda.Event | None] | None = None  # see `isoconv.nn.prepare`
-        self._written_back = False
 
     # What a subclass fills in -------------------------------------------------------------------------------------
 
     def _sources(self) -> tuple[Tensor, ...]:
-        """The tensors that the weight is computed from."""
+        """Return the tensors that the weight is computed from."""
         raise NotImplementedError
 
-    #: The weight as a differentiable function of the sources, which come in float32 or better; autocast is off.
+    def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
+        """Return the points that the sources stand for; runs without a gradient, in float32 or better.
+
+        `steps=None` looks at the numbers. A number of steps works blindly, as a captured step must.
+        """
+        return sources
+
+    def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the points with the gradient of the sources that they stand for."""
+        return points
+
+    #: The weight as a pure, differentiable function of the points, in float32 or better; leading batch dimensions allowed.
     _build: Callable[..., Tensor]
 
-    def _before_training_forward(self) -> None:
-        """What the method does to its own state before a training pass (a power iteration, say). Runs every time."""
-
-    def _write_back(self) -> bool:
-        """Bring the parameters themselves to where the build puts them; whether that was done.
-
-        Runs in training when they have changed. The build that follows finds the answer in `_written_back`.
-        """
+    @property
+    def _writes_back(self) -> bool:
+        """Whether a training pass writes the points into the sources. Then the points must settle to themselves."""
         return False
+
+    def _before_training_forward(self) -> None:
+        """Update the method's own state before a training pass (a power iteration, say). Runs every time."""
 
     # What a user sees ---------------------------------------------------------------------------------------------
 
     @property
     def weight(self) -> Tensor:
         """The effective weight, the one that the layer applies. See Note [When a weight is rebuilt]."""
+        if self.weight_source is not None:
+            return self.weight_source()
         if torch.compiler.is_compiling():
-            return self._built_in_graph()
-        if self._prepared is not None:
-            return self._take_prepared(*self._prepared)
+            return self._weight_in_graph()
         if torch._C._are_functorch_transforms_active():
-            return self._built_under_transform()
-        return self._attached(self._current_build())
+            return self._weight_under_transform()
+        if torch._C._get_tracing_state() is not None:
+            self._refuse("torch.jit.trace")
+        sources = self._sources()
+        build = self._current_build(sources)
+        if not torch.is_grad_enabled() or not build.differentiable:
+            return build.value
+        return _Built.apply(build, build.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
 
     def refresh(self) -> None:
-        """Forget the built weight. Needed only after edits that PyTorch cannot see: through `.data` or numpy."""
+        """Forget the built weight, which frees its memory. The next pass builds it again."""
         self._kept = None
 
     # How it is done -----------------------------------------------------------------------------------------------
 
-    def _take_prepared(self, weight: Tensor, ready: torch.cuda.Event | None) -> Tensor:
-        if ready is not None:
-            stream = torch.cuda.current_stream(weight.device)
-            stream.wait_event(ready)
-            weight.record_stream(stream)
-        return weight
-
-    def _attached(self, build: "_Build") -> Tensor:
-        """The built weight, joined to the parameters' gradients."""
-        if not torch.is_grad_enabled() or not any(source.requires_grad for source in build.sources):
-            return build.value
-        return _Built.apply(build, build.value, *self._sources())  # type: ignore[no-any-return,no-untyped-call]
-
-    def _current_build(self) -> "_Build":
+    def _current_build(self, sources: Sequence[Tensor]) -> "_Build":
         updating = self.training and torch.is_grad_enabled()
         if updating:
             self._before_training_forward()
-        build = self._kept
-        if build is None or not build.is_of(self):
-            with torch.no_grad(), full_precision(self._sources()[0]):
-                self._written_back = updating and self._write_back()
-            try:
-                build = _Build(self, with_graph=updating)
-            finally:
-                self._written_back = False
-            self._kept = build if build.can_be_kept else None
-        return build
+        if self._kept is None or not self._kept.is_of(self, sources):
+            self._kept = _Build(self, sources, updating)
+        return self._kept
 
-    def _built_in_graph(self) -> Tensor:
-        if self.training:
+    def _weight_in_graph(self) -> Tensor:
+        updating = self.training and torch.is_grad_enabled()
+        if updating:
             self._before_training_forward()
-        with torch.no_grad():
-            self._written_back = self.training and self._write_back()
-        weight = in_constraint_precision(self._build, self._sources())
-        self._written_back = False
-        return weight
+        return self._weight_of(self._sources(), write_back=updating and self._writes_back)
 
-    def _built_under_transform(self) -> Tensor:
+    def _weight_under_transform(self) -> Tensor:
         """For torch.func: a constant to the transform, unless it is the parameters that are transformed."""
         sources = self._sources()
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
-            return in_constraint_precision(self._build, sources)
-        with temporarily_clear_interpreter_stack():
-            return self._current_build().value
+        if not any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
+            with temporarily_clear_interpreter_stack():
+                return self._current_build(sources).value
+        training, self.training = self.training, False  # a transform stores nothing, as evaluation does not
+        try:
+            return self._weight_of(sources)
+        finally:
+            self.training = training
+
+    def _weight_of(self, sources: Sequence[Tensor], write_back: bool = False) -> Tensor:
+        """Build the weight of these sources, joined to their gradient; nothing is kept."""
+        with full_precision(sources[0]):
+            precise = [source.to(constraint_dtype(source)) for source in sources]
+            with torch.no_grad():
+                points = self._settle(*precise)
+                for source, point in zip(sources, points, strict=True) if write_back else ():
+                    source.copy_(point)
+            return self._build(*self._join(precise, points)).to(sources[0].dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # For copy.deepcopy and pickle: a copy builds its own.
-        return {**self.__dict__, "_kept": None, "_prepared": None}
+        return {**self.__dict__, "_kept": None, "weight_source": None}
+
+    # What would look at the parameters, or replace them, and not see the function behind ------------------------------
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name.endswith("_orig"):
+            self._refuse("torch.nn.utils.prune")
+        super().register_parameter(name, param)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        self._refuse("torch.jit.script")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise IsoconvError(
+            f"Expected ordinary layers for {what}. Got {type(self).__name__}: use it on isoconv.plain(model)."
+        )
+
+
+class OrthogonalisedLayer(BuiltWeight):
+    """A layer some of whose parameters stand for orthonormal matrices (batches of them), named in `_matrix_names`.
+
+    There are two ways to have them:
+
+    * "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
+      `isoconv.linalg.manifold`. After any optimiser's step the next training pass brings it back.
+    * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
+    """
+
+    _matrix_names: tuple[str, ...] = ()
+
+    def __init__(self, orthogonalisation: str = "manifold") -> None:
+        super().__init__()
+        if orthogonalisation not in ORTHOGONALISATIONS:
+            raise IsoconvError(
+                f"Expected orthogonalisation to be one of {ORTHOGONALISATIONS}. Got {orthogonalisation!r}."
+            )
+        self.orthogonalisation = orthogonalisation
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        sources: list[Tensor] = []
+        for name in self._matrix_names:
+            matrix = getattr(self, name)
+            if matrix is not None:
+                sources.append(matrix)
+        return tuple(sources)
+
+    def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
+        if self.orthogonalisation == "bjorck":
+            return sources
+        # A step that works blindly is one of training, where ten bits of the correction are enough.
+        return tuple([retract(source, steps, "highest" if steps is None else "high") for source in sources])
+
+    def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.orthogonalisation == "bjorck":
+            return points
+        return [on_manifold(source, point) for source, point in zip(sources, points, strict=True)]
+
+    @property
+    def _writes_back(self) -> bool:
+        if self.orthogonalisation == "bjorck":
+            return False
+        for name in self._matrix_names:
+            matrix = getattr(self, name)
+            # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
+            if matrix is not None and not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
+                return False
+        return True
+
+    def _orthonormal(self, point: Tensor) -> Tensor:
+        """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
+        if self.orthogonalisation == "manifold":
+            return point
+        batch = point.flatten(0, -3) if point.dim() > 3 else point
+        return bjorck(batch, iterations=20, order=1).reshape(point.shape)
+
+    def _reset_matrices(self, gain: float) -> None:
+        """Draw random orthonormal matrices; times `gain` in the paper's way, where the scale is the parameter's own."""
+        with torch.no_grad():
+            for parameter in self._sources():
+                if parameter.is_meta:
+                    continue
+                for matrix in parameter.reshape(-1, *parameter.shape[-2:]):
+                    precise = torch.empty_like(matrix, dtype=constraint_dtype(matrix))
+                    nn.init.orthogonal_(precise, gain if self.orthogonalisation == "bjorck" else 1.0)
+                    matrix.copy_(precise)
 
 
 class _Build:
-    """One built weight: its value, what it was built from, and, where needed, the graph from one to the other."""
+    """One built weight: its value, a copy of what it was built from, and, where needed, the graph from one to the other."""
 
-    def __init__(self, layer: BuiltWeight, with_graph: bool) -> None:
-        self.layer = layer
-        self.sources = layer._sources()
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        versioned = not any(source.is_inference() for source in self.sources)
-        self.can_be_kept = versioned and not capturing
-        self.identity = _identity(layer) if versioned else None
-        self.storages = [source.untyped_storage() for source in self.sources]
+    def __init__(self, layer: BuiltWeight, sources: Sequence[Tensor], updating: bool) -> None:
+        self.build, self.join, self.dtype = layer._build, layer._join, sources[0].dtype
+        self.key = (layer.training, *map(_KIND, sources))
+        self.wanted = list(map(_REQUIRES_GRAD, sources))
+        self.differentiable = any(self.wanted)
         self.graph: tuple[Tensor, list[Tensor]] | None = None
-        if with_graph and any(source.requires_grad for source in self.sources):
-            self.value = self._make_graph()[0].detach()
-        else:
-            # Outside inference mode, so that a weight built there can serve a training pass later.
-            with torch.inference_mode(False), torch.no_grad():
-                self.value = in_constraint_precision(layer._build, self.sources).detach()
+        # Outside inference mode, so that a weight built there can serve a training pass later.
+        with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
+            self.copies: Sequence[Tensor] = [source.detach().clone() for source in sources]
+            precise = [copy.to(torch.promote_types(copy.dtype, torch.float32)) for copy in self.copies]
+            self.points = layer._settle(*precise)
+            if updating and layer._writes_back:
+                for source, before, point in zip(sources, precise, self.points, strict=True):
+                    if point is not before:
+                        source.copy_(point)
+                self.copies = self.points
+            if updating and self.differentiable:
+                self.value = self._make_graph()[0].detach()
+            else:
+                self.value = self.build(*self.points).to(self.dtype)
 
-    def is_of(self, layer: BuiltWeight) -> bool:
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if capturing and any(source.requires_grad for source in self.sources):
+    def is_of(self, layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
+        """Compare the layer's parameters with those that this was built from."""
+        if self.key != (layer.training, *map(_KIND, sources)):
             return False
-        return not any(s.is_inference() for s in layer._sources()) and self.identity == _identity(layer)
+        if sources[0].device.type in COMPARED_IN_ONE_GO and not layer._forward_pre_hooks:
+            return _compare_in_one_go(layer, sources)
+        return all(map(torch.equal, sources, self.copies))
 
     def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
-        with torch.enable_grad():
-            leaves = [source.detach().requires_grad_(source.requires_grad) for source in self.sources]
-            self.graph = in_constraint_precision(self.layer._build, leaves), leaves
+        with torch.enable_grad(), _unseen_by_hooks():
+            leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
+            self.graph = self.build(*self.join(leaves, leaves)).to(self.dtype), leaves
         return self.graph
 
     def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
-        """The gradient of each source, given that of the weight."""
-        if self.graph is None and self.identity is not None and not self.is_of(self.layer):
-            raise IsoconvError(
-                f"{type(self.layer).__name__}: Expected parameters that are unchanged since the forward pass. "
-                "Got changed ones in its backward pass."
-            )
-        weight, leaves = self.graph or self._make_graph()
+        """Return the gradient of each source, given that of the weight."""
+        with full_precision(gradient) if self.graph is None else nullcontext():
+            weight, leaves = self.graph or self._make_graph()
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
-        return [next(found) if leaf.requires_grad else None for leaf in leaves]
+        gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
+        return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
 
 
 class _Built(torch.autograd.Function):
@@ -189,24 +287,78 @@ class _Built(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.build.pull_back(gradient)
+        of_sources = ctx.build.pull_back(gradient)
+        return None, None, *(g if g is None else g.to(ctx.build.dtype) for g in of_sources)
 
 
-def _identity(layer: BuiltWeight) -> tuple[object, ...]:
-    sources = layer._sources()
-    return (
-        layer.training,
-        *((s._version, s.data_ptr(), s.dtype, s.device, s.shape, s.stride(), s.requires_grad) for s in sources),
-    )
+_KIND = attrgetter("dtype", "device", "requires_grad")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-def in_constraint_precision(build: Callable[..., Tensor], sources: Any) -> Tensor:
-    """Run the build in float32 or better, whatever the parameters' dtype, autocast and TF32 say; give back their dtype."""
-    with full_precision(sources[0]):
-        weight = build(*(source.to(constraint_dtype(source)) for source in sources))
-    return weight.to(sources[0].dtype)
+def _unseen_by_hooks() -> AbstractContextManager[None]:
+    """Keep hooks on saved tensors away; torch.func forbids them altogether."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return nullcontext()
+    return saved_tensors_hooks(Tensor.detach, Tensor.detach)
 
 
 def constraint_dtype(tensor: Tensor) -> torch.dtype:
-    """float32, or better if the tensor is."""
+    """Return float32, or better if the tensor is."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+# Comparing a whole model at once ----------------------------------------------------------------------------------------
+
+#: Where the host has to wait for the result of a comparison.
+COMPARED_IN_ONE_GO = {"cuda", "xpu", "mps"}
+
+
+class _Call(threading.local):
+    """The outermost call of a module that is going on in this thread, and which of its layers are unchanged."""
+
+    def __init__(self) -> None:
+        self.frame: FrameType | None = None
+        self.unchanged: dict[BuiltWeight, bool] = {}
+
+
+_CALL = _Call()
+
+
+def _compare_in_one_go(layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
+    """Compare all layers of the model that is being called, the first time that one of them asks; the host waits once.
+
+    Each answer serves one use. A layer that is used on its own, or again in one call, is compared alone.
+    """
+    frame, outermost = sys._getframe(), None
+    while frame is not None:
+        outermost = frame if frame.f_code is nn.Module._call_impl.__code__ else outermost
+        frame = frame.f_back  # type: ignore[assignment]
+    if outermost is not None and _CALL.frame is not outermost:
+        # The frame itself is kept, not its address, which a later call could have too.
+        modules = outermost.f_locals["self"].modules()
+        layers = [module for module in modules if isinstance(module, BuiltWeight) and module._kept is not None]
+        found = _find_unchanged(layers, sources[0])
+        _CALL.frame, _CALL.unchanged = outermost, {one: one in found for one in layers}
+    if outermost is None or layer not in _CALL.unchanged:
+        return layer in _find_unchanged([layer], sources[0])
+    unchanged = _CALL.unchanged.pop(layer)
+    if not _CALL.unchanged:
+        _CALL.frame = None  # which holds the model's input
+    return unchanged
+
+
+def _find_unchanged(layers: Iterable[BuiltWeight], like: Tensor) -> set[BuiltWeight]:
+    """Return the layers whose kept weight is that of their sources, of those with the dtype and device of `like`."""
+    pairs = [
+        (layer, source, copy)
+        for layer in layers
+        if layer._kept is not None
+        for source, copy in zip(layer._sources(), layer._kept.copies, strict=True)
+        if (source.dtype, source.device, source.shape) == (like.dtype, like.device, copy.shape)
+        and (copy.dtype, copy.device) == (like.dtype, like.device)
+    ]
+    with torch.no_grad():
+        differences = torch._foreach_sub([source for _, source, _ in pairs], [copy for _, _, copy in pairs])
+        sizes = torch.stack(torch._foreach_norm(differences, float("inf"))).tolist() if pairs else []
+    unchanged = [layer for (layer, _, _), size in zip(pairs, sizes, strict=True) if size == 0]
+    return {layer for layer in unchanged if unchanged.count(layer) == len(layer._sources())}

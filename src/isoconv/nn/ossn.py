@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
-from isoconv.nn.circular import convolve_same, same_padding
-from isoconv.nn.sized import SizedConv2d
+from isoconv.nn.convolution import SizedConv2d, convolve_same, same_padding
 
 PROJECTIONS = ("forward", "after_update")
 
@@ -42,8 +41,7 @@ class OSSNConv2d(SizedConv2d):
             raise IsoconvError(f"Expected projection to be one of {PROJECTIONS}. Got {projection!r}.")
         if power_iterations < 1:
             raise IsoconvError(f"Expected at least one power iteration. Got {power_iterations}.")
-        super().__init__(*arguments, **keywords)
-        self._set_input_size(input_size)
+        super().__init__(*arguments, input_size=input_size, **keywords)
         self.power_iterations, self.projection = power_iterations, projection
         start = torch.randn(1, self.kernel_shape[1], *self.convolved_size).to(self.kernel)
         self.register_buffer("vector", start / torch.linalg.vector_norm(start))
@@ -76,14 +74,15 @@ class OSSNConv2d(SizedConv2d):
         if self.projection == "forward":
             self.power_iterate()
 
+    def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
+        kernel, vector = sources
+        if self.projection == "after_update" or self.training:
+            return kernel, vector
+        # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
+        return kernel, self._iterated(kernel.detach(), vector, self.power_iterations)
+
     def _build(self, kernel: Tensor, vector: Tensor) -> Tensor:
-        if self.projection == "after_update":
-            return kernel.clone()
-        if not self.training:
-            # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
-            with torch.no_grad():
-                vector = self._iterated(kernel, vector, self.power_iterations)
-        return self._normalised(kernel, vector)
+        return kernel.clone() if self.projection == "after_update" else self._normalised(kernel, vector)
 
     def _normalised(self, kernel: Tensor, vector: Tensor) -> Tensor:
         image = self._convolved(kernel, vector.detach())

@@ -1,29 +1,74 @@
 """All that is needed to repeat a run, and the recipes that fill it in."""
 
 import dataclasses
-import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from isoconv.data.datasets import DATASETS, OWN_IMAGES
 from isoconv.errors import IsoconvError
-from isoconv.models import ACTIVATIONS, CONVOLUTIONS
-from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.models.catalogue import MODELS
+from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
+from isoconv.records import Record
+from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
-MODELS = ("small", "large", "fc3")
-LOSSES = ("hinge", "cross-entropy")
-OPTIMISERS = ("steepest", "adam", "rmsprop")
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
 PRECISIONS = ("float32", "bf16")
-RECIPES = ("default", "paper")
+CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
+RECIPES = {"default": "the best settings found on validation splits", "paper": "exactly the paper's"}
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """One seed of one run. Everything in it is plain data, and `config.json` holds it whole.
+class Optimiser:
+    """What is known of an optimiser: `make(parameters, rate, momentum)`, with the learning rate in a tensor.
 
-    listing : of one's own pictures, a hash of which there were: with others, others would be held out
+    warm_up : eager steps before a step is captured as a CUDA graph. PyTorch asks for a few. The first steps of Adam are
+        so long (every entry of a matrix moves by the full rate, all in step) that the captured retraction, which cannot
+        look at the matrix, would not quite make up for them. A steepest-descent step is never longer than its rate.
+    """
+
+    name: str
+    title: str
+    make: "Callable[[Iterable[Tensor], Tensor, float], Optimizer]"
+    warm_up: int = 20
+
+
+def _steepest(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+    from isoconv.optim import SteepestDescent
+
+    return SteepestDescent(parameters, lr=rate, momentum=momentum)
+
+
+def _adam(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+    from torch.optim import Adam
+
+    return Adam(parameters, lr=rate, fused=rate.is_cuda, capturable=rate.is_cuda)
+
+
+def _rmsprop(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+    from torch.optim import RMSprop
+
+    return RMSprop(parameters, lr=rate, capturable=rate.is_cuda)
+
+
+OPTIMISERS = {
+    "steepest": Optimiser("steepest", "steepest descent under the operator norm", _steepest, warm_up=3),
+    "adam": Optimiser("adam", "Adam", _adam),
+    "rmsprop": Optimiser("rmsprop", "RMSprop", _rmsprop),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig(Record):
+    """One seed of one run. `config.json` holds it whole.
+
+    listing : for a user's own images, a hash of which ones there were: with others, others would be held out
+    margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
     """
 
     data: str
@@ -51,6 +96,7 @@ class TrainConfig:
     precision: str = "float32"
     seed: int = 0
     recipe: str = "default"
+    loss_options: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -66,39 +112,36 @@ class TrainConfig:
         for name in ("lr", "margin", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
+        if not all(1 <= size <= 2**16 for size in self.input_shape):
+            raise IsoconvError(f"Expected input_shape (channels, height, width). Got {self.input_shape}.")
+        if unknown := self.loss_options.keys() - LOSSES[self.loss].options.keys():
+            raise IsoconvError(f"Expected the options of the loss {self.loss}. Got {min(unknown)!r}.")
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def read(cls, path: Path) -> "TrainConfig":
-        try:
-            fields: dict[str, Any] = json.loads(path.read_text())
-            fields["input_shape"], fields["classes"] = tuple(fields["input_shape"]), tuple(fields["classes"])
-            if wrong := [name for name, value in fields.items() if not _has_its_type(name, value)]:
-                raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r}")
-            return cls(**fields)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, IsoconvError):
-                raise
-            raise IsoconvError(f"Expected a run's configuration in {path}. Got: {error}.") from None
+    def options_of_loss(self) -> dict[str, float]:
+        """Return the options that the loss is called with."""
+        options = LOSSES[self.loss].options
+        own = {name: getattr(self, name, option.default) for name, option in options.items()}
+        return own | self.loss_options
 
 
-def _has_its_type(name: str, value: Any) -> bool:
-    """Whether a value read from a file can be what the field is declared to be."""
-    declared = TrainConfig.__annotations__.get(name)
-    if name == "input_shape":
-        return len(value) == 3 and all(type(n) is int and 1 <= n <= 2**16 for n in value)
-    if name == "classes":
-        return all(isinstance(label, str) for label in value)
-    if declared is float:
-        return type(value) in (int, float)
-    return declared is None or type(value) is declared
+def make_model(config: TrainConfig) -> "nn.Module":
+    """Return the network of a configuration, initialised from its seed, on the CPU so that every device starts alike."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return MODELS[config.model].make(  # type: ignore[no-any-return]
+            config.input_shape,
+            classes=len(config.classes),
+            conv=config.conv,
+            activation=config.activation,
+            orthogonalisation=config.orthogonalisation,
+        )
 
 
-_CHOICES = {
-    "model": MODELS,
-    "conv": CONVOLUTIONS,
+_CHOICES: dict[str, Iterable[str]] = {
+    "model": CLASSIFIERS,
+    "conv": METHODS,
     "activation": ACTIVATIONS,
     "orthogonalisation": ORTHOGONALISATIONS,
     "loss": LOSSES,
@@ -108,35 +151,26 @@ _CHOICES = {
     "recipe": RECIPES,
 }
 
-# What depends on the data set: the paper's margins (√2·1.5 and √2·0.5), radii and augmentation.
-_PER_DATA: dict[str, dict[str, Any]] = {
-    "mnist": {"margin": 1.5 * math.sqrt(2)},
-    "digits": {"margin": 1.5 * math.sqrt(2)},
-    "cifar10": {"margin": 0.5 * math.sqrt(2), "crop_padding": 4, "flip": True},
-    "stl10": {"margin": 0.5 * math.sqrt(2), "crop_padding": 4, "flip": True},
-}
-_EPSILONS = {"mnist": (1.58, 0.3), "digits": (1.58, 0.3), "cifar10": (36 / 255, 0.1), "stl10": (36 / 255, 0.1)}
-
 
 def default_epsilons(data: str) -> tuple[float, ...]:
-    """The radii at which the paper states robust accuracy; CIFAR-10's for other data."""
-    return _EPSILONS.get(data, (36 / 255, 0.1))
+    """Return the radii at which robust accuracy is stated for a data set, or for a user's own images."""
+    return DATASETS.get(data, OWN_IMAGES).epsilons
 
 
 def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
-    """The settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
+    """Return the settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
     if recipe not in RECIPES:
         raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
-    settings = {"recipe": recipe, **_PER_DATA.get(data, {"margin": 0.5 * math.sqrt(2), "flip": True})}
+    if conv not in METHODS:
+        raise IsoconvError(f"Expected conv to be one of {', '.join(METHODS)}. Got {conv!r}.")
+    defaults = DATASETS.get(data, OWN_IMAGES)
+    settings = {name: getattr(defaults, name) for name in ("margin", "crop_padding", "flip")} | {"recipe": recipe}
     if recipe == "paper":
         adam = {"optimiser": "adam", "lr": 1e-3, "schedule": "exponential", "epochs": 200, "batch_size": 128}
         return settings | adam | {"orthogonalisation": "bjorck"}
     # The best of those tried on a validation split of the training set (benchmarks/recipes.py).
-    if data in ("mnist", "digits"):
-        settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": 1.7, "lr": 0.02}
-    else:
-        settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": 0.6}
-    if conv in ("bcop", "bcop-fixed", "rko"):
-        return settings
+    settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
+    if METHODS[conv].on_manifold:
+        return settings | {"optimiser": "steepest", "lr": defaults.lr}
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}

@@ -1,0 +1,169 @@
+"""Known distances: each pair against another way to find its distance, and the funnels against their definition."""
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from isoconv.errors import IsoconvError
+from known_distances import (
+    Funnels,
+    funnel_pair,
+    line_pairs,
+    make_funnels,
+    radial_pairs,
+    translation,
+)
+
+
+def draws(pair, n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return pair.first(n, generator).double(), pair.second(n, generator).double()
+
+
+def exact_distance(xs, ys):
+    """W1 of two samples of one size: the cheapest assignment."""
+    cost = torch.cdist(xs, ys, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    return float(cost[linear_sum_assignment(cost)].mean())
+
+
+def box(funnels, n, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    dimension = funnels.centres.shape[1]
+    return 5 * torch.rand(n, dimension, generator=generator, dtype=torch.float64) - 2.5
+
+
+SIZES = [(2, 4), (2, 256), (3, 16), (16, 64), (128, 256)]
+
+
+@pytest.mark.parametrize(("dimension", "count"), SIZES)
+def test_the_potential_falls_by_exactly_the_way_that_is_gone(dimension, count):
+    funnels = make_funnels(dimension, count)
+    x = box(funnels, 2000)
+    y = funnels.transport(x)
+    way = torch.linalg.vector_norm(x - y, dim=1)
+    torch.testing.assert_close(funnels.potential(x) - funnels.potential(y), way, atol=1e-10, rtol=0)
+    assert float(way.mean()) > 0.1
+    assert float(y.abs().max()) <= 2.5
+
+
+@pytest.mark.parametrize(("dimension", "count"), [(2, 4), (2, 64), (8, 16), (64, 256)])
+def test_rays_end_where_they_leave_the_box_or_their_funnel(dimension, count):
+    funnels = make_funnels(dimension, count)
+    x = box(funnels, 1000)
+    heights = torch.cdist(x, funnels.centres) + funnels.offsets
+    nearest = heights.argmin(dim=1)
+    start = funnels.centres[nearest]
+    ratio = torch.linalg.vector_norm(funnels.transport(x) - start, dim=1) / torch.linalg.vector_norm(x - start, dim=1)
+    t = ratio ** (1 / 7)  # t⁸·ray against t·ray
+    assert float(t.max()) <= 1
+    told = t > 0.1  # further in, t⁸ is too small to be told from where the point lands
+
+    def inside(stretch):
+        point = start + (x - start) * (stretch / t)[:, None]
+        own = torch.linalg.vector_norm(point - start, dim=1) + funnels.offsets[nearest]
+        return ((point.abs() <= 2.5).all(dim=1) & (own <= funnels.potential(point) + 1e-9))[told]
+
+    assert bool(inside(1 - 1e-6).all()) and int(told.sum()) > 950
+    assert not bool(inside(1 + 1e-6).any())
+
+
+def test_a_power_of_one_moves_nothing():
+    funnels = make_funnels(4, 16)
+    still = Funnels(funnels.centres, funnels.offsets, power=1.0)
+    x = box(still, 500)
+    torch.testing.assert_close(still.transport(x), x, atol=1e-12, rtol=0)
+
+
+def test_on_finite_samples_the_map_along_the_rays_is_the_cheapest_assignment():
+    funnels = make_funnels(5, 16)
+    x = box(funnels, 300)
+    y = funnels.transport(x)
+    way = float(torch.linalg.vector_norm(x - y, dim=1).mean())
+    assert exact_distance(x, y) == pytest.approx(way, rel=1e-9)
+
+
+# The authors' own draws of the centres gave these; another draw changes them a little.
+@pytest.mark.parametrize(("dimension", "count", "published"), [(2, 256, 0.1336), (32, 16, 1.670), (128, 256, 1.0415)])
+def test_distances_are_those_of_the_published_benchmark(dimension, count, published):
+    pair = funnel_pair(dimension, count, draws=2**13)
+    assert pair.distance == pytest.approx(published, rel=0.12)
+    assert 0 < pair.distance_error < 0.02 * pair.distance
+
+
+def test_the_stated_error_of_a_funnel_pair_is_its_error():
+    coarse, fine = funnel_pair(4, 16, draws=2**11), funnel_pair(4, 16, draws=2**16)
+    assert abs(coarse.distance - fine.distance) < 4 * coarse.distance_error
+    assert fine.distance_error == pytest.approx(coarse.distance_error / 2**2.5, rel=0.2)
+
+
+def test_a_funnel_pair_draws_from_its_two_distributions_in_its_support():
+    pair = funnel_pair(3, 4, draws=2**15)
+    xs, ys = draws(pair, 4000)
+    assert xs.dtype == torch.float64 and xs.shape == ys.shape == (4000, 3)
+    assert float(torch.cat([xs, ys]).abs().max()) <= 2.5
+    funnels = make_funnels(3, 4)
+    difference = float(funnels.potential(xs).mean() - funnels.potential(ys).mean())
+    assert difference == pytest.approx(pair.distance, rel=0.05)
+
+
+@pytest.mark.parametrize("base", ["normal", "uniform", "mixture"])
+def test_translations(base):
+    pair = translation(6, 2.5, base)
+    first, _ = draws(pair, 200, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    moved = pair.second(200, generator).double()  # the same draws, moved
+    assert exact_distance(first, moved) == pytest.approx(2.5, rel=1e-5)
+    assert pair.distance == 2.5
+    if pair.support is not None:
+        xs, ys = draws(pair, 20_000)
+        assert (
+            pair.support[0] <= float(torch.cat([xs, ys]).min()) and float(torch.cat([xs, ys]).max()) <= pair.support[1]
+        )
+
+
+@pytest.mark.parametrize("pair", line_pairs(), ids=lambda pair: pair.name)
+def test_line_pairs_against_sorted_samples(pair):
+    xs, ys = draws(pair, 2**17)
+    sorted_distance = float((xs.sort(dim=0).values - ys.sort(dim=0).values).abs().mean())
+    assert sorted_distance == pytest.approx(pair.distance, rel=0.02)
+    if pair.support is not None:
+        assert (
+            pair.support[0] <= float(torch.cat([xs, ys]).min()) and float(torch.cat([xs, ys]).max()) <= pair.support[1]
+        )
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 7, 64])
+def test_radial_pairs_differ_by_their_radii_alone(dimension):
+    for pair in radial_pairs(dimension):
+        xs, ys = draws(pair, 2**15)
+        radii = [torch.linalg.vector_norm(side, dim=1) for side in (xs, ys)]
+        distance = float((radii[0].sort().values - radii[1].sort().values).abs().mean())
+        assert distance == pytest.approx(pair.distance, rel=0.03), pair.name
+        for side, radius in zip((xs, ys), radii, strict=True):
+            mean = (side / radius[:, None]).mean(dim=0)
+            assert float(torch.linalg.vector_norm(mean)) < 5 / 2**7.5, pair.name
+
+
+def test_radial_distances_by_assignment():
+    pair = radial_pairs(2)[2]
+    xs, ys = draws(pair, 1500)
+    assert exact_distance(xs, ys) == pytest.approx(pair.distance, rel=0.06)
+
+
+def test_the_seed_decides():
+    same, again, other = make_funnels(3, 5, 7), make_funnels(3, 5, 7), make_funnels(3, 5, 8)
+    assert torch.equal(same.centres, again.centres) and not torch.equal(same.centres, other.centres)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: translation(0), "dimension"),
+        (lambda: translation(3, base="cauchy"), "cauchy"),
+        (lambda: radial_pairs(-1), "dimension"),
+        (lambda: make_funnels(2, 0), "funnel"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(IsoconvError, match=message):
+        call()
