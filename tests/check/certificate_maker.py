@@ -238,8 +238,7 @@ def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int], torus:
         case nn.Conv1d() | nn.Conv2d() if torus is not None:
             return linear_norm(bounded, shape, torus) * (1 + 1e-9)
         case nn.Conv1d() | nn.Conv2d() | nn.Linear():
-            norm = linear_norm(bounded, shape) * GENEROUS  # 0 where all windows see zeros alone
-            return norm or 2.0**-40 * float(module.weight.detach().abs().max())
+            return linear_norm(bounded, shape) * GENEROUS
         case nn.AvgPool1d() | nn.AvgPool2d():
             if math.prod(shape) > 4000:  # whole images: disjoint windows
                 return math.prod(settings(module)["kernel_size"]) ** -0.5 * GENEROUS

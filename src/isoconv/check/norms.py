@@ -192,6 +192,10 @@ def convolution_norm(
     kernel: Floats, groups: int, window: Window, claim: Fraction, budget: Budget, what: object
 ) -> Estimate:
     """Prove that the convolution with kernel (outputs, inputs per group, taps, taps) has at most the claimed norm."""
+    budget.spend(100 * sum(axis.taps * axis.outputs for axis in window.axes), what)
+    sources = [(axis, axis.source()) for axis in window.axes]
+    sees = [[bool((source[axis.seen(t)] >= 0).any()) for t in range(axis.taps)] for axis, source in sources]
+    kernel = kernel * np.outer(np.array(sees[0]), np.array(sees[1]))  # a tap that sees no pixel does nothing
     if not kernel.any():
         return None
     parts = kernel.reshape(groups, -1, *kernel.shape[1:])
