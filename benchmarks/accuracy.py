@@ -16,7 +16,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from isoconv.data import load_splits
-from isoconv.train.classifier import seed_folders, train_classifiers
+from isoconv.train.classifier import train_classifiers
+from isoconv.train.run_folder import seed_folders
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from isoconv.train.distributed import choose_device
-from isoconv.train.replica import Replica
+from isoconv.train.engine import Learner
+from isoconv.train.capture import make_stepper
 from isoconv.wasserstein.critic import CriticTask, make_critic
 from isoconv.wasserstein.critic_config import CriticConfig
 from isoconv.wasserstein.samples import FiniteSamples
@@ -46,15 +47,15 @@ class Case:
         samples = FiniteSamples("a", self.xs, whole=True)
         critic = make_critic(config, samples, samples)
         self.device, self.steps, self.rounds = device, arguments.steps, list[float]()
-        self.replica = Replica(config, critic, CriticTask(config), 10**6, device)
+        self.stepper = make_stepper([Learner.from_config(config, critic, CriticTask(config), 10**6, device=device)])
         for _ in range(30 if device.type == "cuda" else 2):
-            self.replica.step(self.xs, self.ys)
+            self.stepper.step([(self.xs, self.ys)])
 
     def run(self) -> None:
         _wait(self.device)
         start = time.perf_counter()
         for _ in range(self.steps):
-            self.replica.step(self.xs, self.ys)
+            self.stepper.step([(self.xs, self.ys)])
         _wait(self.device)
         self.rounds.append((time.perf_counter() - start) / self.steps * 1e3)
 

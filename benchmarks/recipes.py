@@ -18,10 +18,11 @@ from isoconv.data import EpochBatches, hold_out, load_splits
 from isoconv.train.classifier import device_name
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import choose_device
-from isoconv.train.evaluate import evaluate
-from isoconv.train.projections import project_where_due
-from isoconv.train.replica import Replica
-from isoconv.train.task import Classification, make_model
+from isoconv.train.classifier import evaluate
+from isoconv.train.engine import Learner
+from isoconv.train.capture import CapturedStepper
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 
 
 def main() -> None:
@@ -55,23 +56,21 @@ def main() -> None:
             padding=config.crop_padding,
             flip=config.flip,
         )
-        replica = Replica(
-            config, make_model(config), Classification(config), len(batches), device, None, len(arguments.recipes)
-        )
-        runs.append((text, replica, batches))
+        learner = Learner.from_config(config, make_model(config), Classification(config), len(batches), device=device)
+        runs.append((text, config.epochs, learner, batches))
+    stepper = CapturedStepper([learner for _, _, learner, _ in runs])
     start = time.perf_counter()
-    for epoch in range(max(replica.config.epochs for _, replica, _ in runs)):
-        streams = [(r, b.epoch(epoch), len(b)) for _, r, b in runs if epoch < r.config.epochs]
-        for k in range(max(length for _, _, length in streams)):
-            stepping = [(replica, stream) for replica, stream, length in streams if k < length]
-            for replica, stream in stepping:
-                replica.step(*next(stream))
-            project_where_due([replica for replica, _ in stepping])
+    for epoch in range(max(epochs for _, epochs, _, _ in runs)):
+        streams = [iter(b.epoch(epoch) if epoch < epochs else ()) for _, epochs, _, b in runs]
+        while any(drawn := [next(stream, None) for stream in streams]):
+            stepper.step(drawn)
+            moved = [run[2] for run, batch in zip(runs, drawn, strict=True) if batch is not None]
+            stepper.project([one for one in moved if one.done % one.project_every == 0 or one.done == one.steps])
     rows = []
-    for text, replica, _ in runs:
-        replica.wait()
-        result = evaluate(replica.model.eval(), validation, radii, device)
-        made = {"conv": arguments.conv, "recipe": text, "epochs": replica.config.epochs, "images": len(train)}
+    stepper.wait()
+    for text, epochs, learner, _ in runs:
+        result = evaluate(learner.model.eval(), validation, radii, device)
+        made = {"conv": arguments.conv, "recipe": text, "epochs": epochs, "images": len(train)}
         place = device_name(device)
         rows.append(made | {"clean": result["clean"], "robust": result["robust"], "hardware": place})
         figures = "  ".join(f"{value:.2f}" for value in (result["clean"], *result["robust"].values()))

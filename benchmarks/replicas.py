@@ -16,10 +16,10 @@ import torch
 
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import choose_device
-from isoconv.train.projections import project_where_due
-from isoconv.train.replica import Replica
-from isoconv.train.task import Classification, make_model
-from isoconv.train.together import Together
+from isoconv.train.engine import Learner
+from isoconv.train.capture import make_stepper
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
 ROUNDS, STEPS = 7, 100
@@ -37,23 +37,20 @@ def round_time(count: int, arguments: argparse.Namespace) -> float:
         conv=arguments.conv,
         **settings,
     )
-    replicas = [
-        Replica(c, make_model(c), Classification(c), 10**6, device, None, count)
+    learners = [
+        Learner.from_config(c, make_model(c), Classification(c), 10**6, device=device)
         for c in (replace(config, seed=seed) for seed in range(count))
     ]
     images = torch.randint(0, 256, (config.batch_size, *shape), dtype=torch.uint8, device=device)
     labels = torch.randint(0, 10, (config.batch_size,), device=device)
-    together = Together(replicas) if Together.suits(replicas) else None
+    stepper = make_stepper(learners)
     times = []
     for turn in range(ROUNDS + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(STEPS):
-            if together is None:
-                replicas[0].step(images, labels)
-            else:
-                together.step([(images, labels)] * count)
-            project_where_due(replicas)
+            stepper.step([(images, labels)] * count)
+            stepper.project_where_due()
         torch.cuda.synchronize()
         if turn:  # the first warms up and captures
             times.append((time.perf_counter() - start) / STEPS * 1e3)

@@ -21,8 +21,10 @@ from torch import nn
 
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import choose_device
-from isoconv.train.replica import Replica
-from isoconv.train.task import Classification, make_model
+from isoconv.train.engine import Learner
+from isoconv.train.capture import make_stepper
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 
 ROUNDS = {"cuda": 9, "cpu": 25}  # a CPU is shared with others
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
@@ -79,20 +81,21 @@ class Case:
         )
         self.device, self.rounds = device, list[float]()
         eager = "eager" in name or model is not None  # as its users run it
-        self.replica = Replica(config, model or make_model(config), Classification(config), 10**6, device)
-        if eager:
-            self.replica.stream = self.replica.prepared = None
+        learner = Learner.from_config(
+            config, model or make_model(config), Classification(config), 10**6, device=device
+        )
+        self.stepper = make_stepper([learner], captured=not eager)
         self.images = torch.randint(0, 256, (arguments.batch, *shape), dtype=torch.uint8, device=device)
         self.labels = torch.randint(0, 10, (arguments.batch,), device=device)
         self.steps = max(1, arguments.steps // 10) if eager else arguments.steps
         for _ in range(30 if device.type == "cuda" else 3):
-            self.replica.step(self.images, self.labels)
+            self.stepper.step([(self.images, self.labels)])
 
     def run(self) -> None:
         _wait(self.device)
         start = time.perf_counter()
         for _ in range(self.steps):
-            self.replica.step(self.images, self.labels)
+            self.stepper.step([(self.images, self.labels)])
         _wait(self.device)
         self.rounds.append((time.perf_counter() - start) / self.steps * 1e3)
 

@@ -21,7 +21,7 @@ import torch
 
 from isoconv.cli.values import parse_seeds
 from isoconv.data import ImageSet, load_splits
-from isoconv.train.classifier import seed_folders
+from isoconv.train.run_folder import seed_folders
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
 from isoconv.train.run_folder import RunFolder

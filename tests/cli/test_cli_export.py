@@ -14,7 +14,7 @@ from isoconv.certify import weights_sha256
 from isoconv.check.__main__ import main as check
 from isoconv.train.config import TrainConfig
 from isoconv.train.run_folder import RunFolder, load_run
-from isoconv.train.task import make_model
+from isoconv.train.config import make_model
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from isoconv.cli.app import app
 from isoconv.cli.progress import CountingProgress
 from isoconv.train.config import TrainConfig
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import make_model
+from isoconv.train.config import make_model
 from isoconv.version import __version__
 
 COMMANDS = get_command(app).commands

@@ -400,14 +400,14 @@ def test_inference_mode_first_and_training_afterwards(name, first):
 
 
 @built
-def test_parameters_made_in_inference_mode_work_and_are_never_cached(name):
+def test_parameters_made_in_inference_mode_work_and_are_never_stale(name):
     with torch.inference_mode():
         layer, x = made(name)
         layer.eval()
         calls = counting(layer)
         first = layer(x).clone()
         assert torch.equal(layer(x), first)
-        assert len(calls) == 2
+        assert len(calls) == 1
         for p in layer.parameters():
             p.copy_(torch.randn_like(p))  # invisible to any version counter
         assert not torch.allclose(layer(x), first, atol=1e-3)

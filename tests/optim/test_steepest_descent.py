@@ -1,7 +1,6 @@
 """SteepestDescent: where each kind of parameter goes, in what state it can be saved, and that it trains layers."""
 
 import copy
-from typing import ClassVar
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 from helpers import LAYERS, is_manifold, made
 from isoconv.errors import IsoconvError
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, RKOConv2d, plain
-from isoconv.nn.side_streams import SideStreams, in_parts
 from isoconv.optim import SteepestDescent
 
 
@@ -355,110 +353,3 @@ def test_a_copy_steps_too():
     held.grad = torch.eye(3)
     optimiser.step()
     assert not torch.equal(held, p)
-
-
-class _FakeStream:
-    """Stands for a CUDA stream where there is none: what is launched happens at once, and it knows what it waited for."""
-
-    current: ClassVar["list[_FakeStream]"] = []
-
-    def __init__(self, *_: object) -> None:
-        self.waited_for: list[object] = []
-
-    def wait_stream(self, other: object) -> None:
-        self.waited_for.append(other)
-
-    wait_event = wait_stream
-
-    def __enter__(self) -> None:
-        self.current.append(self)
-
-    def __exit__(self, *_: object) -> None:
-        self.current.pop()
-
-
-class _FakeEvent:
-    def record(self) -> None: ...
-
-
-@pytest.fixture
-def main_stream(monkeypatch):
-    """In a world of such streams, the one that is current at first."""
-    main = _FakeStream()
-    monkeypatch.setattr(_FakeStream, "current", [main])
-    monkeypatch.setattr(torch.cuda, "Stream", _FakeStream)
-    monkeypatch.setattr(torch.cuda, "Event", _FakeEvent)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: _FakeStream.current[-1])
-    return main
-
-
-@pytest.mark.parametrize("count", [1, 2, 10])
-def test_side_by_side_is_one_after_the_other(count, main_stream):
-    torch.manual_seed(0)
-    model = nn.Sequential(BCOPConv2d(3, 8, 3), MaxMin(), RKOConv2d(8, 8, 3), nn.Flatten(), OrthogonalLinear(8 * 36, 5))
-    one, other = copy.deepcopy(model), copy.deepcopy(model)
-    optimisers = [SteepestDescent(network.parameters(), lr=0.05) for network in (one, other)]
-    streams = SideStreams(torch.device("cpu"), count)
-    optimisers[1].run_beside(streams)
-    x = torch.randn(4, 3, 6, 6)
-    for _ in range(3):
-        for network, optimiser in zip((one, other), optimisers, strict=True):
-            optimiser.zero_grad()
-            network(x).square().sum().backward()
-            optimiser.step()
-    for p, q in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-    assert set(main_stream.waited_for) >= {*streams.streams, *streams.spare}  # all of it is done when the step is
-
-
-def test_a_matrix_waits_for_its_gradient_alone_unless_somebody_changed_that(main_stream):
-    p = nn.Parameter(conditioned(4, 4))
-    optimiser = SteepestDescent([p])
-    streams = SideStreams(torch.device("cpu"), 5)
-    optimiser.run_beside(streams)
-
-    def waits_for() -> object:
-        for stream in streams.spare:
-            stream.waited_for.clear()
-        optimiser.step()
-        ((found,),) = [stream.waited_for for stream in streams.spare if stream.waited_for]
-        return found
-
-    p.sum().backward()
-    assert isinstance(waits_for(), _FakeEvent)
-    p.sum().backward()
-    p.grad.mul_(0.5)  # clipping, say, on the main stream
-    assert waits_for() is main_stream
-    p.sum().backward()
-    p.grad = p.grad.clone()
-    assert waits_for() is main_stream
-    assert waits_for() is main_stream  # a second step on the same gradient
-
-
-def test_a_failing_step_is_joined_and_nothing_listens_after_the_end(main_stream, monkeypatch):
-    p = nn.Parameter(conditioned(4, 4))
-    optimiser = SteepestDescent([p, nn.Parameter(torch.zeros(3), requires_grad=False)])
-    streams = SideStreams(torch.device("cpu"), 5)
-    optimiser.run_beside(streams)
-    assert len(p._post_accumulate_grad_hooks) == 1
-    monkeypatch.setattr(optimiser, "_move_matrix", lambda *_: 1 / 0)
-    p.sum().backward()
-    with pytest.raises(ZeroDivisionError):
-        optimiser.step()
-    assert set(main_stream.waited_for) >= set(streams.spare)
-    optimiser.run_beside(None)
-    assert not p._post_accumulate_grad_hooks
-
-
-def test_parts_run_beside_each_other_only_on_side_streams(main_stream):
-    streams, ran = SideStreams(torch.device("cpu"), 5), []
-    parts = [lambda k=k: ran.append((k, _FakeStream.current[-1])) for k in range(3)]
-    in_parts(parts)
-    assert ran == [(0, main_stream), (1, main_stream), (2, main_stream)]
-    ran.clear()
-    with streams.use(1) as own:
-        in_parts(parts)
-    assert dict(ran)[0] is own and {dict(ran)[1], dict(ran)[2]} == set(streams.spare)
-    assert set(own.waited_for) == set(streams.spare)  # what comes next needs all of them
-    assert all(own in stream.waited_for for stream in streams.spare)  # and they need what came before

@@ -12,7 +12,8 @@ from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.projections import project_where_due
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import Classification, make_model
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 from isoconv.train.together import Together
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,7 +11,7 @@ from torch import nn
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_tensors, write_text
 from isoconv.optim import SteepestDescent
-from isoconv.train.checkpoint import pack_state, unpack_state
+from isoconv.train.run_folder import pack_state, unpack_state
 
 
 def test_tensors_come_back_as_they_were(tmp_path):

@@ -128,7 +128,7 @@ def test_the_observer_counts_each_step_once(tmp_path):
 def test_several_seeds_side_by_side_are_each_seed_alone(tmp_path):
     config = toy_config(flip=True)
     results = train_toy(tmp_path / "together", config, seeds=[3, 0, 5])
-    assert [result["seed"] for result in results] == [3, 0, 5]
+    assert [result.seed for result in results] == [3, 0, 5]
     for seed in (0, 3, 5):
         train_toy(tmp_path / f"alone-{seed}", toy_config(flip=True, seed=seed))
         same_weights(tmp_path / f"alone-{seed}", tmp_path / "together" / f"seed-{seed}")

@@ -10,9 +10,9 @@ import torch
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.nn import BCOPConv2d, OrthogonalLinear
-from isoconv.train.classifier import seed_folders
+from isoconv.train.run_folder import seed_folders
 from isoconv.train.config import TrainConfig
-from isoconv.train.evaluate import evaluate
+from isoconv.train.classifier import evaluate
 from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder, load_run
 from train.toys import Watcher, toy, toy_config, train_toy
@@ -31,15 +31,15 @@ def test_a_run_leaves_its_configuration_metrics_model_state_and_result(tmp_path)
     assert TrainConfig.read(tmp_path / "run" / "config.json") == config
     saved = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {name: saved[name] for name in result} == result
-    assert (result["seed"], result["epochs"], result["replicas"], result["images"]) == (0, 3, 1, 64)
-    assert 0 <= result["robust"]["0.5"] <= result["robust"]["0.1"] <= result["clean"] <= 100
-    assert 1 - 1e-4 < result["lipschitz_bound"] < 1 + 1e-4
+    assert (result.seed, result.epochs, result.replicas, result.images) == (0, 3, 1, 64)
+    assert 0 <= result.robust["0.5"] <= result.robust["0.1"] <= result.clean <= 100
+    assert 1 - 1e-4 < result.lipschitz_bound < 1 + 1e-4
 
 
 def test_training_learns(tmp_path):
     watcher = Watcher()
     (result,) = train_toy(tmp_path / "run", toy_config(optimiser="adam", epochs=5), observer=watcher)
-    assert result["clean"] > 90
+    assert result.clean > 90
     assert watcher.reports[-1].loss < watcher.reports[0].loss / 2
 
 
@@ -122,7 +122,7 @@ def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path, monkeyp
     trained, images = replicas[0].model.eval(), as_float(test.images)
     with torch.no_grad():
         torch.testing.assert_close(model(images), trained(images), rtol=0, atol=1e-5)
-    assert evaluate(model, test, [], torch.device("cpu"))["clean"] == result["clean"]
+    assert evaluate(model, test, [], torch.device("cpu"))["clean"] == result.clean
 
 
 def test_load_run_takes_a_string(tmp_path):
@@ -184,7 +184,7 @@ def test_divergence_in_the_last_step_is_divergence_too(batch_size, lr, tmp_path)
 
 def test_bf16_keeps_the_constraint(tmp_path, monkeypatch):
     (result,) = train_toy(tmp_path / "run", toy_config(precision="bf16", optimiser="adam"))
-    assert result["lipschitz_bound"] < 1 + 1e-4
+    assert result.lipschitz_bound < 1 + 1e-4
     model, _ = load_run(tmp_path / "run")
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):

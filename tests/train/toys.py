@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from isoconv.data import ImageSet
-from isoconv.train.classifier import train_classifiers
-from isoconv.train.config import TrainConfig
-from isoconv.train.engine import EpochReport
+from isoconv.train.classifier import Classification, TrainResult, train_classifiers
+from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.engine import EpochReport, Learner
 from isoconv.train.run_folder import RunFolder
 
 
@@ -27,6 +27,11 @@ def toy_config(**options: Any) -> TrainConfig:
     """A small network, three epochs of four steps."""
     chosen: dict[str, Any] = {"model": "small", "epochs": 3, "batch_size": 64, "lr": 0.01, **options}
     return TrainConfig(data="toy", input_shape=(1, 8, 8), classes=tuple("abcd"), **chosen)
+
+
+def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Learner:
+    """The network of a configuration, ready to learn."""
+    return Learner.from_config(config, make_model(config), Classification(config), steps_per_epoch, **options)
 
 
 class Watcher:
@@ -51,7 +56,7 @@ def stop_after(steps: int) -> Callable[[], bool]:
 
 def train_toy(
     path: Path, config: TrainConfig, *, resume: bool = False, seeds: Sequence[int] | None = None, **options: Any
-) -> list[dict[str, Any]]:
+) -> list[TrainResult]:
     """Train (or go on) in `path`, one seed or, in seed-0, seed-1, …, several."""
     configs = [config] if seeds is None else [replace(config, seed=seed) for seed in seeds]
     folders = [RunFolder(path if seeds is None else path / f"seed-{c.seed}") for c in configs]

@@ -145,7 +145,7 @@ def _row(network: _Network, config: TrainConfig, folder: RunFolder, train: Image
         "certified": record["robust"][str(epsilon)],
         **at,
         "lipschitz_bound": record["lipschitz_bound"],
-        "train_seconds": result["train_seconds"],
+        "train_seconds": result.train_seconds,
     }
 
 

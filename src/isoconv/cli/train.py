@@ -20,7 +20,8 @@ from isoconv.data import NAMES, Splits, load_splits
 from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
-from isoconv.train.classifier import check_trainable, seed_folders, train_classifiers
+from isoconv.train.classifier import build_networks, train_classifiers
+from isoconv.train.run_folder import seed_folders
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Stopped
@@ -109,15 +110,18 @@ def train(
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
     if resume and search is not None:
         raise IsoconvError("Expected --search for a new run only. Got it with --resume.")
+    models = None
     if resume:
         numbers = _seeds_of(out) if seeds is None else parse_seeds(seeds)
         folders = seed_folders(out, numbers)
         configs, splits = _resumed(folders, data, folder, download, sides, numbers, explicit)
+        for run in folders if processes.first else ():
+            run.lock()
     else:
         numbers = parse_seeds("0" if seeds is None else seeds)
         folders = seed_folders(out, numbers)
         configs, splits = _new(data, folder, download, sides, numbers, explicit, processes.count)
-        check_trainable(configs, splits.train, chosen_device, processes)
+        models = build_networks(configs, splits.train, chosen_device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
         if rates is not None:
@@ -157,6 +161,7 @@ def train(
                 processes=processes,
                 resume=resume,
                 should_stop=should_stop,
+                models=models,
             )
         except Stopped:
             if processes.first:
@@ -172,10 +177,10 @@ def train(
             processes.leave()
     if processes.first:
         if as_json:
-            print(json.dumps(results))
+            print(json.dumps([result.to_fields() for result in results]))
         else:
             print_results(
-                results,
+                [result.to_fields() for result in results],
                 f"{configs[0].model}, {configs[0].conv}, {splits.train.name}, {_counted(configs[0].epochs, 'epoch')}",
             )
             named = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])

@@ -63,6 +63,8 @@ class _AppendPair(torch.autograd.Function):
     result, that of W is G_{i+1} + D_i P, that of P is S = Σ W_iᵀ D_i, and that of R is (S + Sᵀ) R.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(taps: Tensor, basis: Tensor, dim: int) -> Tensor:  # type: ignore[override]
         count = taps.shape[dim]

@@ -64,15 +64,35 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
     diverge: a matrix whose norm may exceed √2 is first divided by an upper bound of it. `precision` "high" lets a GPU
     multiply by the correction, which is small, in TF32: faster, and orthonormal only to ten bits of the correction.
     """
-    matrix = matrix.detach()
+    matrix = matrix.detach() if matrix.requires_grad else matrix
     if matrix.numel() == 0:
         return matrix
     if matrix.dtype not in (torch.float32, torch.float64) and matrix.is_floating_point():
         raise IsoconvError(f"Expected float32 or float64. Got {matrix.dtype}.")
     if steps is not None and steps < 0:
         raise IsoconvError(f"Expected a number of steps of at least 0. Got {steps}.")
+    if steps is None and (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(matrix)):
+        return _retract_opaquely(matrix)
     with without_autocast(matrix), matmul_precision(matrix, "highest"):
         return _retract_looking(matrix) if steps is None else _retract_blindly(matrix, steps, precision)
+
+
+@torch.library.custom_op("isoconv::retract", mutates_args=())
+def _retract_opaquely(matrix: Tensor) -> Tensor:
+    """`retract` as one operator, which compilers and transforms do not look into: it is the same function to all."""
+    result = retract(matrix.detach())
+    unchanged = result.data_ptr() == matrix.data_ptr()  # an operator may not return its own argument
+    return result.clone(memory_format=torch.contiguous_format) if unchanged else result.contiguous()
+
+
+@_retract_opaquely.register_fake
+def _(matrix: Tensor) -> Tensor:
+    return matrix.new_empty(matrix.shape)
+
+
+@_retract_opaquely.register_vmap
+def _(info: object, in_dims: tuple[int], matrix: Tensor) -> tuple[Tensor, int]:
+    return _retract_opaquely(matrix.movedim(in_dims[0], 0)), 0
 
 
 def _retract_looking(matrix: Tensor) -> Tensor:
@@ -144,6 +164,8 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
 
 
 class _OnManifold(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(parameter: Tensor, point: Tensor) -> Tensor:  # type: ignore[override]
         return point.view_as(point)

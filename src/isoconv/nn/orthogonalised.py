@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,8 @@ from isoconv.errors import IsoconvError
 from isoconv.linalg.bjorck import bjorck
 from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.nn.built_weight import BuiltWeight
-from isoconv.nn.side_streams import in_parts
 
 ORTHOGONALISATIONS = ("manifold", "bjorck")
-_BLIND_STEPS = 1  # enough after a step of 0.02 in operator norm; what a longer one leaves, the next retraction takes
 
 
 class OrthogonalisedLayer(BuiltWeight):
@@ -41,28 +38,30 @@ class OrthogonalisedLayer(BuiltWeight):
     def _sources(self) -> tuple[Tensor, ...]:
         return tuple(self._matrices())
 
-    def _orthonormal(self, matrix: Tensor) -> Tensor:
-        """The orthonormal matrix (or matrices) that a parameter stands for, differentiable."""
-        batch = matrix.flatten(0, -3) if matrix.dim() > 3 else matrix
+    def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
         if self.orthogonalisation == "bjorck":
-            return bjorck(batch, iterations=20, order=1).reshape(matrix.shape)
-        return on_manifold(batch, None if self._written_back else _retracted(batch)).reshape(matrix.shape)
+            return sources
+        # A step that works blindly is one of training, where ten bits of the correction are enough.
+        return tuple(retract(source, steps, "highest" if steps is None else "high") for source in sources)
 
-    def _write_back(self) -> bool:
-        return self._bring_back(self._matrices())
+    def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.orthogonalisation == "bjorck":
+            return points
+        return [on_manifold(source, point) for source, point in zip(sources, points, strict=True)]
 
-    def _bring_back(self, matrices: Sequence[Tensor]) -> bool:
-        """Put the orthonormal matrices that these stand for in their place, where that is how it is done."""
+    @property
+    def _writes_back(self) -> bool:
         # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
+        matrices = self._sources()
         precise = all(matrix.dtype in (torch.float32, torch.float64) for matrix in matrices)
-        if self.orthogonalisation == "bjorck" or not precise or not all(matrix.requires_grad for matrix in matrices):
-            return False
-        if torch.compiler.is_compiling():
-            for matrix in matrices:
-                matrix.copy_(_retracted(matrix))
-        else:
-            in_parts([partial(_retract_in_place, matrix) for matrix in matrices])
-        return True
+        return self.orthogonalisation == "manifold" and precise and all(matrix.requires_grad for matrix in matrices)
+
+    def _orthonormal(self, point: Tensor) -> Tensor:
+        """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
+        if self.orthogonalisation == "manifold":
+            return point
+        batch = point.flatten(0, -3) if point.dim() > 3 else point
+        return bjorck(batch, iterations=20, order=1).reshape(point.shape)
 
     def _reset_matrices(self, gain: float) -> None:
         """Random orthonormal matrices; times `gain` in the paper's way, where the scale is the parameter's own."""
@@ -74,20 +73,3 @@ class OrthogonalisedLayer(BuiltWeight):
                     precise = torch.empty_like(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
                     nn.init.orthogonal_(precise, gain if self.orthogonalisation == "bjorck" else 1.0)
                     matrix.copy_(precise)
-
-
-def _retract_in_place(matrix: Tensor) -> None:
-    retracted = _retracted(matrix)
-    if retracted.data_ptr() != matrix.data_ptr():
-        matrix.copy_(retracted)
-
-
-def _retracted(matrix: Tensor) -> Tensor:
-    """Retract looking at the matrix where Python may, blindly where it is traced, transformed or captured.
-
-    A captured step is one of training, where ten bits of the correction are enough; evaluation always looks.
-    """
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(matrix):
-        return retract(matrix, steps=_BLIND_STEPS)
-    capturing = matrix.is_cuda and torch.cuda.is_current_stream_capturing()
-    return retract(matrix, steps=_BLIND_STEPS, precision="high") if capturing else retract(matrix)

@@ -76,14 +76,15 @@ class OSSNConv2d(SizedConv2d):
         if self.projection == "forward":
             self.power_iterate()
 
+    def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
+        kernel, vector = sources
+        if self.projection == "after_update" or self.training:
+            return kernel, vector
+        # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
+        return kernel, self._iterated(kernel.detach(), vector, self.power_iterations)
+
     def _build(self, kernel: Tensor, vector: Tensor) -> Tensor:
-        if self.projection == "after_update":
-            return kernel.clone()
-        if not self.training:
-            # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
-            with torch.no_grad():
-                vector = self._iterated(kernel, vector, self.power_iterations)
-        return self._normalised(kernel, vector)
+        return kernel.clone() if self.projection == "after_update" else self._normalised(kernel, vector)
 
     def _normalised(self, kernel: Tensor, vector: Tensor) -> Tensor:
         image = self._convolved(kernel, vector.detach())

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.approximate_polar import approximate_polar, descend
-from isoconv.nn.side_streams import GradientEvents, SideStreams
 
 
 class SteepestDescent(Optimizer):
@@ -26,8 +25,6 @@ class SteepestDescent(Optimizer):
     momentum : the share of the old momentum that stays
     vector_lr : Adam's learning rate for vectors; follows the schedule of `lr` in proportion when given as None
     """
-
-    _beside: tuple[SideStreams, GradientEvents] | None = None  # see `run_beside`
 
     def __init__(
         self,
@@ -66,61 +63,22 @@ class SteepestDescent(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
-            matrices = [p for p in with_gradient if p.dim() >= 2]
-            vectors = [p for p in with_gradient if p.dim() < 2]
-            kinds = dict.fromkeys((p.device, p.dtype) for p in vectors)
-            alike = [[p for p in vectors if (p.device, p.dtype) == kind] for kind in kinds]
-            if self._beside is None:
-                self._move_all(matrices, alike, group)
-            else:
-                self._move_side_by_side(matrices, alike, group, *self._beside)
+            self.update(group, group["params"])
         return loss
 
-    def run_beside(self, streams: SideStreams | None) -> None:
-        """Move every matrix on a stream of these, as soon as its gradient is there; for a step in a CUDA graph.
-
-        For a training engine: between the backward pass and the step nothing may read the parameters or write the learning
-        rate, and the loss may use no parameter both with and without its gradient. None: one after the other again.
-        """
-        if self._beside is not None:
-            self._beside[1].stop()
-        parameters = (p for group in self.param_groups for p in group["params"])
-        self._beside = None if streams is None else (streams, GradientEvents(parameters))
-
-    def _move_all(self, matrices: list[Tensor], vectors: list[list[Tensor]], group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def update(self, group: dict[str, Any], parameters: Iterable[Tensor]) -> None:
+        """Take the step of some parameters of a group alone: those of them that have a gradient."""
+        moving = [p for p in parameters if p.grad is not None and p.numel()]
+        matrices, vectors = [p for p in moving if p.dim() >= 2], [p for p in moving if p.dim() < 2]
         if matrices:
             buffers = [self._momentum(p) for p in matrices]
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, _gradients(matrices))
             for p, buffer in zip(matrices, buffers, strict=True):
                 self._move_matrix(p, buffer, group)
-        for alike in vectors:
-            self._move_vectors(alike, group)
-
-    def _move_side_by_side(
-        self,
-        matrices: list[Tensor],
-        vectors: list[list[Tensor]],
-        group: dict[str, Any],
-        streams: SideStreams,
-        gradients: GradientEvents,
-    ) -> None:
-        current = torch.cuda.current_stream(streams.device)
-        try:
-            for p in reversed(matrices):  # about in the order in which a backward pass finds their gradients
-                with torch.cuda.stream(streams.take_spare()):
-                    gradients.wait(p, instead=current)
-                    buffer, (gradient,) = self._momentum(p), _gradients([p])
-                    torch.add(gradient, buffer, alpha=group["momentum"], out=buffer)
-                    self._move_matrix(p, buffer, group)
-            for alike in vectors:
-                with torch.cuda.stream(streams.take_spare()):
-                    for p in alike:
-                        gradients.wait(p, instead=current)
-                    self._move_vectors(alike, group)
-        finally:
-            streams.join()
+        for kind in dict.fromkeys((p.device, p.dtype) for p in vectors):
+            self._move_vectors([p for p in vectors if (p.device, p.dtype) == kind], group)
 
     def _momentum(self, p: Tensor) -> Tensor:
         state = self.state[p]

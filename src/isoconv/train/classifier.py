@@ -1,27 +1,69 @@
 """Training classifiers: seeds side by side, from data to run folders."""
 
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor, nn
 
+from isoconv.certify import robust_accuracy
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.errors import IsoconvError
-from isoconv.nn.side_streams import STREAMS_IN_POOL
-from isoconv.train.config import TrainConfig
+from isoconv.records import Record
+from isoconv.train.capture import STREAMS_IN_POOL, lay_out
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import Observer, run
-from isoconv.train.evaluate import evaluate
-from isoconv.train.replica import Replica
-from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import Classification, make_model
+from isoconv.train.engine import Observer, fit
+from isoconv.train.losses import LOSSES
+from isoconv.train.run_folder import RunFolder, locked
 
 
-def seed_folders(out: Path, seeds: Sequence[int]) -> list[RunFolder]:
-    """One seed lives in the run's folder itself, several in seed-0, seed-1, … inside it."""
-    return [RunFolder(out if len(seeds) == 1 else out / f"seed-{seed}") for seed in seeds]
+@dataclass(frozen=True)
+class TrainResult(Record):
+    """The final figures of one seed, as result.json holds them. Accuracies are in percent, None without test images.
+
+    robust : certified accuracy of the plain network, run in float64, by the radius as text
+    peak_memory_mib : the most that the process held, of the GPU's memory or of the machine's
+    """
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound",)
+
+    seed: int
+    epochs: int
+    train_seconds: float
+    replicas: int
+    device: str
+    torch: str
+    peak_memory_mib: float | None = None
+    images: int | None = None
+    clean: float | None = None
+    robust: dict[str, float] | None = None
+    lipschitz_bound: float | None = None
+    finished: str = ""
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields as plain data, without those of an evaluation that did not take place."""
+        absent = {"images", "clean", "robust", "lipschitz_bound"} if self.images is None else set()
+        absent |= set() if self.finished else {"finished"}
+        return {name: value for name, value in super().to_fields().items() if name not in absent}
+
+
+class Classification:
+    """The loss of a configuration on images of pixels 0 … 255 and labels; counts how many are classified correctly."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.function, self.options = LOSSES[config.loss].function, config.options_of_loss()
+        self.half = config.precision == "bf16"
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pixels = lay_out(images) / 255
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
+            logits = model(pixels)
+        logits = logits.float()
+        loss = self.function(logits, labels, **self.options)
+        return loss, {"accuracy": (logits.argmax(dim=1) == labels).sum()}
 
 
 def train_classifiers(
@@ -30,58 +72,90 @@ def train_classifiers(
     train: ImageSet,
     test: ImageSet | None,
     epsilons: Sequence[float],
-    observer: Observer,
+    observer: Observer | None = None,
     *,
     device: str = "cpu",
     processes: Processes | None = None,
     resume: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
-    save_every: float = 10.0,
-) -> list[dict[str, Any]]:
+    save_every: float = 8.0,
+    models: Sequence[nn.Module] | None = None,
+) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
 
-    The folders must have been started. Returns each seed's result, which is also in its folder. The test set is looked at
+    The folders must have been started. Return each seed's result, which is also in its folder. The test set is looked at
     once, after the last update.
+
+    models : the networks, where `build_networks` has built them already
     """
     processes = processes or Processes()
-    check_trainable(configs, train, device, processes)
-    place = processes.device(device)
-    batches = [_batches(config, train, place, processes) for config in configs]
-    wrap = processes.wrap if processes.count > 1 else None
-    replicas = [
-        Replica(config, make_model(config), Classification(config), len(batch), place, wrap, len(configs))
-        for config, batch in zip(configs, batches, strict=True)
-    ]
-    if resume:
-        for replica, folder in zip(replicas, folders, strict=True):
-            folder.load(replica)
-    finished = [r.done == r.steps and f.result.exists() for r, f in zip(replicas, folders, strict=True)]
-    if resume and all(finished):
-        return [folder.read_result() for folder in folders]
-    run(replicas, batches, folders, observer, processes, should_stop, save_every)
-    results = []
-    for config, replica, folder in zip(configs, replicas, folders, strict=True):
-        replica.model.eval()
-        result: dict[str, Any] = {"seed": config.seed, "epochs": config.epochs}
-        result |= {"train_seconds": replica.seconds, "replicas": len(replicas), "device": device_name(place)}
-        result |= {"torch": torch.__version__, "peak_memory_mib": _peak_memory(place)}
-        if test is not None:
-            result |= evaluate(replica.model, test, epsilons, place)
-        if processes.first:
-            folder.finish(replica.model, result)
-        results.append(result)
-    processes.wait()
+    models = build_networks(configs, train, device, processes) if models is None else models
+    torch_device, first = processes.device(device), configs[0]
+    batches = [_batches(config, train, torch_device, processes) for config in configs]
+    with locked(folders if processes.first else ()):
+        if resume and all(
+            folder.result.exists() and folder.updates_done() == len(batch) * first.epochs
+            for folder, batch in zip(folders, batches, strict=True)
+        ):
+            return [TrainResult.read(folder.result) for folder in folders]
+        fits = fit(
+            models,
+            batches,
+            Classification(first),
+            first.optimiser,
+            epochs=first.epochs,
+            lr=first.lr,
+            momentum=first.momentum,
+            schedule=first.schedule,
+            project_every=first.project_every,
+            project_iterations=first.project_iterations,
+            folder=folders,
+            resume=resume,
+            device=torch_device,
+            observer=observer,
+            should_stop=should_stop,
+            save_every=save_every,
+            processes=processes,
+        )
+        results = []
+        for config, model, folder, fitted in zip(configs, models, folders, fits, strict=True):
+            evaluation = {} if test is None else evaluate(model.eval(), test, epsilons, torch_device)
+            result = TrainResult(
+                seed=config.seed,
+                epochs=config.epochs,
+                train_seconds=fitted.seconds,
+                replicas=len(configs),
+                device=device_name(torch_device),
+                torch=torch.__version__,
+                peak_memory_mib=_peak_memory(torch_device),
+                **evaluation,
+            )
+            if processes.first:
+                folder.finish(model.eval(), result.to_fields())
+            results.append(result)
+        processes.wait()
     return results
 
 
-def check_trainable(configs: Sequence[TrainConfig], train: ImageSet, device: str, processes: Processes) -> None:
-    """Refuse what cannot be trained before anything is written: too many seeds, too large a batch, a misfit of sizes."""
+def build_networks(
+    configs: Sequence[TrainConfig], train: ImageSet, device: str, processes: Processes
+) -> list[nn.Module]:
+    """Build the network of each configuration; raise if they cannot be trained, before anything is written."""
     if processes.count > 1 and len(configs) > 1:
         raise IsoconvError(f"Expected one seed at a time under torchrun. Got {len(configs)}.")
     if device == "cuda" and len(configs) > STREAMS_IN_POOL:
         raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} seeds side by side on a GPU. Got {len(configs)}.")
     _batches(configs[0], train, torch.device("cpu"), processes)
-    make_model(configs[0])
+    return [make_model(config) for config in configs]
+
+
+def evaluate(
+    model: nn.Module, data: ImageSet, epsilons: Sequence[float], device: torch.device, batch_size: int = 500
+) -> dict[str, Any]:
+    """Return the accuracy in percent, clean and certified at each radius, as arguments of `TrainResult`."""
+    accuracy = robust_accuracy(model.to(device), data, epsilons, batch_size=batch_size)
+    robust = {str(epsilon): accuracy.certified[epsilon] for epsilon in epsilons}
+    return {"images": len(data), "clean": accuracy.clean, "robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
 
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
@@ -98,7 +172,7 @@ def _batches(config: TrainConfig, train: ImageSet, device: torch.device, process
 
 
 def device_name(device: torch.device) -> str:
-    """What the hardware calls itself."""
+    """Return what the hardware calls itself."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -106,7 +180,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _peak_memory(device: torch.device) -> float | None:
-    """The most that the process has held so far, in MiB: of the GPU's memory, or of the machine's."""
+    """Return the most that the process has held so far, in MiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:

@@ -1,29 +1,73 @@
 """All that is needed to repeat a run, and the recipes that fill it in."""
 
 import dataclasses
-import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isoconv.errors import IsoconvError
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS
 from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.records import Record
+from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
 MODELS = ("small", "large", "fc3")
-LOSSES = ("hinge", "cross-entropy")
-OPTIMISERS = ("steepest", "adam", "rmsprop")
 PRECISIONS = ("float32", "bf16")
-RECIPES = ("default", "paper")
+RECIPES = {"default": "the best settings found on validation splits", "paper": "exactly the paper's"}
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """One seed of one run. Everything in it is plain data, and `config.json` holds it whole.
+class Optimiser:
+    """What is known of an optimiser: `make(parameters, rate, momentum)`, with the learning rate in a tensor.
 
-    listing : of one's own pictures, a hash of which there were: with others, others would be held out
+    warm_up : eager steps before a step is captured as a CUDA graph. PyTorch asks for a few. The first steps of Adam are
+        so long (every entry of a matrix moves by the full rate, all in step) that the captured retraction, which cannot
+        look at the matrix, would not quite make up for them. A steepest-descent step is never longer than its rate.
+    """
+
+    name: str
+    title: str
+    make: "Callable[[Iterable[Tensor], Tensor, float], Optimizer]"
+    warm_up: int = 20
+
+
+def _steepest(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+    from isoconv.optim import SteepestDescent
+
+    return SteepestDescent(parameters, lr=rate, momentum=momentum)
+
+
+def _adam(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+    from torch.optim import Adam
+
+    return Adam(parameters, lr=rate, fused=rate.is_cuda, capturable=rate.is_cuda)
+
+
+def _rmsprop(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+    from torch.optim import RMSprop
+
+    return RMSprop(parameters, lr=rate, capturable=rate.is_cuda)
+
+
+OPTIMISERS = {
+    "steepest": Optimiser("steepest", "steepest descent under the operator norm", _steepest, warm_up=3),
+    "adam": Optimiser("adam", "Adam", _adam),
+    "rmsprop": Optimiser("rmsprop", "RMSprop", _rmsprop),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig(Record):
+    """One seed of one run. `config.json` holds it whole.
+
+    listing : for a user's own images, a hash of which ones there were: with others, others would be held out
+    margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
     """
 
     data: str
@@ -51,6 +95,7 @@ class TrainConfig:
     precision: str = "float32"
     seed: int = 0
     recipe: str = "default"
+    loss_options: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -66,37 +111,36 @@ class TrainConfig:
         for name in ("lr", "margin", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
+        if not all(1 <= size <= 2**16 for size in self.input_shape):
+            raise IsoconvError(f"Expected input_shape (channels, height, width). Got {self.input_shape}.")
+        if unknown := self.loss_options.keys() - LOSSES[self.loss].options.keys():
+            raise IsoconvError(f"Expected the options of the loss {self.loss}. Got {min(unknown)!r}.")
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def read(cls, path: Path) -> "TrainConfig":
-        try:
-            fields: dict[str, Any] = json.loads(path.read_text())
-            fields["input_shape"], fields["classes"] = tuple(fields["input_shape"]), tuple(fields["classes"])
-            if wrong := [name for name, value in fields.items() if not _has_its_type(name, value)]:
-                raise ValueError(f"{wrong[0]} is {fields[wrong[0]]!r}")
-            return cls(**fields)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, IsoconvError):
-                raise
-            raise IsoconvError(f"Expected a run's configuration in {path}. Got: {error}.") from None
+    def options_of_loss(self) -> dict[str, float]:
+        """Return the options that the loss is called with."""
+        options = LOSSES[self.loss].options
+        own = {name: getattr(self, name, option.default) for name, option in options.items()}
+        return own | self.loss_options
 
 
-def _has_its_type(name: str, value: Any) -> bool:
-    """Whether a value read from a file can be what the field is declared to be."""
-    declared = TrainConfig.__annotations__.get(name)
-    if name == "input_shape":
-        return len(value) == 3 and all(type(n) is int and 1 <= n <= 2**16 for n in value)
-    if name == "classes":
-        return all(isinstance(label, str) for label in value)
-    if declared is float:
-        return type(value) in (int, float)
-    return declared is None or type(value) is declared
+def make_model(config: TrainConfig) -> "nn.Module":
+    """Return the network of a configuration, initialised from its seed, on the CPU so that every device starts alike."""
+    import torch
+
+    from isoconv.models import FC3, Large, Small
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return {"small": Small, "large": Large, "fc3": FC3}[config.model](
+            config.input_shape,
+            classes=len(config.classes),
+            conv=config.conv,
+            activation=config.activation,
+            orthogonalisation=config.orthogonalisation,
+        )
 
 
-_CHOICES = {
+_CHOICES: dict[str, Iterable[str]] = {
     "model": MODELS,
     "conv": CONVOLUTIONS,
     "activation": ACTIVATIONS,
@@ -119,12 +163,12 @@ _EPSILONS = {"mnist": (1.58, 0.3), "digits": (1.58, 0.3), "cifar10": (36 / 255, 
 
 
 def default_epsilons(data: str) -> tuple[float, ...]:
-    """The radii at which the paper states robust accuracy; CIFAR-10's for other data."""
+    """Return the radii at which the paper states robust accuracy; CIFAR-10's for other data."""
     return _EPSILONS.get(data, (36 / 255, 0.1))
 
 
 def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
-    """The settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
+    """Return the settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
     if recipe not in RECIPES:
         raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
     settings = {"recipe": recipe, **_PER_DATA.get(data, {"margin": 0.5 * math.sqrt(2), "flip": True})}

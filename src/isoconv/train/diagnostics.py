@@ -22,7 +22,7 @@ from isoconv.files import read_json, write_text
 from isoconv.train.config import TrainConfig
 from isoconv.train.gallery import gallery_entries
 from isoconv.train.run_folder import load_run
-from isoconv.train.task import make_model
+from isoconv.train.config import make_model
 
 DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
 

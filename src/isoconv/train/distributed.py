@@ -1,6 +1,7 @@
 """Several processes on one training run, as `torchrun` starts them."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from isoconv.errors import IsoconvError
 
 @dataclass(frozen=True)
 class Processes:
-    """How many there are and which one this is. One alone needs no communication."""
+    """How many processes there are and which one this is. One alone needs no communication."""
 
     rank: int = 0
     count: int = 1
@@ -31,28 +32,28 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes files and talks."""
+        """Return True if this process is the one that writes files and talks."""
         return self.rank == 0
 
     def device(self, name: str) -> torch.device:
-        """The device of this process: each its own GPU."""
+        """Return the device of this process: each has its own GPU."""
         return torch.device("cuda", self.local_rank) if self.count > 1 and name == "cuda" else torch.device(name)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with its gradients averaged over all processes."""
+        """Return the model with its gradients averaged over all processes."""
         return DistributedDataParallel(model)
 
-    def total(self, loss_sum: float, right: int) -> tuple[float, int]:
-        """Sums over all processes."""
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over all processes."""
         if self.count == 1:
-            return loss_sum, right
-        both = torch.tensor([loss_sum, float(right)], dtype=torch.float64)
-        both = both.cuda() if dist.get_backend() == "nccl" else both
-        dist.all_reduce(both)
-        return float(both[0]), int(both[1])
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64)
+        sums = sums.cuda() if dist.get_backend() == "nccl" else sums
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds in one of the processes: all must agree, or some would wait for those that have stopped."""
+        """Return True if the flag is set in one of the processes: all must agree, or some would wait for those that stopped."""
         if self.count == 1:
             return flag
         votes = torch.tensor(float(flag))
@@ -61,7 +62,7 @@ class Processes:
         return bool(votes > 0)
 
     def wait(self) -> None:
-        """Until all have come this far."""
+        """Wait until all processes have come this far."""
         if self.count > 1:
             dist.barrier()
 
@@ -71,7 +72,7 @@ class Processes:
 
 
 def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one. A device that is not there is refused."""
+    """Return the device that `name` stands for: `auto` is a GPU where there is one. Raise if the device is not there."""
     # Networks side by side need as many queues to the GPU as they have streams; its driver reads this once, at the
     # start. Five of Large, each with a graph of its own, took 7.0 ms a round instead of 10.5 (H200,
     # results/speed/queues_h200.json).

@@ -1,25 +1,40 @@
-"""The training loop: replicas side by side, epoch by epoch, always able to go on after it was stopped."""
+"""The training loop: any networks, side by side, epoch by epoch, always able to go on after it was stopped."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
+from isoconv.nn import OSSNConv2d, SVCMConv2d
+from isoconv.records import Record
+from isoconv.train.capture import make_stepper
+from isoconv.train.config import OPTIMISERS
 from isoconv.train.distributed import Processes
-from isoconv.train.projections import project_where_due
-from isoconv.train.replica import Replica
-from isoconv.train.run_folder import RunFolder
-from isoconv.train.together import Together
+from isoconv.train.run_folder import RunFolder, locked
+from isoconv.train.schedules import Schedule, schedule_factor
+
+#: A batch, as the loss takes it.
+Batch = Sequence[Tensor]
+#: `loss(model, *batch)` returns a scalar, or a scalar and metrics. A metric that is a whole number counts samples and is
+#: reported as a percentage of them; any other is averaged over the steps of an epoch.
+LossFunction = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
+#: The name of an optimiser, or a function of the parameters and the learning rate, which is a tensor.
+OptimiserChoice = str | Callable[[Iterable[Tensor], Tensor], torch.optim.Optimizer]
+
+_FIRST_SAVE = 1.0  # seconds after the start; the time to the next one doubles, up to `save_every`
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What the loop tells its observer after an epoch (and, with `epoch` not yet complete, within one)."""
+    """What an observer is told after an epoch, averaged over the networks."""
 
     epoch: int
     epochs: int
@@ -27,6 +42,7 @@ class EpochReport:
     accuracy: float
     images_per_second: float
     seconds_left: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Observer(Protocol):
@@ -37,122 +53,403 @@ class Observer(Protocol):
     def epoch(self, report: EpochReport) -> None: ...
 
 
-class Batches(Protocol):
-    """Whatever gives the batches of an epoch: the same ones whenever it is asked."""
+class Silent:
+    """Shows nothing."""
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def step(self, steps: int) -> None: ...
+
+    def epoch(self, report: EpochReport) -> None: ...
+
+
+class EpochBatchSource(Protocol):
+    """Gives the batches of an epoch: the same ones whenever it is asked."""
+
+    def epoch(self, epoch: int) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
+
+
+Batches = EpochBatchSource | Iterable[Any]
 
 
 class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to stop, and is saved)
     """Training was interrupted; everything is saved."""
 
 
-def run(
-    replicas: Sequence[Replica],
-    batches: Sequence[Batches],
-    folders: Sequence[RunFolder],
-    observer: Observer,
-    processes: Processes,
-    should_stop: Callable[[], bool] = lambda: False,
-    save_every: float = 10.0,
-) -> None:
-    """Train all replicas to their last epoch, from wherever they are.
+@dataclass(frozen=True)
+class FitResult(Record):
+    """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch."""
 
-    They advance step by step, on a GPU side by side (see `Together`); between steps, what is to be projected is.
-    The state is saved every `save_every` seconds (at the end of an epoch) and when it is asked to stop.
+    updates: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class FitConfig(Record):
+    """What `fit` writes into a folder that it starts itself: enough to refuse to go on with other settings."""
+
+    model: str
+    optimiser: str
+    lr: float
+    schedule: str
+    epochs: int
+    steps_per_epoch: int
+    seed: int
+
+
+class Learner:
+    """A network in training: its loss, its optimiser, and how far it has come. `Stepper` advances it.
+
+    update : `update(model, optimiser, *batch)` does all of a step itself and returns what a loss returns, for methods
+        that are more than one loss and one step of one optimiser; `loss` is not called then
+    wrap : hangs a communication layer around the model
     """
-    first = replicas[0]
-    if len({replica.done for replica in replicas}) > 1:
-        raise IsoconvError("Expected all seeds of a run to have been saved at the same step. Resume them one by one.")
-    per_epoch, epochs = first.steps_per_epoch, first.config.epochs
-    images_per_epoch = per_epoch * first.config.batch_size * len(replicas)
-    together = Together(replicas) if Together.suits(replicas) else None
-    clock = _Clock(replicas)
-    last_save = time.perf_counter()
-    for epoch in range(first.done // per_epoch, epochs):
-        started, done_before = time.perf_counter(), first.done
-        streams = [batch.epoch(epoch) for batch in batches]
-        stopping = False
-        for k in range(per_epoch):
-            skip = epoch * per_epoch + k < done_before  # done before the run was stopped
-            drawn = [next(stream) for stream in streams]
-            if skip:
-                continue
-            if together is not None:
-                together.step(drawn)
-            else:
-                for replica, batch in zip(replicas, drawn, strict=True):
-                    replica.step(*batch)
-            project_where_due(replicas)
-            observer.step(1)
-            stopping = processes.any(should_stop())
-            if stopping and k + 1 < per_epoch:
-                _save(replicas, folders, processes, clock)
-                raise Stopped
-        lines = _epoch_lines(replicas, processes, epoch + 1, started)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction | None,
+        optimiser: OptimiserChoice = "steepest",
+        *,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        schedule: str | Schedule = "linear",
+        epochs: int = 1,
+        steps_per_epoch: int = 1,
+        project_every: int = 100,
+        project_iterations: int = 50,
+        update: LossFunction | None = None,
+        device: torch.device | str = "cpu",
+        wrap: Callable[[nn.Module], nn.Module] | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.model = model.to(self.device).train()
+        self.called = wrap(self.model) if wrap else self.model
+        self.loss, self.custom_update = loss, update
+        self.lr, self.schedule = lr, schedule
+        self.steps_per_epoch, self.steps = steps_per_epoch, steps_per_epoch * epochs
+        self.project_every, self.project_iterations = project_every, project_iterations
+        self.choice, self.momentum = optimiser, momentum
+        self.rate = torch.full((), lr, device=self.device)  # a tensor, so that a captured graph follows the schedule
+        self.optimiser = self.make_optimiser(p for p in self.model.parameters() if p.requires_grad)
+        self.done = 0  # updates so far
+        self.seconds = 0.0  # of training so far
+        self.sums: dict[str, Tensor] = {}  # of losses and metrics, over the steps of the epoch so far
+        self.random_state: dict[str, Tensor] = {}  # with which a run that is resumed goes on
+        modules = list(self.model.modules())
+        self.projected_in_step = [m for m in modules if isinstance(m, OSSNConv2d) and m.projection != "forward"]
+        self.projected_rarely = [m for m in modules if isinstance(m, SVCMConv2d)]
+
+    @classmethod
+    def from_config(cls, config: Any, model: nn.Module, loss: LossFunction, steps_per_epoch: int, **options: Any) -> Self:
+        """Return a learner with the settings of a configuration: its optimiser, rate, schedule and projections."""
+        names = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
+        settings = {name: getattr(config, name) for name in names}
+        return cls(model, loss, config.optimiser, steps_per_epoch=steps_per_epoch, **settings, **options)
+
+    def make_optimiser(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """Return the chosen optimiser of these parameters."""
+        if not isinstance(self.choice, str):
+            return self.choice(parameters, self.rate)
+        if self.choice not in OPTIMISERS:
+            raise IsoconvError(f"Expected an optimiser out of {', '.join(OPTIMISERS)}. Got {self.choice!r}.")
+        return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum)
+
+    @property
+    def warm_up(self) -> int:
+        """How many steps run eagerly before one is captured."""
+        return OPTIMISERS[self.choice].warm_up if isinstance(self.choice, str) else 20
+
+    def scheduled_rate(self) -> float:
+        """Return the learning rate of the next step."""
+        return self.lr * schedule_factor(self.schedule, self.done, self.steps, self.steps_per_epoch)
+
+    def update(self, batch: Batch) -> None:
+        """Update the network on a batch, eagerly: one step of the optimiser, or what it was told to do instead."""
+        if self.custom_update is not None:
+            self.add_up(self.custom_update(self.called, self.optimiser, *batch))
+        else:
+            self.optimiser.zero_grad(set_to_none=True)
+            self.compute_loss(batch).backward()
+            self.optimiser.step()
+        self.project_in_step()
+
+    def project_in_step(self) -> None:
+        """Project the layers that are projected after each update."""
+        for layer in self.projected_in_step:
+            layer.project()
+
+    def compute_loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch, and add it and its metrics to the sums."""
+        assert self.loss is not None
+        return self.add_up(self.loss(self.called, *batch))
+
+    def add_up(self, outcome: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Tensor:
+        """Add a loss and its metrics to the sums; return the loss."""
+        loss, metrics = outcome if isinstance(outcome, tuple) else (outcome, {})
+        for name, value in {"loss": loss, **metrics}.items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), dtype=value.dtype, device=self.device)
+            self.sums[name] += value.detach()
+        return loss
+
+    def take_sums(self) -> dict[str, Tensor]:
+        """Return the sums of the epoch, and begin new ones."""
+        sums = {name: value.cpu().clone() for name, value in self.sums.items()}
+        for value in self.sums.values():
+            value.zero_()
+        return sums
+
+    def is_finite(self) -> bool:
+        """Return True if the loss so far and all parameters are numbers."""
+        return all(bool(torch.isfinite(t).all()) for t in (*self.sums.values(), *self.model.parameters()))
+
+
+def fit(
+    models: nn.Module | Sequence[nn.Module],
+    batches: Batches | Sequence[Batches],
+    loss: LossFunction | Sequence[LossFunction] | None,
+    optimiser: OptimiserChoice | Sequence[OptimiserChoice] = "steepest",
+    *,
+    epochs: int,
+    lr: float | Sequence[float] = 0.01,
+    momentum: float = 0.9,
+    schedule: str | Schedule | Sequence[str | Schedule] = "linear",
+    update: LossFunction | None = None,
+    project_every: int = 100,
+    project_iterations: int = 50,
+    folder: Path | str | RunFolder | Sequence[Path | str | RunFolder] | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    observer: Observer | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    save_every: float = 8.0,
+    processes: Processes | None = None,
+) -> list[FitResult]:
+    """Train any networks in place, from wherever they are to their last epoch. Return one result per network.
+
+    On a GPU a step is captured as a CUDA graph and replayed, and like networks take their steps in one batch; on a CPU
+    the same functions run eagerly, and what is trained beside others is bit for bit what is trained alone.
+
+    models : a network, or a list of them, to train side by side. With a list, `batches` and `folder` are lists too, with
+        one entry for each network; `loss`, `optimiser`, `lr` and `schedule` may be.
+    batches : what an epoch consists of: an iterable with a length, such as a `DataLoader`, or an object with
+        `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch,
+        and left as they were at the end.
+    loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
+    optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
+    folder : where the run is kept, a path, or a `RunFolder` that was started and will be finished by the caller. None: no
+        file is written.
+    resume : go on with what the folder holds; on a CPU the weights are bit for bit those of a run never stopped
+    should_stop : asked after every step; True saves the state and raises `Stopped`
+    save_every : seconds after which the state is saved again, also in the middle of an epoch
+    """
+    several = not isinstance(models, nn.Module)
+    networks, sources = _listed(models, several), _listed(batches, several)
+    count, steps = len(networks), _steps_per_epoch(sources)
+    if len(sources) != count:
+        raise IsoconvError(f"Expected batches for each of {count} networks. Got them for {len(sources)}.")
+    processes = processes or Processes()
+    shared: dict[str, Any] = {"momentum": momentum, "epochs": epochs, "steps_per_epoch": steps, "update": update}
+    shared |= {"project_every": project_every, "project_iterations": project_iterations, "device": device}
+    shared |= {"wrap": processes.wrap if processes.count > 1 else None}
+    settings = zip(*(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
+    learners = [
+        Learner(network, its_loss, its_optimiser, lr=its_lr, schedule=its_schedule, **shared)
+        for network, (its_loss, its_optimiser, its_lr, its_schedule) in zip(networks, settings, strict=True)
+    ]
+    places = [] if folder is None else _listed(folder, several)
+    folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
+    owned = [(learners[k], folders[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
+    if processes.first:
+        for learner, run in owned:
+            _start(learner, run, epochs, seed, resume)
+    processes.wait()
+    with locked(folders if processes.first else ()), _own_random_numbers(learners[0].device):
+        if resume:
+            for learner, run in zip(learners, folders, strict=True):
+                run.load(learner)
+        loop = _Loop(learners, sources, folders, epochs, seed, observer or Silent(), processes, should_stop, save_every)
+        loop.run()
         if processes.first:
-            for line, folder in zip(lines, folders, strict=True):
-                folder.append_metrics(line)
-        if stopping or time.perf_counter() - last_save >= save_every or epoch + 1 == epochs:
-            _save(replicas, folders, processes, clock)
-            last_save = time.perf_counter()
-        share = (first.done - done_before) / per_epoch
-        seconds = time.perf_counter() - started
-        observer.epoch(
-            EpochReport(
-                epoch + 1,
-                epochs,
-                sum(line["loss"] for line in lines) / len(lines),
-                sum(line["accuracy"] for line in lines) / len(lines),
-                share * images_per_epoch / seconds,
-                (epochs - epoch - 1) * seconds / max(share, 1e-9),
-            )
+            for learner, run in owned:
+                run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
+    return [FitResult(one.done, one.seconds, line) for one, line in zip(learners, loop.lines, strict=True)]
+
+
+def _listed(value: Any, several: bool) -> list[Any]:
+    return list(value) if several else [value]
+
+
+def _for_each(value: Any, count: int) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value] * count
+
+
+def _steps_per_epoch(sources: Sequence[Any]) -> int:
+    """Return how many batches an epoch has, which must be as many for each network."""
+    if not all(hasattr(source, "__len__") for source in sources):
+        raise IsoconvError("Expected batches that have a length, so that the schedule is known. Got an iterator.")
+    lengths = {len(source) for source in sources}
+    if len(lengths) != 1 or 0 in lengths:
+        raise IsoconvError(f"Expected as many batches for each network, and at least one. Got {sorted(lengths)}.")
+    return lengths.pop()
+
+
+def _start(learner: Learner, run: RunFolder, epochs: int, seed: int, resume: bool) -> None:
+    """Begin a run in a folder that is the loop's own, or raise if the one to go on with has other settings."""
+    names = [one if isinstance(one, str) else getattr(one, "__name__", "") for one in (learner.choice, learner.schedule)]
+    config = FitConfig(
+        type(learner.model).__name__, names[0], learner.lr, names[1], epochs, learner.steps_per_epoch, seed
+    )
+    if not (resume and run.exists):
+        run.start(config, overwrite=False)
+    elif (stored := FitConfig.read(run.config)) != config:
+        name = next(name for name, value in vars(config).items() if getattr(stored, name) != value)
+        raise IsoconvError(
+            f"Expected the settings of the run in {run.path}, whose {name} is {getattr(stored, name)}. "
+            f"Got {getattr(config, name)}."
         )
+
+
+def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+class _Loop:
+    """The loop of `fit`. Networks that were saved at different steps (by a kill between two files) first draw level."""
+
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        sources: Sequence[Any],
+        folders: Sequence[RunFolder],
+        epochs: int,
+        seed: int,
+        observer: Observer,
+        processes: Processes,
+        should_stop: Callable[[], bool],
+        save_every: float,
+    ) -> None:
+        self.learners, self.sources, self.folders = learners, sources, folders
+        self.epochs, self.steps, self.seed = epochs, learners[0].steps_per_epoch, seed
+        self.observer, self.processes, self.should_stop = observer, processes, should_stop
+        self.stepper = make_stepper(learners, captured=processes.count == 1)
+        self.lines: list[dict[str, float]] = [
+            {name: value for folder in folders[k : k + 1] for name, value in (folder.read_metrics() or [{}])[-1].items()}
+            for k in range(len(learners))
+        ]
+        self.seconds_before = [learner.seconds for learner in learners]
+        self.began = self.saved = self.stepped = time.monotonic()
+        self.save_every, self.pause = save_every, min(_FIRST_SAVE, save_every)
+
+    def run(self) -> None:
+        for epoch in range(min(learner.done for learner in self.learners) // self.steps, self.epochs):
+            self._run_epoch(epoch)
+        self._read_clock()
+        self.stepper.end()
+
+    def _run_epoch(self, epoch: int) -> None:
+        started, before = time.monotonic(), [learner.done for learner in self.learners]
+        first, taken, stopping = epoch * self.steps, 0, False
+        torch.manual_seed(epoch_generator(self.seed, epoch, "fit").initial_seed())
+        streams = [iter(s.epoch(epoch) if hasattr(s, "epoch") else s) for s in self.sources]
+        samples = [0] * len(streams)
+        for step in range(first, first + self.steps):
+            drawn = [_as_batch(next(stream, None)) for stream in streams]
+            samples = [count + len(batch[0]) for count, batch in zip(samples, drawn, strict=True)]
+            due = [learner for learner in self.learners if learner.done == step]
+            if not due:  # done before the run was stopped
+                continue
+            if taken == 0 and step > first:
+                _restore_random_numbers(due[0])
+            pairs = zip(self.learners, drawn, strict=True)
+            self.stepper.step([batch if learner in due else None for learner, batch in pairs])
+            self.stepper.project_where_due()
+            taken += 1
+            self.observer.step(1)
+            stopping = self.processes.any(self.should_stop())
+            if (stopping or self._save_is_due()) and step + 1 < first + self.steps:
+                self._save(epoch + 1)
+                if stopping:
+                    self.processes.wait()
+                    raise Stopped
+        lines = []
+        for k, learner in enumerate(self.learners):
+            if before[k] < first + self.steps:  # else its line was written before
+                self.lines[k] = self._epoch_line(learner, epoch + 1, samples[k], started)
+                lines.append(self.lines[k])
+                if self.processes.first and self.folders:
+                    self.folders[k].append_metrics(self.lines[k])
+        if self.processes.any(stopping or self._save_is_due() or epoch + 1 == self.epochs):
+            self._save(epoch + 1)
+            self.processes.wait()
+        seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
+        means = {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]}
+        speed = share * sum(samples) * self.processes.count / seconds
+        left = (self.epochs - epoch - 1) * seconds / share
+        accuracy = means.get("accuracy", 0.0)
+        self.observer.epoch(EpochReport(epoch + 1, self.epochs, means["loss"], accuracy, speed, left, means))
         if stopping:
             raise Stopped
-    clock.read()
-    for ended in (together,) if together is not None else replicas:
-        ended.end()
+
+    def _epoch_line(self, learner: Learner, epoch: int, samples: int, started: float) -> dict[str, float]:
+        """Return what goes into a network's metrics after an epoch; raise if it has diverged."""
+        self.stepper.wait()
+        sums = learner.take_sums()
+        totals = self.processes.total([float(value) for value in sums.values()])
+        line: dict[str, float] = {"epoch": epoch}
+        for (name, value), total in zip(sums.items(), totals, strict=True):
+            counted = not value.is_floating_point()
+            line[name] = 100 * total / (samples * self.processes.count) if counted else total / self.steps / self.processes.count
+        _check_finite(learner, epoch, line["loss"])
+        return line | {"seconds": time.monotonic() - started}
+
+    # Saving -------------------------------------------------------------------------------------------------------
+
+    def _save_is_due(self) -> bool:
+        """Return True if another step would come too late for the next save."""
+        now = time.monotonic()
+        step, self.stepped = now - self.stepped, now
+        return bool(self.folders) and now - self.saved + step >= self.pause
+
+    def _save(self, epoch: int) -> None:
+        self._read_clock()
+        self.saved, self.pause = time.monotonic(), min(2 * self.pause, self.save_every)
+        if self.processes.first:
+            for learner, folder in zip(self.learners, self.folders, strict=bool(self.folders)):
+                _check_finite(learner, epoch, float(learner.sums["loss"]))
+                folder.save(learner)
+
+    def _read_clock(self) -> None:
+        """Add this session's seconds to those that the networks have been trained for."""
+        self.stepper.wait()
+        if self.learners[0].device.type == "cuda":
+            torch.cuda.synchronize(self.learners[0].device)
+        elapsed = time.monotonic() - self.began
+        for learner, before in zip(self.learners, self.seconds_before, strict=True):
+            learner.seconds = before + elapsed if learner.done else before
 
 
-class _Clock:
-    """Adds this session's seconds to those that the replicas have been trained for."""
-
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        self.replicas, self.before = replicas, [replica.seconds for replica in replicas]
-        self.began = time.perf_counter()
-
-    def read(self) -> None:
-        for replica in self.replicas:
-            replica.wait()
-            if replica.device.type == "cuda":
-                torch.cuda.synchronize(replica.device)
-        elapsed = time.perf_counter() - self.began
-        for replica, before in zip(self.replicas, self.before, strict=True):
-            replica.seconds = before + elapsed if replica.done else before
+def _as_batch(batch: Any) -> Batch:
+    batch = (batch,) if isinstance(batch, Tensor) else batch
+    if not isinstance(batch, (tuple, list)) or not all(isinstance(part, Tensor) and part.dim() for part in batch):
+        raise IsoconvError(f"Expected batches of tensors, as many as their length says. Got {type(batch).__name__}.")
+    return batch
 
 
-def _epoch_lines(
-    replicas: Sequence[Replica], processes: Processes, epoch: int, started: float
-) -> list[dict[str, float]]:
-    """What goes into each replica's metrics after an epoch; an error if one has diverged."""
-    lines = []
-    for replica in replicas:
-        loss_sum, right = processes.total(*replica.take_sums())
-        loss = loss_sum / replica.steps_per_epoch / processes.count
-        if not math.isfinite(loss) or not replica.is_finite():
-            raise IsoconvError(
-                f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
-                f"Try a smaller learning rate than {replica.config.lr:g}."
-            )
-        accuracy = 100 * right / (replica.steps_per_epoch * replica.config.batch_size)
-        lines.append({"epoch": epoch, "loss": loss, "accuracy": accuracy, "seconds": time.perf_counter() - started})
-    return lines
+def _restore_random_numbers(learner: Learner) -> None:
+    """Go on with torch's random numbers where a run was stopped in the middle of an epoch."""
+    if "cpu" in learner.random_state:
+        torch.set_rng_state(learner.random_state["cpu"])
+    if "cuda" in learner.random_state and learner.device.type == "cuda":
+        torch.cuda.set_rng_state(learner.random_state["cuda"], learner.device)
 
 
-def _save(replicas: Sequence[Replica], folders: Sequence[RunFolder], processes: Processes, clock: _Clock) -> None:
-    clock.read()
-    if processes.first:
-        for replica, folder in zip(replicas, folders, strict=True):
-            folder.save(replica)
-    processes.wait()
+def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
+    if not math.isfinite(loss) or not learner.is_finite():
+        raise IsoconvError(
+            f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
+            f"Try a smaller learning rate than {learner.lr:g}."
+        )

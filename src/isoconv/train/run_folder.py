@@ -1,23 +1,34 @@
 """A run is a folder: what was asked for, what happened, what came out, and what it takes to go on."""
 
 import json
+import os
 import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_tensors, write_text
+from isoconv.files import read_json, read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
-from isoconv.train.checkpoint import pack_state, unpack_state
-from isoconv.train.config import TrainConfig
-from isoconv.train.replica import Replica
-from isoconv.train.task import make_model
+from isoconv.train.config import TrainConfig, make_model
+
+if TYPE_CHECKING:
+    from isoconv.train.engine import Learner
+
+try:
+    import fcntl
+except ImportError:  # on Windows; there runs are not locked
+    fcntl = None  # type: ignore[assignment]
 
 #: What other commands find out about a run and keep in its folder.
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json")
+_LOCK = ".lock"
+_RENAMED = {"loss_sum": "sums/loss", "right": "sums/accuracy"}  # in states that older versions have written
 
 
 class Configuration(Protocol):
@@ -32,25 +43,26 @@ class RunFolder:
     config.json        all that is needed to repeat the run
     metrics.jsonl      one line per epoch
     model.safetensors  the plain kernels: what is deployed and certified
-    state.safetensors  raw parameters and the optimiser's state, to go on from
+    state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to go on from
     result.json        the final figures
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
-        self.model, self.state, self.result = (
-            path / "model.safetensors",
-            path / "state.safetensors",
-            path / "result.json",
-        )
+        self.model, self.state = path / "model.safetensors", path / "state.safetensors"
+        self.result = path / "result.json"
+        self._held: weakref.finalize[[int], RunFolder] | None = None
+        self._users = 0
 
     @property
     def exists(self) -> bool:
         return self.config.exists()
 
+    # Beginning ----------------------------------------------------------------------------------------------------
+
     def check_free(self, overwrite: bool) -> None:
-        """Whether a run may begin here. An existing one is neither overwritten nor deleted unless `overwrite` says so."""
+        """Raise unless a run may begin here. An existing run is neither replaced nor deleted unless `overwrite`."""
         if self.path.exists() and not self.path.is_dir():
             raise IsoconvError(f"Expected a folder for the run. {self.path} is a file.")
         if self.exists and not overwrite:
@@ -58,78 +70,143 @@ class RunFolder:
                 f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
                 f"or name another folder (--out)."
             )
-        if self.path.exists() and not self.exists and any(self.path.iterdir()):
+        if self.path.exists() and not self.exists and any(file.name != _LOCK for file in self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
 
     def start(self, config: Configuration, overwrite: bool) -> None:
-        """Begin a new run here, where `check_free` allows it."""
+        """Begin a new run here, where `check_free` allows it, and hold its lock."""
         self.check_free(overwrite)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock()
             for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
             write_text(self.config, config.to_json())
         except OSError as error:
             raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
 
-    def save(self, replica: Replica) -> None:
-        """The state after the updates done so far; the sums of a part of an epoch go with it."""
-        replica.wait()
+    def lock(self) -> None:
+        """Claim the folder, or raise if another process trains in it.
+
+        The lock is the kernel's: it ends with the process, however that ends, or with this object.
+        """
+        if self._held is not None or fcntl is None:
+            return
+        try:
+            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise IsoconvError(
+                f"{self.path} is in use: another process trains in it. Wait for it, or stop it first."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        self._held = weakref.finalize(self, os.close, handle)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock within this context, and the contexts around it."""
+        self.lock()
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._held is not None:
+                self._held()
+                self._held = None
+
+    # Going on -----------------------------------------------------------------------------------------------------
+
+    def save(self, learner: "Learner") -> None:
+        """Write the state after the updates so far; the sums of a part of an epoch go with it."""
         progress = {
-            "done": torch.tensor(replica.done),
-            "seconds": torch.tensor(replica.seconds, dtype=torch.float64),
-            "loss_sum": replica.loss_sum,
-            "right": replica.right,
+            "done": torch.tensor(learner.done),
+            "seconds": torch.tensor(learner.seconds, dtype=torch.float64),
+            **{f"sums/{name}": value for name, value in learner.sums.items()},
+            "random/cpu": torch.get_rng_state(),
         }
-        tensors = pack_state(replica.model, replica.optimiser)
+        if learner.device.type == "cuda":
+            progress["random/cuda"] = torch.cuda.get_rng_state(learner.device)
+        tensors = pack_state(learner.model, learner.optimiser)
         write_tensors(self.state, tensors | {f"progress/{name}": value for name, value in progress.items()})
 
-    def load(self, replica: Replica) -> None:
+    def load(self, learner: "Learner") -> None:
         """Go on where `save` left off; a run killed before its first save begins anew."""
         if self.state.exists():
             tensors = read_tensors(self.state)
-            unpack_state(tensors, replica.model, replica.optimiser)
+            unpack_state(tensors, learner.model, learner.optimiser)
+            progress = {name.removeprefix("progress/"): value for name, value in tensors.items()}
+            progress = {_RENAMED.get(name, name): value for name, value in progress.items()}
             try:
-                replica.done, replica.seconds = int(tensors["progress/done"]), float(tensors["progress/seconds"])
-                replica.loss_sum.copy_(tensors["progress/loss_sum"])
-                replica.right.copy_(tensors["progress/right"])
+                learner.done, learner.seconds = int(progress["done"]), float(progress["seconds"])
             except (KeyError, RuntimeError) as error:
                 raise IsoconvError(f"Expected the state of a run in {self.state}. Got another file: {error}.") from None
-        epochs = replica.done // replica.steps_per_epoch
-        kept = [line for line in self.read_metrics() if line["epoch"] <= epochs]
-        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            learner.sums |= {name: value.to(learner.device) for name, value in _under("sums/", progress).items()}
+            learner.random_state = _under("random/", progress)
+        epochs = learner.done // learner.steps_per_epoch
+        lines = self.read_metrics()
+        kept = [line for line in lines if line["epoch"] <= epochs]
+        if kept != lines or self._is_cut_off():
+            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def updates_done(self) -> int:
-        """How many updates the saved state has behind it."""
+        """Return how many updates the saved state has behind it."""
         return int(read_tensors(self.state).get("progress/done", 0)) if self.state.exists() else 0
 
-    def append_metrics(self, line: dict[str, Any]) -> None:
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def append_metrics(self, line: Mapping[str, float]) -> None:
+        """Add the line of an epoch."""
+        try:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise IsoconvError(f"Cannot write {self.metrics}: {error.strerror}.") from None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        if not self.metrics.exists():
-            return []
-        lines = self.metrics.read_text().splitlines()
-        parsed = []
-        for line in lines:
+        """Return the lines of the epochs, up to one that a killed run may have left incomplete."""
+        lines: list[dict[str, Any]] = []
+        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
             try:
-                parsed.append(json.loads(line))
-            except ValueError:  # the last line of a killed run may be cut off; its epoch is done again
+                lines.append(json.loads(line))
+            except ValueError:  # its epoch is done again
                 break
-        return parsed
+        return lines
 
-    def finish(self, model: nn.Module, result: dict[str, Any]) -> None:
+    def _is_cut_off(self) -> bool:
+        text = self.metrics.read_text() if self.metrics.exists() else ""
+        return len(text.splitlines()) != len(self.read_metrics()) or (text != "" and not text.endswith("\n"))
+
+    # Ending -------------------------------------------------------------------------------------------------------
+
+    def finish(self, model: nn.Module, result: Mapping[str, Any]) -> None:
         """Write the plain model and the final figures."""
         write_tensors(self.model, plain(model).state_dict(), {"format": "pt"})
-        write_text(self.result, json.dumps(result | {"finished": time.strftime("%Y-%m-%dT%H:%M:%S")}, indent=2) + "\n")
+        write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
     def read_result(self) -> dict[str, Any]:
         return read_json(self.result)
 
 
+@contextmanager
+def locked(folders: Sequence[RunFolder]) -> Iterator[None]:
+    """Hold the locks of all folders, or raise if one is in use."""
+    with ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(folder.locked())
+        yield
+
+
+def seed_folders(out: Path, seeds: Sequence[int]) -> list[RunFolder]:
+    """Return the folders of seeds: one seed lives in the run's folder itself, several in seed-0, seed-1, … inside it."""
+    return [RunFolder(out if len(seeds) == 1 else out / f"seed-{seed}") for seed in seeds]
+
+
 def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
-    """The plain model of a finished run, in evaluation mode, and its configuration."""
+    """Return the plain model of a finished run, in evaluation mode, and its configuration."""
     folder = RunFolder(Path(path))
     if not folder.exists:
         missing = f"There is no {folder.config.name} in it." if folder.path.exists() else "It does not exist."
@@ -148,3 +225,39 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     except RuntimeError:
         raise IsoconvError(f"Expected the weights of a {config.model} network in {folder.model}. Got others.") from None
     return model, config
+
+
+# The state of a model and its optimiser as named tensors; no pickle ---------------------------------------------------
+
+
+def pack_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return raw parameters, buffers and the optimiser's state, by name."""
+    tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
+    for index, state in optimiser.state_dict()["state"].items():
+        for key, value in state.items():
+            if value is not None:
+                tensors[f"optimiser/{index}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    return tensors
+
+
+def unpack_state(tensors: Mapping[str, Tensor], model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Undo `pack_state`, into a model and an optimiser of the same kind."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in _under("optimiser/", tensors).items():
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value
+    try:
+        model.load_state_dict(_under("model/", tensors))
+    except RuntimeError as error:
+        raise IsoconvError(
+            f"Expected a saved state of this network. Got another: {str(error).splitlines()[-1]}"
+        ) from None
+    groups = optimiser.state_dict()["param_groups"]
+    rates = [group["lr"] for group in optimiser.param_groups]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate  # the very tensor that the schedule writes to: loading has put a copy in its place
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

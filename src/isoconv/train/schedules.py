@@ -1,25 +1,27 @@
 """Learning rates over time, as factors of the initial one."""
 
 import math
+from collections.abc import Callable
 
 from isoconv.errors import IsoconvError
 
-SCHEDULES = ("exponential", "linear", "cosine", "constant")
+#: The factor in step `step` of `steps`, counted from 0, as a function of (step, steps, steps_per_epoch).
+Schedule = Callable[[int, int, int], float]
+
+SCHEDULES: dict[str, Schedule] = {
+    # The paper's: a tenth every 60 epochs, γ^e with γ = 0.1^(1/60) and e the epoch counted from 1.
+    "exponential": lambda step, steps, steps_per_epoch: float(0.1 ** ((step // steps_per_epoch + 1) / 60)),
+    # From 1 in the first step towards 0 after the last.
+    "linear": lambda step, steps, steps_per_epoch: 1 - step / steps,
+    "cosine": lambda step, steps, steps_per_epoch: (1 + math.cos(math.pi * (step / steps))) / 2,
+    "constant": lambda step, steps, steps_per_epoch: 1.0,
+}
 
 
-def schedule_factor(kind: str, step: int, steps: int, steps_per_epoch: int) -> float:
-    """What the learning rate is multiplied by in step `step` of `steps`.
-
-    exponential : the paper's, a tenth every 60 epochs: γ^e with γ = 0.1^(1/60), e the epoch counted from 1
-    linear, cosine : from 1 in the first step towards 0 after the last
-    """
-    progress = step / steps
-    if kind == "exponential":
-        return float(0.1 ** ((step // steps_per_epoch + 1) / 60))
-    if kind == "linear":
-        return 1 - progress
-    if kind == "cosine":
-        return (1 + math.cos(math.pi * progress)) / 2
-    if kind == "constant":
-        return 1.0
-    raise IsoconvError(f"Expected a schedule out of {', '.join(SCHEDULES)}. Got {kind!r}.")
+def schedule_factor(schedule: str | Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
+    """Return what the learning rate is multiplied by in step `step` of `steps`."""
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise IsoconvError(f"Expected a schedule out of {', '.join(SCHEDULES)}. Got {schedule!r}.")
+        schedule = SCHEDULES[schedule]
+    return schedule(step, steps, steps_per_epoch)

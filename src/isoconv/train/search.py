@@ -10,14 +10,7 @@ from isoconv.errors import IsoconvError
 from isoconv.train.classifier import train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import EpochReport
 from isoconv.train.run_folder import RunFolder
-
-
-class _Silent:
-    def step(self, steps: int) -> None: ...
-
-    def epoch(self, report: EpochReport) -> None: ...
 
 
 def search_learning_rate(
@@ -28,7 +21,7 @@ def search_learning_rate(
     processes: Processes,
     validation: float = 0.1,
 ) -> tuple[float, dict[float, tuple[float, float]]]:
-    """The rate whose network is most robust on the held-out part, and (clean, robust) accuracy there for every rate.
+    """Return the rate whose network is most robust on the held-out part, and (clean, robust) accuracy for every rate.
 
     Robust accuracy at the data set's first radius decides, clean accuracy where it is tied. A rate that diverges scores
     nothing; if all do, that is an error.
@@ -43,13 +36,14 @@ def search_learning_rate(
             folder.start(trial, overwrite=False)
             try:
                 (result,) = train_classifiers(
-                    [trial], [folder], kept, held_out, [radius], _Silent(), device=device, processes=processes
+                    [trial], [folder], kept, held_out, [radius], device=device, processes=processes
                 )
             except IsoconvError as error:
                 if "diverged" not in str(error):
                     raise
                 continue
-            scores[rate] = result["clean"], result["robust"][str(radius)]
+            assert result.clean is not None and result.robust is not None
+            scores[rate] = result.clean, result.robust[str(radius)]
     if not scores:
         raise IsoconvError(
             f"Expected a learning rate that trains. All of {', '.join(f'{r:g}' for r in rates)} diverged."

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.models import DCGANCritic, Large, Small
 from isoconv.nn import Scale
-from isoconv.nn.side_streams import STREAMS_IN_POOL
+from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.classifier import device_name
-from isoconv.train.distributed import Processes
-from isoconv.train.engine import Observer, run
-from isoconv.train.replica import Replica
+from isoconv.train.engine import Observer, fit
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.task import laid_out
 from isoconv.wasserstein.bound import WassersteinBound, as_values, choose_method, wasserstein_lower_bound
 from isoconv.wasserstein.critic_config import CriticConfig
 from isoconv.wasserstein.samples import PairBatches, Samples
@@ -36,19 +33,17 @@ class CriticTask:
     def __init__(self, config: CriticConfig) -> None:
         self.config = config
 
-    def loss(self, model: nn.Module, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-        """Minus the difference (the largest one, of several columns), and zero: nothing here is right or wrong."""
+    def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
+        """Return minus the difference (the largest one, of several columns)."""
         pixels, bf16 = self.config.pixel_range, self.config.precision == "bf16"
-        values = laid_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))
+        values = lay_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))
         with torch.autocast(values.device.type, torch.bfloat16, enabled=bf16):
             scores = model(values)
         scores = scores.float()
         differences = scores[: len(xs)].mean(dim=0) - scores[len(xs) :].mean(dim=0)
         total = differences.sum()
         # Its value is that of the best column, its gradient that of all of them.
-        return total.detach() - differences.detach().amax() - total, torch.zeros(
-            (), dtype=torch.int64, device=xs.device
-        )
+        return total.detach() - differences.detach().amax() - total
 
 
 def make_critic(config: CriticConfig, first: Samples, second: Samples) -> nn.Module:
@@ -149,19 +144,32 @@ def train_critics(
     side. `value_range` (by default the pixel range) is what the distributions are known to lie in.
     """
     place = torch.device(device)
-    replicas, batches = [], []
-    for config in configs:
-        pairs = PairBatches(first, second, config.batch_size, config.steps_per_epoch, seed=config.seed, device=place)
-        model = make_critic(config, first, second)
-        replicas.append(Replica(config, model, CriticTask(config), len(pairs), place, None, len(configs)))
-        batches.append(pairs)
-    if resume:
-        for replica, folder in zip(replicas, folders, strict=True):
-            folder.load(replica)
-    run(replicas, batches, folders, observer, Processes(), should_stop, save_every)
+    models = [make_critic(config, first, second) for config in configs]
+    batches = [
+        PairBatches(first, second, config.batch_size, config.steps_per_epoch, seed=config.seed, device=place)
+        for config in configs
+    ]
+    fits = fit(
+        models,
+        batches,
+        [CriticTask(config) for config in configs],
+        [config.optimiser for config in configs],
+        epochs=configs[0].epochs,
+        lr=[config.lr for config in configs],
+        momentum=configs[0].momentum,
+        schedule=[config.schedule for config in configs],
+        project_every=configs[0].project_every,
+        project_iterations=configs[0].project_iterations,
+        folder=folders,
+        resume=resume,
+        device=place,
+        observer=observer,
+        should_stop=should_stop,
+        save_every=save_every,
+    )
     trained = []
-    for config, replica, folder in zip(configs, replicas, folders, strict=True):
-        critic = _best_column(replica.model.eval(), config, first, second, place)
+    for config, model, fitted, folder in zip(configs, models, fits, folders, strict=True):
+        critic = _best_column(model.eval(), config, first, second, place)
         xs, ys = first.judged(config.seed, "first", place), second.judged(config.seed, "second", place)
         bound = wasserstein_lower_bound(
             critic,
@@ -176,7 +184,7 @@ def train_critics(
         )
         result = bound.to_dict() | {"first": config.first, "second": config.second, "model": config.model}
         result |= {name: getattr(config, name) for name in ("conv", "activation", "recipe", "seed")}
-        result |= {"updates": replica.done, "train_seconds": replica.seconds, "replicas": len(replicas)}
+        result |= {"updates": fitted.updates, "train_seconds": fitted.seconds, "replicas": len(configs)}
         result |= {"device": device_name(place), "torch": torch.__version__}
         folder.finish(critic, result)
         trained.append(TrainedCritic(critic, bound, result))

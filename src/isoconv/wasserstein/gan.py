@@ -19,7 +19,7 @@ from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes, write_tensors, write_text
 from isoconv.models.generator import Discriminator, Generator
-from isoconv.train.checkpoint import pack_state, unpack_state
+from isoconv.train.run_folder import pack_state, unpack_state
 from isoconv.train.classifier import device_name
 from isoconv.train.engine import EpochReport, Observer, Stopped
 from isoconv.train.run_folder import RunFolder

@@ -20,7 +20,7 @@ from isoconv.train.reproduction.data import QUICK_BATCH, DataSets
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings, Silent
 from isoconv.train.run_folder import RunFolder, load_run
-from isoconv.train.task import make_model
+from isoconv.train.config import make_model
 
 _SAVE_EVERY = 60.0  # seconds; stopping saves too
 _BINS = 50

@@ -9,12 +9,13 @@ import torch
 from isoconv.train.classifier import device_name
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.engine import Stopped
-from isoconv.train.projections import project
-from isoconv.train.replica import Replica
+from isoconv.train.capture import make_stepper
+from isoconv.train.engine import Learner
 from isoconv.train.reproduction.cells import MeasuredCell
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import Settings
-from isoconv.train.task import Classification, make_model
+from isoconv.train.classifier import Classification
+from isoconv.train.config import make_model
 
 _METHODS = ("standard", "bcop", "rko", "ossn", "svcm")
 _RECIPES = ("default", "paper")
@@ -65,23 +66,26 @@ class _Case:
         chosen = recipe_settings(recipe, "cifar10", conv) | {"model": "large", "conv": conv, "batch_size": batch}
         config = TrainConfig(data="cifar10", input_shape=_SHAPE, classes=_CLASSES, **chosen)
         # So many steps per epoch that the schedule does not get in the way.
-        self.replica = Replica(config, make_model(config), Classification(config), 10**6, device)
-        self.projected, self.every = bool(self.replica.projected_rarely), config.project_every
+        self.learner = Learner.from_config(
+            config, make_model(config), Classification(config), 10**6, device=device
+        )
+        self.stepper = make_stepper([self.learner])
+        self.projected, self.every = bool(self.learner.projected_rarely), config.project_every
         random = torch.Generator().manual_seed(0)
         self.images = torch.randint(0, 256, (batch, *_SHAPE), dtype=torch.uint8, generator=random).to(device)
         self.labels = torch.randint(0, 10, (batch,), generator=random).to(device)
         self.seconds: list[float] = []
         self.projections: list[float] = []
         for _ in range(warm_up):
-            self.replica.step(self.images, self.labels)
-        project([self.replica])  # the first one finds kernels that nobody has projected yet
+            self.stepper.step([(self.images, self.labels)])
+        self.stepper.project([self.learner])  # the first one finds kernels that nobody has projected yet
 
     def run(self) -> None:
         start = self._now()
         for _ in range(self.steps):
-            self.replica.step(self.images, self.labels)
+            self.stepper.step([(self.images, self.labels)])
         middle = self._now()
-        project([self.replica])
+        self.stepper.project([self.learner])
         self.seconds.append((middle - start) / self.steps)
         self.projections.append(self._now() - middle)
 
