@@ -1,19 +1,23 @@
 """Small data sets in the form of the official files."""
 
 import gzip
+import hashlib
 import io
 import struct
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from isoconv.data import ImageSet
-from isoconv.data.cifar10 import Cifar10Release
-from isoconv.data.files import md5, md5_of_file
+from isoconv.data import DATASETS, DataSet, ImageSet
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
 
 
 def random_bytes(*shape: int, seed: int = 0) -> np.ndarray:
@@ -36,7 +40,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_mnist(folder: Path, packed: bool = True, train: int = 12, test: int = 7) -> dict[str, np.ndarray]:
-    """The four files in `folder`; returns what is in them."""
+    """Write the four files into `folder`; return what is in them."""
     contents = {}
     for part, n in (("train", train), ("t10k", test)):
         contents[f"{part}-images-idx3-ubyte"] = random_bytes(n, 28, 28, seed=n)
@@ -98,8 +102,8 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def write_cifar10(folder: Path, form: str) -> tuple[Path, Cifar10Release]:
-    """In one of the forms bin, py, bin.tar.gz, py.tar.gz; returns where, and the release that these files are."""
+def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
+    """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
     batches = cifar10_batches()
     if form.startswith("bin"):
         files = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
@@ -110,13 +114,13 @@ def write_cifar10(folder: Path, form: str) -> tuple[Path, Cifar10Release]:
     sums = {"cifar-10-binary.tar.gz": "", "cifar-10-python.tar.gz": ""}
     if form.endswith(".tar.gz"):
         write_tar(archive, {f"{inside}/readme.html": b"hello", **{f"{inside}/{k}": v for k, v in files.items()}})
-        sums[archive.name] = md5_of_file(archive)
+        sums[archive.name] = md5(archive.read_bytes())
     else:
         for name, data in files.items():
             write(folder / inside / name, data)
     python_md5 = {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
-    place = archive if form.endswith(".tar.gz") else folder / inside
-    return place, Cifar10Release(4, python_md5, sums)
+    path = archive if form.endswith(".tar.gz") else folder / inside
+    return path, replace(DATASETS["cifar10"], images_per_file=4, md5=python_md5 | sums)
 
 
 def stl10_files(train: int = 5, test: int = 3) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ import torch
 
 from data.fakes import image_set
 from isoconv.data import EpochBatches, ImageSet, Splits, as_float, hold_out, resize
-from isoconv.data.split import shuffled
+from isoconv.data.image_set import shuffle
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -118,7 +118,7 @@ def test_hold_out_depends_on_the_seed_alone():
 
 
 def test_shuffling_keeps_images_and_labels_together():
-    mixed = shuffled(with_counts(30, 30), seed=0)
+    mixed = shuffle(with_counts(30, 30), seed=0)
     assert sorted(mixed.images.flatten().tolist()) == list(range(60))
     assert torch.equal(mixed.labels, (mixed.images.flatten() >= 30).long())
     assert 5 < int(mixed.take(20).labels.sum()) < 15

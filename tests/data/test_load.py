@@ -1,14 +1,16 @@
 import io
+import math
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from data.fakes import random_bytes, stl10_files, write, write_cifar10, write_mnist
-from isoconv.data import NAMES, ProgressLine, load_splits, progress
-from isoconv.data.cifar10 import read_cifar10
+from isoconv.data import DATASETS, NAMES, OWN_IMAGES, DataSet, ProgressLine, fetch, load_splits
+from isoconv.data.datasets import Version
 
 
 def test_mnist_at_another_size(tmp_path):
@@ -25,8 +27,8 @@ def test_the_default_folder(tmp_path, monkeypatch):
 
 
 def test_cifar10(tmp_path, monkeypatch):
-    _, release = write_cifar10(tmp_path, "bin.tar.gz")
-    monkeypatch.setattr("isoconv.data.load.read_cifar10", lambda folder: read_cifar10(folder, release))
+    _, record = write_cifar10(tmp_path, "bin.tar.gz")
+    monkeypatch.setitem(DATASETS, "cifar10", record)
     assert load_splits("cifar10", tmp_path, channels=3).train.name == "cifar10"
 
 
@@ -44,27 +46,81 @@ def test_digits():
     assert load_splits("digits", size=14).test.shape == (1, 14, 14)
 
 
-def test_ones_own_pictures(tmp_path):
+def test_own_pictures(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for i in range(4):
             image.fromarray(random_bytes(9, 9, seed=i)).save(tmp_path / name / f"{i}.png")
     (tmp_path / "list.CSV").write_text("\n".join(f"a/{i}.png,{i % 2}" for i in range(4)))
-    splits = load_splits(tmp_path, size=5, channels=3, test_fraction=0.5, seed=1)
+    options = {"size": 5, "channels": 3, "test_fraction": 0.5, "seed": 1}
+    splits, lazy = load_splits(tmp_path, **options), load_splits(tmp_path, **options, lazy=True)
     assert (splits.train.shape, len(splits.test)) == ((3, 5, 5), 4)
+    assert torch.equal(lazy.test.images, splits.test.images)
+    assert torch.equal(lazy.train.images, splits.train.images)
+    assert lazy.listing == splits.listing
     assert load_splits(str(tmp_path / "list.CSV")).train.classes == ("0", "1")
 
 
-def test_importing_needs_torch_and_numpy_alone():
-    code = "import sys, isoconv.data; print([m for m in ('PIL', 'pooch', 'requests', 'mlxtend') if m in sys.modules])"
+def test_a_lazy_set_reads_one_part(tmp_path):
+    write_mnist(tmp_path)
+    write(tmp_path / "train-images-idx3-ubyte.gz", b"damaged")
+    assert load_splits("mnist", tmp_path, size=14, lazy=True).test.shape == (1, 14, 14)
+    with pytest.raises(ValueError, match="train-images"):
+        load_splits("mnist", tmp_path)
+
+
+def test_a_new_data_set_is_one_record_and_its_decoder(tmp_path, monkeypatch):
+    version = Version((("some.raw",), ("more.raw",)), (("test.raw",),), ("toys", ""), f"{__name__}:decode_toy")
+    record = DataSet(name="toy", title="Toy", shape=(1, 2, 2), classes=("a", "b"), versions=(version,))
+    monkeypatch.setitem(DATASETS, "toy", record)
+    for name, count in (("some", 3), ("more", 2), ("test", 4)):
+        write(tmp_path / "toys" / f"{name}.raw", bytes(range(4 * count)))
+    train, test = load_splits("toy", tmp_path)
+    assert train.images.flatten().tolist() == [*range(12), *range(8)]
+    assert (len(test), test.labels.tolist()) == (4, [0, 1, 0, 1])
+    assert DATASETS["toy"].margin == OWN_IMAGES.margin
+
+
+def decode_toy(record, files):
+    images = files[0].to_array(-1, *record.shape)
+    return images, np.arange(len(images)) % 2
+
+
+def test_what_the_records_say():
+    assert NAMES == tuple(DATASETS) == ("digits", "mnist", "cifar10", "stl10")
+    assert [DATASETS[name].epsilons for name in NAMES] == [(1.58, 0.3)] * 2 + [(36 / 255, 0.1)] * 2
+    assert [DATASETS[name].margin for name in NAMES] == [1.5 * math.sqrt(2)] * 2 + [0.5 * math.sqrt(2)] * 2
+    assert [(DATASETS[name].crop_padding, DATASETS[name].flip) for name in NAMES] == [(0, False)] * 2 + [(4, True)] * 2
+    assert (OWN_IMAGES.epsilons, OWN_IMAGES.margin) == ((36 / 255, 0.1), 0.5 * math.sqrt(2))
+    assert (OWN_IMAGES.crop_padding, OWN_IMAGES.flip) == (0, True)
+    assert all(len(record.classes) == 10 for record in DATASETS.values())
+    cifar10 = DATASETS["cifar10"]
+    assert cifar10.images_per_file * 3073 == 30_730_000
+    assert set(cifar10.md5) >= {*cifar10.versions[1].names, *(version.archive for version in cifar10.versions)}
+    assert all(len(md5) == 32 for md5 in cifar10.md5.values())
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("from isoconv.data import DATASETS, NAMES, ProgressLine", ("torch", "numpy")),
+        ("from isoconv.data import load_splits, EpochBatches", ("PIL", "pooch", "requests", "mlxtend")),
+    ],
+)
+def test_importing_needs_little(statement, unwanted):
+    code = f"import sys; {statement}; print([m for m in {unwanted} if m in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"
 
 
-def test_names():
-    assert NAMES == ("digits", "mnist", "cifar10", "stl10")
+def test_the_public_names_are_there():
+    import isoconv.data as room
+
+    assert sorted(room.__all__) == sorted(set(room.__all__))
+    assert all(hasattr(room, name) for name in room.__all__)
+    assert callable(room.download)
 
 
 class Terminal(io.StringIO):
@@ -75,7 +131,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(fetch.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -105,11 +161,3 @@ def test_progress_on_a_terminal_is_one_line(clock):
     clock[0] += 1
     line("unknown", 5, 0)
     assert stream.getvalue().rstrip().endswith("unknown: 5.0 pictures, 5.0 pictures/s")
-
-
-def test_the_public_names_are_there():
-    import isoconv.data as room
-
-    assert sorted(room.__all__) == sorted(set(room.__all__))
-    assert all(hasattr(room, name) for name in room.__all__)
-    assert room.as_float(torch.zeros(1, dtype=torch.uint8)).tolist() == [0.0]

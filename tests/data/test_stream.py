@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from data.fakes import image_set
-from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator
+from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator, stream
 from isoconv.data.stream import fits
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -19,9 +19,17 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", [{}, {"padding": 2}, {"flip": True}, {"padding": 3, "flip": True}])
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("size", [1, 7, 20, 50])
+@pytest.mark.parametrize(
+    ("size", "drop_last", "options"),
+    [
+        (1, True, {"padding": 2}),
+        (7, True, {}),
+        (7, False, {"padding": 3, "flip": True}),
+        (20, False, {}),
+        (20, True, {"padding": 3, "flip": True}),
+        (50, True, {"flip": True}),
+    ],
+)
 def test_resident_and_streamed_batches_are_the_same(size, drop_last, options, device):
     data = image_set(n=50)
     resident = EpochBatches(data, size, device=device, drop_last=drop_last, resident=True, **options)
@@ -130,3 +138,71 @@ def test_a_busy_gpu_gets_the_right_batches(resident):
         for images, labels in EpochBatches(data, 64, padding=4, flip=True).epoch(1)
     ]
     assert all(torch.equal(mine.cpu(), theirs) for (mine, _), theirs in zip(sums, expected, strict=True))
+
+
+# Augmentation
+
+
+def one_by_one(images, offsets, flips, padding):
+    """The definition, image by image."""
+    _, C, H, W = images.shape
+    result = []
+    for image, (top, left), flip in zip(images, offsets.tolist(), flips.tolist(), strict=True):
+        framed = torch.zeros(C, H + 2 * padding, W + 2 * padding, dtype=images.dtype, device=images.device)
+        framed[:, padding : padding + H, padding : padding + W] = image
+        crop = framed[:, top : top + H, left : left + W]
+        result.append(crop.flip(-1) if flip else crop)
+    return torch.stack(result)
+
+
+def random_images(*shape, dtype, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    if dtype == torch.uint8:
+        return torch.randint(0, 256, shape, generator=generator, dtype=dtype).to(device)
+    return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("shape", "padding", "dtype"),
+    [
+        ((1, 1, 1, 1), 0, torch.uint8),
+        ((1, 1, 1, 1), 9, torch.float64),
+        ((30, 3, 8, 8), 4, torch.uint8),
+        ((30, 3, 8, 8), 1, torch.float32),
+        ((17, 1, 5, 9), 9, torch.float32),
+        ((17, 1, 5, 9), 0, torch.uint8),
+        ((9, 2, 12, 3), 1, torch.float64),
+        ((9, 2, 12, 3), 4, torch.uint8),
+    ],
+)
+def test_each_image_is_what_the_definition_says(shape, padding, dtype, device):
+    images = random_images(*shape, dtype=dtype, device=device)
+    offsets, flips = draw(shape[0], padding, True, torch.Generator(device).manual_seed(1))
+    assert torch.equal(crop_and_flip(images, offsets, flips, padding), one_by_one(images, offsets, flips, padding))
+
+
+@pytest.mark.parametrize("piece", [1, 700, 5000, 1 << 30])
+def test_pieces_do_not_show(piece, monkeypatch):
+    monkeypatch.setitem(stream._PIECE, "cpu", piece)
+    images = random_images(41, 3, 8, 8, dtype=torch.uint8)
+    offsets, flips = draw(41, 2, True, torch.Generator().manual_seed(1))
+    assert torch.equal(crop_and_flip(images, offsets, flips, 2), one_by_one(images, offsets, flips, 2))
+
+
+def test_chance_is_fair():
+    offsets, flips = draw(90_000, 4, True, torch.Generator().manual_seed(0))
+    counts = torch.bincount(offsets[:, 0] * 9 + offsets[:, 1], minlength=81)
+    # 90,000 draws from 81 cells: six standard deviations of a cell's count.
+    assert float((counts - 90_000 / 81).abs().max()) < 6 * (90_000 / 81) ** 0.5
+    assert abs(int(flips.sum()) - 45_000) < 6 * 150
+    assert not bool(draw(100, 4, False, torch.Generator().manual_seed(0)).flips.any())
+
+
+def test_images_in_another_memory_format():
+    images = random_images(20, 3, 8, 8, dtype=torch.float32)
+    offsets, flips = draw(20, 2, True, torch.Generator().manual_seed(1))
+    expected = crop_and_flip(images, offsets, flips, 2)
+    assert torch.equal(crop_and_flip(images.contiguous(memory_format=torch.channels_last), offsets, flips, 2), expected)
+    assert torch.equal(crop_and_flip(images.flip(0).flip(0)[::1], offsets, flips, 2), expected)
+    assert len(crop_and_flip(images[:0], offsets[:0], flips[:0], 2)) == 0

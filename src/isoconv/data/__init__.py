@@ -1,46 +1,34 @@
 """Data sets as bytes in memory: readers of what users have on their disks, augmentation, and batches for training.
 
-Everything here gives or takes `ImageSet`s. Pixels become numbers in [0, 1] with `as_float`, and are never normalised.
+Everything here returns or takes `ImageSet`s. `as_float` turns their bytes into numbers in [0, 1], which are never
+normalised. `DATASETS` holds what is known of each data set, and can be read without importing torch.
 """
 
-from isoconv.data.augment import Draws, augment_epoch, crop_and_flip, draw
-from isoconv.data.cifar10 import read_cifar10
-from isoconv.data.digits import read_digits
-from isoconv.data.download import download
-from isoconv.data.folder import read_csv, read_folder
-from isoconv.data.image_set import ImageSet, Splits, as_float
-from isoconv.data.load import NAMES, load_splits
-from isoconv.data.mnist import read_mnist
-from isoconv.data.pictures import load_image
-from isoconv.data.progress import Progress, ProgressLine
-from isoconv.data.resizing import resize
-from isoconv.data.seeds import epoch_generator
-from isoconv.data.split import hold_out
-from isoconv.data.stl10 import read_stl10
-from isoconv.data.stream import EpochBatches
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "NAMES",
-    "Draws",
-    "EpochBatches",
-    "ImageSet",
-    "Progress",
-    "ProgressLine",
-    "Splits",
-    "as_float",
-    "augment_epoch",
-    "crop_and_flip",
-    "download",
-    "draw",
-    "epoch_generator",
-    "hold_out",
-    "load_image",
-    "load_splits",
-    "read_cifar10",
-    "read_csv",
-    "read_digits",
-    "read_folder",
-    "read_mnist",
-    "read_stl10",
-    "resize",
-]
+from isoconv.lazy import lazy_face
+
+if TYPE_CHECKING:
+    from isoconv.data.datasets import DATASETS as DATASETS
+    from isoconv.data.datasets import NAMES as NAMES
+    from isoconv.data.datasets import OWN_IMAGES as OWN_IMAGES
+    from isoconv.data.datasets import DataSet as DataSet
+    from isoconv.data.fetch import Progress as Progress
+    from isoconv.data.fetch import ProgressLine as ProgressLine
+    from isoconv.data.fetch import download as download
+    from isoconv.data.image_set import ImageSet as ImageSet
+    from isoconv.data.image_set import Splits as Splits
+    from isoconv.data.image_set import as_float as as_float
+    from isoconv.data.image_set import hold_out as hold_out
+    from isoconv.data.load import load_splits as load_splits
+    from isoconv.data.pictures import load_image as load_image
+    from isoconv.data.pictures import read_csv as read_csv
+    from isoconv.data.pictures import read_folder as read_folder
+    from isoconv.data.resizing import resize as resize
+    from isoconv.data.seeds import epoch_generator as epoch_generator
+    from isoconv.data.stream import Draws as Draws
+    from isoconv.data.stream import EpochBatches as EpochBatches
+    from isoconv.data.stream import crop_and_flip as crop_and_flip
+    from isoconv.data.stream import draw as draw
+
+__getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

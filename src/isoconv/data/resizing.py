@@ -9,15 +9,15 @@ from isoconv.data.image_set import ImageSet
 from isoconv.errors import IsoconvError
 
 Size = int | tuple[int, int]
-LARGEST_SIZE = 4096  # a mistyped one would fill the memory before anything can be said
+LARGEST_SIZE = 4096  # a mistyped size would otherwise fill the memory
 
 NO_PILLOW = "This needs the package pillow, which is not installed: pip install pillow."
 
 
 def height_and_width(size: Size) -> tuple[int, int]:
-    """(h, w), where one number stands for a square."""
+    """Return (height, width); one number stands for a square."""
     pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in pair):
+    if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
         raise IsoconvError(f"Expected a size as one positive whole number or as (height, width). Got {size!r}.")
     if max(pair) > LARGEST_SIZE:
         raise IsoconvError(f"Expected a size of at most {LARGEST_SIZE:,} pixels. Got {size!r}.")
@@ -25,7 +25,7 @@ def height_and_width(size: Size) -> tuple[int, int]:
 
 
 def resize(images: ImageSet, size: Size) -> ImageSet:
-    """The same images at another size, by Pillow's BILINEAR, whose filter widens when it shrinks (antialiasing).
+    """Return the images at another size, by Pillow's BILINEAR, whose filter widens when it shrinks (antialiasing).
 
     This is bit for bit what torchvision's Resize does to PIL images, and so what published results on STL-10 at 64×64
     were trained on. (torch's own antialiased interpolation of bytes is faster, is off by one step of 255 here and
@@ -38,7 +38,7 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
         from PIL import Image
     except ImportError as error:
         raise IsoconvError(NO_PILLOW) from error
-    # Pillow works on each channel by itself, so that each can go through as a grey picture.
+    # Pillow works on each channel by itself, so each can go through as a grey picture.
     planes = images.images.cpu().flatten(0, 1).contiguous().numpy()
     resized = np.empty((len(planes), height, width), dtype=np.uint8)
     for source, target in zip(planes, resized, strict=True):

@@ -1,4 +1,4 @@
-"""Every random choice of an epoch comes from (seed, epoch), and from nothing that happened before."""
+"""Every random choice of an epoch depends on (seed, epoch) alone, and on nothing that happened before."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from isoconv.errors import IsoconvError
 
 
 def epoch_generator(seed: int, epoch: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one purpose in one epoch, so that a run that resumes at epoch e draws what it would have drawn.
+    """Return a generator for one purpose in one epoch, so that a resumed run draws what it would have drawn.
 
     Generators of different purposes, epochs or seeds are independent. On the CPU they draw the same on every machine; a
     CUDA generator draws other numbers than one on the CPU.

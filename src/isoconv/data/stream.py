@@ -1,17 +1,76 @@
-"""Shuffled batches of a data set, the same ones wherever the data lives and however many processes share them."""
+"""Shuffled, augmented batches: the same ones wherever the data lives and however many processes share them.
+
+Random crops and mirror images are made on the device that holds the images, for a whole epoch at once where they fit.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from isoconv.data.augment import Draws, crop_and_flip, draw, require_padding
 from isoconv.data.image_set import ImageSet
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 
 Batch = tuple[Tensor, Tensor]
+
+# Bytes of padded images to work on at a time. A core is fastest in its cache; a GPU wants few launches, but the index of
+# a piece takes eight bytes for each pixel.
+_PIECE = {"cpu": 1 << 21, "other": 1 << 27}
+
+
+class Draws(NamedTuple):
+    """Random choices for N images: where the crop starts, int64 (N, 2), and which are mirrored, bool (N,)."""
+
+    offsets: Tensor
+    flips: Tensor
+
+
+def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> Draws:
+    """Draw offsets (row, column) from 0 to 2·padding, and fair coins if `flip`, on the generator's device."""
+    _check_padding(padding)
+    device = generator.device
+    offsets = torch.randint(0, 2 * padding + 1, (count, 2), generator=generator, device=device)
+    if not flip:
+        return Draws(offsets, torch.zeros(count, dtype=torch.bool, device=device))
+    return Draws(offsets, torch.randint(0, 2, (count,), generator=generator, device=device).bool())
+
+
+@torch.no_grad()
+def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) -> Tensor:
+    """Crop image n, padded with zeros, from row offsets[n, 0] and column offsets[n, 1], and mirror it if flips[n].
+
+    A crop has the size of the image. Works through the images in pieces, so that it needs little memory beyond its
+    result. Offsets are trusted to lie in 0..2·padding: checking them would make a GPU wait.
+    """
+    _check_padding(padding)
+    if images.ndim != 4 or offsets.shape != (len(images), 2) or flips.shape != (len(images),):
+        raise IsoconvError(
+            f"Expected images (N, C, H, W), offsets (N, 2) and flips (N,). "
+            f"Got {tuple(images.shape)}, {tuple(offsets.shape)} and {tuple(flips.shape)}."
+        )
+    N, C, H, W = images.shape
+    padded_height, padded_width = H + 2 * padding, W + 2 * padding
+    row, column = torch.arange(H, device=images.device), torch.arange(W, device=images.device)
+    result = torch.empty(N, C, H, W, dtype=images.dtype, device=images.device)
+    padded_bytes = C * padded_height * padded_width * images.element_size()
+    piece = max(1, _PIECE.get(images.device.type, _PIECE["other"]) // padded_bytes)
+    for start in range(0, N, piece):
+        at = slice(start, start + piece)
+        source = pad(images[at], [padding] * 4).reshape(-1, C, padded_height * padded_width)
+        rows = offsets[at, :1] + row
+        columns = offsets[at, 1:] + torch.where(flips[at, None], W - 1 - column, column)
+        # One index for all channels of an image: expanded, not copied.
+        index = (padded_width * rows[:, :, None] + columns[:, None, :]).reshape(-1, 1, H * W).expand(-1, C, -1)
+        torch.gather(source, 2, index, out=result[at].view(-1, C, H * W))
+    return result
+
+
+def _check_padding(padding: int) -> None:
+    if padding < 0:
+        raise IsoconvError(f"Expected a padding of 0 or more pixels. Got {padding}.")
 
 
 class EpochBatches:
@@ -20,12 +79,12 @@ class EpochBatches:
     Which images are in which batch, and how each is cropped (from `padding` zeros around it) and mirrored (if `flip`),
     is drawn on the CPU from (seed, e) alone: the same on every device, and for a run that resumes at epoch e.
 
-    If the images fit on the device they stay there, are augmented an epoch at a time, and batches are picked there.
-    Otherwise (or if `resident` says so) batches are sent from pinned host memory, one ahead of the one in use. The
-    batches are the same, bit for bit.
+    If the images fit on the device (or if `resident`) they stay there, are augmented an epoch at a time, and batches are
+    selected there. Otherwise batches are sent from pinned host memory, one ahead of the one in use. The batches are the
+    same, bit for bit.
 
-    `batch_size` is that of all `world_size` processes together. Process `rank` gets its share of each batch, the
-    rank-th of world_size equal parts, so that together they see what one process alone would see.
+    `batch_size` counts the images of all `world_size` processes. Process `rank` gets the rank-th of world_size equal
+    parts of each batch, so that together they see what one process alone would see.
     """
 
     def __init__(
@@ -45,116 +104,91 @@ class EpochBatches:
         if not 0 <= rank < world_size:
             raise IsoconvError(f"Expected a rank from 0 to world_size − 1. Got {rank} of {world_size}.")
         if batch_size < 1 or batch_size % world_size:
-            raise IsoconvError(
-                f"Expected a batch size that is positive and a multiple of {world_size} processes. Got {batch_size}."
-            )
-        left = len(data) % batch_size
+            raise IsoconvError(f"Expected a batch size that is a positive multiple of {world_size}. Got {batch_size}.")
         if len(data) == 0 or (drop_last and len(data) < batch_size):
             raise IsoconvError(
                 f"Expected at least one batch of {batch_size} images. Got {len(data)} images: make the batch smaller."
             )
-        if not drop_last and left % world_size:
-            raise IsoconvError(
-                f"Expected a last batch that {world_size} processes can share equally. "
-                f"Got {left} images in it: use drop_last=True, or another batch size."
-            )
-        require_padding(padding)
+        if not drop_last and (left := len(data) % batch_size) % world_size:
+            raise IsoconvError(f"Expected a last batch that {world_size} processes can share. Got {left} images in it.")
+        _check_padding(padding)
         self.data, self.batch_size, self.seed, self.drop_last = data, batch_size, seed, drop_last
         self.padding, self.flip, self.rank, self.world_size = padding, flip, rank, world_size
         self.device = torch.device(device)
-        augmented = padding > 0 or flip
+        self._augmented = padding > 0 or flip
         if resident is None:
-            copies = (data.images.device != self.device) + augmented
+            copies = (data.images.device != self.device) + self._augmented
             resident = fits(data.images.nbytes * copies, self.device)
         self.resident = resident
-        self._augmented = augmented
         self._images = data.images.to(self.device) if resident else data.images.cpu()
         self._labels = data.labels.to(self.device) if resident else data.labels.cpu()
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         return len(self.data) // self.batch_size if self.drop_last else -(-len(self.data) // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         parts = self.indices(epoch)
         draws = None
         if self._augmented:
-            generator = epoch_generator(self.seed, epoch, "augmentation")
-            draws = Draws(
-                *(drawn.to(self.device) for drawn in draw(len(self.data), self.padding, self.flip, generator))
-            )
-        return self._picked(parts, draws) if self.resident else self._sent(parts, draws)
+            drawn = draw(len(self.data), self.padding, self.flip, epoch_generator(self.seed, epoch, "augmentation"))
+            draws = Draws(*(choices.to(self.device) for choices in drawn))
+        return self._select(parts, draws) if self.resident else self._send(parts, draws)
 
     def indices(self, epoch: int) -> list[Tensor]:
-        """This process's part of each batch, as indices into the data set."""
+        """Return this process's part of each batch, as indices into the data set."""
         order = torch.randperm(len(self.data), generator=epoch_generator(self.seed, epoch, "order"))
-        batches = _cut(order, self.batch_size)[: len(self)]
+        batches = _chunk(order, self.batch_size)[: len(self)]
         return [batch.chunk(self.world_size)[self.rank] for batch in batches]
 
-    def _picked(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
+    def _select(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
         images = self._images if draws is None else crop_and_flip(self._images, *draws, self.padding)
-        for index in _cut(torch.cat(list(parts)).to(self.device), len(parts[0])):
+        for index in _chunk(torch.cat(list(parts)).to(self.device), len(parts[0])):
             yield images.index_select(0, index), self._labels.index_select(0, index)
 
-    def _sent(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
-        on_device = _cut(torch.cat(list(parts)).to(self.device), len(parts[0]))
-        slots = [_Slot(self._images, self._labels, len(parts[0]), self.device) for _ in range(min(2, len(parts)))]
-        slots[0].send(parts[0])
-        for k, index in enumerate(on_device):
-            if k + 1 < len(parts):
-                slots[(k + 1) % 2].send(parts[k + 1])
-            images, labels = slots[k % 2].receive()
+    def _send(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
+        on_device = _chunk(torch.cat(list(parts)).to(self.device), len(parts[0]))
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        transfers = (_Transfer((self._images, self._labels), index, self.device, stream) for index in parts)
+        ahead = next(transfers)
+        for index in on_device:
+            transfer, ahead = ahead, next(transfers, ahead)
+            images, labels = transfer.receive()
             if draws is not None:
                 images = crop_and_flip(images, draws.offsets[index], draws.flips[index], self.padding)
             yield images, labels
 
 
 def fits(size: int, device: torch.device | str) -> bool:
-    """Whether so many bytes may live on the device: on CUDA if they leave half of the free memory to the training."""
+    """Return True if `size` bytes may live on the device: on CUDA, if they leave half of the free memory to training."""
     device = torch.device(device)
     return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
 
 
-def _cut(order: Tensor, length: int) -> list[Tensor]:
+def _chunk(order: Tensor, length: int) -> list[Tensor]:
     return [order[start : start + length] for start in range(0, len(order), length)]
 
 
-@dataclass
-class _Slot:
-    """One batch on its way: collected in host memory, copied by a stream of its own, received by the current stream."""
+class _Transfer:
+    """One batch in transfer: collected in pinned memory, copied on a stream of its own, received on the current one.
 
-    images: Tensor
-    labels: Tensor
-    batch_size: int
-    device: torch.device
+    torch keeps pinned memory for later batches, and gives it out again only when it has been copied.
+    """
 
-    def __post_init__(self) -> None:
-        self.cuda = self.device.type == "cuda"
-        self.host_images = torch.empty(
-            self.batch_size, *self.images.shape[1:], dtype=self.images.dtype, pin_memory=self.cuda
-        )
-        self.host_labels = torch.empty(self.batch_size, dtype=self.labels.dtype, pin_memory=self.cuda)
-        if self.cuda:
-            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def send(self, index: Tensor) -> None:
-        if self.cuda:
-            self.copied.synchronize()  # the host memory may still be on its way out
-        images, labels = self.host_images[: len(index)], self.host_labels[: len(index)]
-        torch.index_select(self.images, 0, index, out=images)
-        torch.index_select(self.labels, 0, index, out=labels)
-        if not self.cuda:
-            self.batch = images.to(self.device, copy=True), labels.to(self.device, copy=True)
-            return
-        with torch.cuda.stream(self.stream):
-            self.batch = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-            self.copied.record()
+    def __init__(self, sources: Batch, index: Tensor, device: torch.device, stream: torch.cuda.Stream | None):
+        self.stream, batch = stream, []
+        with torch.cuda.stream(stream):
+            for source in sources:
+                host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=stream is not None)
+                torch.index_select(source, 0, index, out=host)
+                batch.append(host.to(device, non_blocking=True))
+            self.copied = None if stream is None else stream.record_event()
+        self.batch = batch[0], batch[1]
 
     def receive(self) -> Batch:
-        if self.cuda:
-            current = torch.cuda.current_stream(self.device)
+        if self.stream is not None and self.copied is not None:
+            current = torch.cuda.current_stream(self.stream.device)
             current.wait_event(self.copied)
             for tensor in self.batch:
-                tensor.record_stream(current)  # or the memory would be given away when the copying stream is done
+                tensor.record_stream(current)  # or the memory is reused when the copying stream is done
         return self.batch

