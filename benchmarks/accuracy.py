@@ -17,10 +17,10 @@ from typing import Any
 
 from isoconv.data import load_splits
 from isoconv.train.classifier import train_classifiers
-from isoconv.train.run_folder import seed_folders
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
+from isoconv.train.run_folder import seed_folders
 
 
 class Quiet:

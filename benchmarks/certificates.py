@@ -17,11 +17,11 @@ import torch
 
 from isoconv import attacks
 from isoconv.certify import Certifier, robust_accuracy
-from isoconv.cli.runs import open_runs, test_images
 from isoconv.data import as_float
 from isoconv.train.classifier import device_name
 from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
+from isoconv.train.runs import open_runs, test_images
 
 FEW = {"boundary": 100, "pointwise": 100}
 PAPERS = {"pgd": {"steps": 200, "step_size": 0.01}, "apgd": {"steps": 100}}

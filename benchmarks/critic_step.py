@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from isoconv.train.capture import make_stepper
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Learner
-from isoconv.train.capture import make_stepper
 from isoconv.wasserstein.critic import CriticTask, make_critic
 from isoconv.wasserstein.critic_config import CriticConfig
 from isoconv.wasserstein.samples import FiniteSamples

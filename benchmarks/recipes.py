@@ -15,14 +15,11 @@ import torch
 from accuracy import settings_of
 
 from isoconv.data import EpochBatches, hold_out, load_splits
-from isoconv.train.classifier import device_name
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
-from isoconv.train.distributed import choose_device
-from isoconv.train.classifier import evaluate
-from isoconv.train.engine import Learner
 from isoconv.train.capture import CapturedStepper
-from isoconv.train.classifier import Classification
-from isoconv.train.config import make_model
+from isoconv.train.classifier import Classification, device_name, evaluate
+from isoconv.train.config import TrainConfig, default_epsilons, make_model, recipe_settings
+from isoconv.train.distributed import choose_device
+from isoconv.train.engine import Learner
 
 
 def main() -> None:

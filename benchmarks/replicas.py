@@ -14,12 +14,11 @@ from statistics import median
 
 import torch
 
-from isoconv.train.config import TrainConfig, recipe_settings
-from isoconv.train.distributed import choose_device
-from isoconv.train.engine import Learner
 from isoconv.train.capture import make_stepper
 from isoconv.train.classifier import Classification
-from isoconv.train.config import make_model
+from isoconv.train.config import TrainConfig, make_model, recipe_settings
+from isoconv.train.distributed import choose_device
+from isoconv.train.engine import Learner
 
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
 ROUNDS, STEPS = 7, 100

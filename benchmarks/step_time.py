@@ -19,12 +19,11 @@ from statistics import median
 import torch
 from torch import nn
 
-from isoconv.train.config import TrainConfig, recipe_settings
-from isoconv.train.distributed import choose_device
-from isoconv.train.engine import Learner
 from isoconv.train.capture import make_stepper
 from isoconv.train.classifier import Classification
-from isoconv.train.config import make_model
+from isoconv.train.config import TrainConfig, make_model, recipe_settings
+from isoconv.train.distributed import choose_device
+from isoconv.train.engine import Learner
 
 ROUNDS = {"cuda": 9, "cpu": 25}  # a CPU is shared with others
 SHAPES = {"cifar10": (3, 32, 32), "mnist": (1, 28, 28)}
@@ -81,9 +80,7 @@ class Case:
         )
         self.device, self.rounds = device, list[float]()
         eager = "eager" in name or model is not None  # as its users run it
-        learner = Learner.from_config(
-            config, model or make_model(config), Classification(config), 10**6, device=device
-        )
+        learner = Learner.from_config(config, model or make_model(config), Classification(config), 10**6, device=device)
         self.stepper = make_stepper([learner], captured=not eager)
         self.images = torch.randint(0, 256, (arguments.batch, *shape), dtype=torch.uint8, device=device)
         self.labels = torch.randint(0, 10, (arguments.batch,), device=device)

@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from isoconv.cli.values import parse_seeds
+from isoconv.cli.options import parse_seeds
 from isoconv.data import ImageSet, load_splits
-from isoconv.train.run_folder import seed_folders
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, seed_folders
 from isoconv.wasserstein.critic import train_critics
 from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
 from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan

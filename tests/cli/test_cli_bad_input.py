@@ -2,7 +2,7 @@
 
 import pytest
 
-from isoconv.cli.values import parse_number, parse_numbers, parse_seeds
+from isoconv.cli.options import parse_number, parse_numbers, parse_seeds
 from isoconv.errors import IsoconvError
 from isoconv.train.distributed import Processes
 

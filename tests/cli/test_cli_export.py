@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from isoconv.certify import weights_sha256
 from isoconv.check.__main__ import main as check
-from isoconv.train.config import TrainConfig
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import RunFolder, load_run
-from isoconv.train.config import make_model
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,9 @@ import typer
 from typer.main import get_command
 
 from isoconv.cli.app import app
-from isoconv.cli.progress import CountingProgress
-from isoconv.train.config import TrainConfig
+from isoconv.cli.output import CountingProgress
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.config import make_model
 from isoconv.version import __version__
 
 COMMANDS = get_command(app).commands
@@ -186,7 +185,7 @@ def test_ctrl_c_while_a_file_is_being_written_leaves_the_old_one(isoconv, run, m
 
 def test_a_second_ctrl_c_in_training_is_the_ordinary_one(isoconv, pictures, monkeypatch):
     """The first one lets the step finish and saves; while it saves, the second."""
-    from isoconv.cli.progress import TrainingProgress
+    from isoconv.cli.output import TrainingProgress
 
     monkeypatch.setattr(TrainingProgress, "step", lambda self, steps: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(RunFolder, "save", lambda self, replica: signal.raise_signal(signal.SIGINT))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from isoconv.cli.options import parse_size
 from isoconv.cli.train import batch_size_for
-from isoconv.cli.values import parse_size
 from isoconv.errors import IsoconvError
 from isoconv.train.run_folder import load_run
 

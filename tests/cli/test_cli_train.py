@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data.fakes import write_mnist
-from isoconv.cli.progress import TrainingProgress
+from isoconv.cli.output import TrainingProgress
 from isoconv.files import read_tensors
 from isoconv.train.run_folder import load_run
 from isoconv.version import __version__

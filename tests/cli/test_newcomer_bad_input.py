@@ -18,11 +18,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from isoconv.cli.progress import CountingProgress
+from isoconv.cli.output import CountingProgress
 from isoconv.data import load_splits
-from isoconv.train.config import TrainConfig
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.config import make_model
 
 TRAIN = ["train", "pics", "--out", "new", "--model", "small", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
 TORCH = ["export", "run", "--format", "torch", "--out", "net.safetensors"]

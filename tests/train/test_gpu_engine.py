@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from isoconv.train.projections import project_where_due
+from isoconv.train.replica import Replica
+from isoconv.train.together import Together
 
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.nn import plain
 from isoconv.optim import SteepestDescent
-from isoconv.train.config import TrainConfig, recipe_settings
-from isoconv.train.projections import project_where_due
-from isoconv.train.replica import Replica
-from isoconv.train.run_folder import RunFolder
 from isoconv.train.classifier import Classification
-from isoconv.train.config import make_model
-from isoconv.train.together import Together
+from isoconv.train.config import TrainConfig, make_model, recipe_settings
+from isoconv.train.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

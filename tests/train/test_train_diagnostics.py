@@ -14,10 +14,10 @@ from isoconv.certify import Certifier
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
+from isoconv.train.config import make_model
 from isoconv.train.diagnostics import _round_number, collect_diagnostics, needs_images
 from isoconv.train.gallery import _of_all_classes, picture_uri
 from isoconv.train.run_folder import load_run
-from isoconv.train.config import make_model
 from train.toys import toy, toy_config, train_toy
 
 TEST = toy(64, seed=1)

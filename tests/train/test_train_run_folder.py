@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from isoconv.train.replica import Replica
 
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.nn import BCOPConv2d, OrthogonalLinear
-from isoconv.train.run_folder import seed_folders
-from isoconv.train.config import TrainConfig
 from isoconv.train.classifier import evaluate
-from isoconv.train.replica import Replica
-from isoconv.train.run_folder import RunFolder, load_run
+from isoconv.train.config import TrainConfig
+from isoconv.train.run_folder import RunFolder, load_run, seed_folders
 from train.toys import Watcher, toy, toy_config, train_toy
 
 

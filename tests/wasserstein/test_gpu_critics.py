@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from isoconv.train.replica import Replica
 
 from isoconv.data import ImageSet
 from isoconv.optim import SteepestDescent
-from isoconv.train.replica import Replica
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.critic import CriticTask, make_critic, train_critics
 from isoconv.wasserstein.critic_config import CriticConfig, critic_settings

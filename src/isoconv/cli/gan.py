@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.interruption import interruptible
+from isoconv.cli.output import interruptible
 from isoconv.cli.wasserstein import DifferenceProgress, check_same, checked_seed, show_reading
 from isoconv.data import EpochBatches
 from isoconv.errors import IsoconvError

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from isoconv.cli.interruption import interruptible
-from isoconv.cli.progress import TrainingProgress
+from isoconv.cli.output import TrainingProgress, interruptible
 from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
 from isoconv.files import write_text

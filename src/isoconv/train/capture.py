@@ -219,7 +219,9 @@ class SharedUpdate:
     step, or to be loaded, on its own. Without a stream (on a CPU) everything runs in a row.
     """
 
-    def __init__(self, learners: "Sequence[Learner]", stream: "torch.cuda.Stream | None" = None, count: int = 0) -> None:
+    def __init__(
+        self, learners: "Sequence[Learner]", stream: "torch.cuda.Stream | None" = None, count: int = 0
+    ) -> None:
         self.learners, self.stream = learners, stream
         models, device = [learner.model for learner in learners], learners[0].device
         layers = stack_layers(models) if len(models) > 1 else []

@@ -142,7 +142,9 @@ class Learner:
         self.projected_rarely = [m for m in modules if isinstance(m, SVCMConv2d)]
 
     @classmethod
-    def from_config(cls, config: Any, model: nn.Module, loss: LossFunction, steps_per_epoch: int, **options: Any) -> Self:
+    def from_config(
+        cls, config: Any, model: nn.Module, loss: LossFunction, steps_per_epoch: int, **options: Any
+    ) -> Self:
         """Return a learner with the settings of a configuration: its optimiser, rate, schedule and projections."""
         names = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
         settings = {name: getattr(config, name) for name in names}
@@ -299,7 +301,9 @@ def _steps_per_epoch(sources: Sequence[Any]) -> int:
 
 def _start(learner: Learner, run: RunFolder, epochs: int, seed: int, resume: bool) -> None:
     """Begin a run in a folder that is the loop's own, or raise if the one to go on with has other settings."""
-    names = [one if isinstance(one, str) else getattr(one, "__name__", "") for one in (learner.choice, learner.schedule)]
+    names = [
+        one if isinstance(one, str) else getattr(one, "__name__", "") for one in (learner.choice, learner.schedule)
+    ]
     config = FitConfig(
         type(learner.model).__name__, names[0], learner.lr, names[1], epochs, learner.steps_per_epoch, seed
     )
@@ -337,7 +341,11 @@ class _Loop:
         self.observer, self.processes, self.should_stop = observer, processes, should_stop
         self.stepper = make_stepper(learners, captured=processes.count == 1)
         self.lines: list[dict[str, float]] = [
-            {name: value for folder in folders[k : k + 1] for name, value in (folder.read_metrics() or [{}])[-1].items()}
+            {
+                name: value
+                for folder in folders[k : k + 1]
+                for name, value in (folder.read_metrics() or [{}])[-1].items()
+            }
             for k in range(len(learners))
         ]
         self.seconds_before = [learner.seconds for learner in learners]
@@ -402,7 +410,9 @@ class _Loop:
         line: dict[str, float] = {"epoch": epoch}
         for (name, value), total in zip(sums.items(), totals, strict=True):
             counted = not value.is_floating_point()
-            line[name] = 100 * total / (samples * self.processes.count) if counted else total / self.steps / self.processes.count
+            line[name] = (
+                100 * total / (samples * self.processes.count) if counted else total / self.steps / self.processes.count
+            )
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
 

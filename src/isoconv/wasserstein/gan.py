@@ -19,10 +19,9 @@ from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes, write_tensors, write_text
 from isoconv.models.generator import Discriminator, Generator
-from isoconv.train.run_folder import pack_state, unpack_state
 from isoconv.train.classifier import device_name
 from isoconv.train.engine import EpochReport, Observer, Stopped
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, pack_state, unpack_state
 from isoconv.wasserstein.bound import as_values
 
 _KIND = "gan"

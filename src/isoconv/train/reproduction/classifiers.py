@@ -13,14 +13,13 @@ from isoconv.data import ImageSet
 from isoconv.linalg import circular_singular_values, fold_stride
 from isoconv.nn import plain
 from isoconv.train.classifier import train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.config import TrainConfig, default_epsilons, make_model, recipe_settings
 from isoconv.train.engine import Stopped
 from isoconv.train.reproduction.cells import ClassifierCell, default_epochs, default_seeds
 from isoconv.train.reproduction.data import QUICK_BATCH, DataSets
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings, Silent
 from isoconv.train.run_folder import RunFolder, load_run
-from isoconv.train.config import make_model
 
 _SAVE_EVERY = 60.0  # seconds; stopping saves too
 _BINS = 50

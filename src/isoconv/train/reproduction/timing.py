@@ -6,16 +6,13 @@ from typing import Any
 
 import torch
 
-from isoconv.train.classifier import device_name
-from isoconv.train.config import TrainConfig, recipe_settings
-from isoconv.train.engine import Stopped
 from isoconv.train.capture import make_stepper
-from isoconv.train.engine import Learner
+from isoconv.train.classifier import Classification, device_name
+from isoconv.train.config import TrainConfig, make_model, recipe_settings
+from isoconv.train.engine import Learner, Stopped
 from isoconv.train.reproduction.cells import MeasuredCell
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import Settings
-from isoconv.train.classifier import Classification
-from isoconv.train.config import make_model
 
 _METHODS = ("standard", "bcop", "rko", "ossn", "svcm")
 _RECIPES = ("default", "paper")
@@ -66,9 +63,7 @@ class _Case:
         chosen = recipe_settings(recipe, "cifar10", conv) | {"model": "large", "conv": conv, "batch_size": batch}
         config = TrainConfig(data="cifar10", input_shape=_SHAPE, classes=_CLASSES, **chosen)
         # So many steps per epoch that the schedule does not get in the way.
-        self.learner = Learner.from_config(
-            config, make_model(config), Classification(config), 10**6, device=device
-        )
+        self.learner = Learner.from_config(config, make_model(config), Classification(config), 10**6, device=device)
         self.stepper = make_stepper([self.learner])
         self.projected, self.every = bool(self.learner.projected_rarely), config.project_every
         random = torch.Generator().manual_seed(0)
