@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all browser docs lint format clean
+.PHONY: demo test test-all test-gpu browser docs lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m isoconv demo
@@ -14,6 +14,10 @@ test: lint
 # What is slow or needs a browser: examples, notebook, the site, the page. What cannot be installed is skipped, and says so.
 test-all: test browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slow
+
+# What needs a GPU, which the other tests skip without one.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
 
 browser: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright

@@ -1,4 +1,4 @@
-"""How steps run: weights built ahead or in stacks are the same weights, and networks that share an update each step as alone.
+"""How steps run: weights built ahead or in stacks are the same, and networks that share an update step as each alone.
 
 What needs a GPU is in test_gpu_engine.py; here the same functions run in a row.
 """

@@ -1,23 +1,25 @@
-"""The engine on a GPU: a captured step is the same step, replicas do not disturb each other, nothing goes stale."""
+"""The engine on a GPU: a captured step is the same step, networks do not disturb each other, nothing goes stale."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
-from isoconv.train.projections import project_where_due
-from isoconv.train.replica import Replica
-from isoconv.train.together import Together
+from torch import nn
 
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.nn import plain
-from isoconv.optim import SteepestDescent
+from isoconv.train.capture import GraphStepper, Stepper, make_stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
+from isoconv.train.engine import Learner, Stopped, fit
 from isoconv.train.run_folder import RunFolder
+from train.toys import stop_after
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 CASES = [("bcop", "steepest"), ("bcop", "adam"), ("rko", "steepest"), ("ossn", "adam"), ("standard", "adam")]
+CASES += [("bcop-fixed", "steepest"), ("rkl2ne", "adam")]
 STEPS = 40
 
 
@@ -35,7 +37,7 @@ def images(count: int = 2048) -> ImageSet:
     )
 
 
-def replica(conv: str, optimiser: str, seed: int = 0, side_by_side: int = 1) -> tuple[Replica, EpochBatches]:
+def learner(conv: str, optimiser: str, seed: int = 0) -> tuple[Learner, EpochBatches, TrainConfig]:
     data = images()
     rate = 1e-2 if optimiser == "steepest" else 1e-4
     settings = recipe_settings("default", "cifar10", conv) | {"optimiser": optimiser, "lr": rate, "epochs": 4}
@@ -44,48 +46,39 @@ def replica(conv: str, optimiser: str, seed: int = 0, side_by_side: int = 1) -> 
         data="cifar10", input_shape=data.shape, classes=data.classes, model="small", conv=conv, seed=seed, **settings
     )
     batches = EpochBatches(data, 128, seed=seed, device="cuda")
-    device = torch.device("cuda")
-    made = Replica(config, make_model(config), Classification(config), len(batches), device, None, side_by_side)
-    return made, batches
+    made = Learner.from_config(config, make_model(config), Classification(config), len(batches), device="cuda")
+    return made, batches, config
 
 
-def losses(runs: list[tuple[Replica, EpochBatches]], look: bool) -> list[list[float]]:
-    """The mean loss of each epoch (with `look`, after waiting for every single step) of replicas, several together."""
+def losses(runs: list[tuple[Learner, EpochBatches, TrainConfig]], stepper: Stepper, look: bool) -> list[list[float]]:
+    """The summed loss of each epoch (with `look`, after waiting for every single step) of each network."""
     found: list[list[float]] = [[] for _ in runs]
-    together = Together([one for one, _ in runs]) if len(runs) > 1 else None
     for epoch in range(STEPS // len(runs[0][1])):
-        streams = [batches.epoch(epoch) for _, batches in runs]
-        for _ in range(len(runs[0][1])):
-            if together is not None:
-                together.step([next(stream) for stream in streams])
-            else:
-                runs[0][0].step(*next(streams[0]))
+        for drawn in zip(*(batches.epoch(epoch) for _, batches, _ in runs), strict=True):
+            stepper.step(drawn)
             if look:
                 torch.cuda.synchronize()
-            project_where_due([one for one, _ in runs])
-        for (one, _), line in zip(runs, found, strict=True):
-            line.append(one.take_sums()[0])
+            stepper.project_where_due()
+        stepper.wait()
+        for (one, _, _), line in zip(runs, found, strict=True):
+            line.append(float(one.take_sums()["loss"]))
     return found
 
 
 @pytest.mark.parametrize(("conv", "optimiser"), CASES)
 def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
-    captured = replica(conv, optimiser)
-    eager = replica(conv, optimiser)
-    eager[0].stream = eager[0].prepared = None
-    if isinstance(eager[0].optimiser, SteepestDescent):
-        eager[0].optimiser.run_beside(None)
-    (one,), (other,) = losses([captured], look=False), losses([eager], look=True)
-    assert captured[0].graph is not None
-    assert eager[0].graph is None
+    captured, eager = learner(conv, optimiser), learner(conv, optimiser)
+    stepper = make_stepper([captured[0]])
+    assert isinstance(stepper, GraphStepper)
+    (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]]), True)
+    assert len(stepper.groups[0].graphs) == 1
     assert one == pytest.approx(other, rel=2e-2)
 
 
 def test_the_host_may_run_ahead_of_the_device() -> None:
-    """A batch's memory must not be given to a later batch before the replica has copied it."""
+    """A batch's memory must not be given to a later batch before the step has copied it."""
     (ahead,), (slow,) = (
-        losses([replica("bcop", "steepest")], look=False),
-        losses([replica("bcop", "steepest")], look=True),
+        losses([run], make_stepper([run[0]]), look) for run, look in ((learner("bcop", "steepest"), k) for k in (0, 1))
     )
     assert ahead == pytest.approx(slow, rel=2e-2)
 
@@ -94,69 +87,115 @@ def test_the_host_may_run_ahead_of_the_device() -> None:
     ("conv", "optimiser", "count"),
     [("bcop", "steepest", 8), ("bcop", "adam", 2), ("rko", "rmsprop", 3), ("ossn", "adam", 5), ("svcm", "adam", 5)],
 )
-def test_replicas_side_by_side_are_as_each_alone(conv: str, optimiser: str, count: int) -> None:
-    runs = [replica(conv, optimiser, seed, side_by_side=count) for seed in range(count)]
-    together = losses(runs, look=False)
-    for seed, (one, _) in enumerate(runs):
-        other = replica(conv, optimiser, seed)
-        (alone,) = losses([other], look=True)
+def test_networks_side_by_side_are_as_each_alone(conv: str, optimiser: str, count: int) -> None:
+    runs = [learner(conv, optimiser, seed) for seed in range(count)]
+    together = losses(runs, make_stepper([one for one, _, _ in runs]), look=False)
+    for seed, (one, _, _) in enumerate(runs):
+        other = learner(conv, optimiser, seed)
+        (alone,) = losses([other], make_stepper([other[0]]), look=True)
         assert together[seed] == pytest.approx(alone, rel=2e-2)
         for layer, same in zip(one.projected_rarely, other[0].projected_rarely, strict=True):
             torch.testing.assert_close(layer.kernel, same.kernel, rtol=0, atol=2e-3)
         for name, value in one.model.state_dict().items():
-            if not name.endswith(("u", "v")):  # the power iteration's vectors may turn
+            if not name.endswith("vector"):  # the power iteration's may turn
                 torch.testing.assert_close(value, other[0].model.state_dict()[name], rtol=0, atol=2e-2)
+
+
+def test_networks_of_different_methods_side_by_side_are_as_each_alone() -> None:
+    runs = [learner(*case) for case in CASES[:4]]
+    stepper = make_stepper([one for one, _, _ in runs])
+    assert isinstance(stepper, GraphStepper) and len(stepper.groups) == 4
+    together = losses(runs, stepper, look=False)
+    for case, found in zip(CASES, together, strict=False):
+        other = learner(*case)
+        assert found == pytest.approx(losses([other], make_stepper([other[0]]), look=True)[0], rel=2e-2)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_evaluated_is_what_was_trained(count: int) -> None:
     """After replays, which PyTorch does not see, the plain model holds the current parameters' kernels."""
-    runs = [replica("bcop", "steepest", seed, side_by_side=count) for seed in range(count)]
-    one, together = runs[-1][0], Together([each for each, _ in runs])
-
-    def train(epoch: int) -> None:
-        for batch in zip(*(batches.epoch(epoch) for _, batches in runs), strict=True):
-            if count == 1:  # as the engine does: a replica alone has a graph of its own
-                one.step(*batch[0])
-            else:
-                together.step(batch)
-
-    train(0)
-    one.wait()
-    before = {name: value.clone() for name, value in plain(one.model.eval()).state_dict().items()}
-    one.model.train()
-    train(9)
-    one.wait()
-    after = plain(one.model.eval()).state_dict()
-    fresh = make_model(one.config).cuda()
+    runs = [learner("bcop", "steepest", seed) for seed in range(count)]
+    stepper = make_stepper([one for one, _, _ in runs])
+    one, _, config = runs[-1]
+    plains = []
+    for epoch in (0, 9):
+        one.model.train()
+        for drawn in zip(*(batches.epoch(epoch) for _, batches, _ in runs), strict=True):
+            stepper.step(drawn)
+        stepper.wait()
+        plains.append({name: value.clone() for name, value in plain(one.model.eval()).state_dict().items()})
+    fresh = make_model(config).cuda()
     fresh.load_state_dict(one.model.state_dict())
     expected = plain(fresh.eval()).state_dict()
-    for name, value in after.items():
-        assert not torch.equal(value, before[name])
+    for name, value in plains[1].items():
+        assert not torch.equal(value, plains[0][name])
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimiser", ["steepest", "adam"])
 def test_together_after_a_resume(optimiser: str, tmp_path: Path) -> None:
-    """What was saved of replicas that step together goes on as if nothing had happened."""
-    on, off = ([replica("bcop", optimiser, seed, side_by_side=2) for seed in range(2)] for _ in range(2))
-    joined, resumed = Together([one for one, _ in on]), Together([one for one, _ in off])
-    for batch in zip(*(batches.epoch(0) for _, batches in on), *(batches.epoch(1) for _, batches in on), strict=True):
-        joined.step(batch[:2])
-        joined.step(batch[2:])
-    for (one, _), (other, _) in zip(on, off, strict=True):
-        folder = RunFolder(tmp_path / str(one.config.seed))
+    """What was saved of networks that step together goes on as if nothing had happened."""
+    on, off = ([learner("bcop", optimiser, seed) for seed in range(2)] for _ in range(2))
+    steppers = [make_stepper([one for one, _, _ in group]) for group in (on, off)]
+
+    def run(epochs: range, chosen: list[Stepper]) -> None:
+        for epoch in epochs:
+            for drawn in zip(*(batches.epoch(epoch) for _, batches, _ in on), strict=True):
+                for stepper in chosen:
+                    stepper.step(drawn)
+        for stepper in chosen:
+            stepper.wait()
+
+    run(range(2), steppers[:1])
+    for k, ((one, _, _), (other, _, _)) in enumerate(zip(on, off, strict=True)):
+        folder = RunFolder(tmp_path / str(k))
         folder.path.mkdir()
         folder.save(one)
         folder.load(other)
         assert other.done == one.done
-    for batch in zip(*(batches.epoch(2) for _, batches in on), *(batches.epoch(3) for _, batches in on), strict=True):
-        for together in (joined, resumed):
-            together.step(batch[:2])
-            together.step(batch[2:])
-    for (one, _), (other, _) in zip(on, off, strict=True):
-        assert other.take_sums()[0] == pytest.approx(one.take_sums()[0], rel=2e-2)
+    run(range(2, 4), steppers)
+    for (one, _, _), (other, _, _) in zip(on, off, strict=True):
+        assert float(other.sums["loss"]) == pytest.approx(float(one.sums["loss"]), rel=2e-2)
         for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=0, atol=2e-2)
         for state in other.optimiser.state.values():
             assert {value.device.type for value in state.values()} == {"cuda"}
+
+
+def test_a_network_that_is_behind_draws_level_and_then_they_step_together() -> None:
+    runs = [learner("bcop", "steepest", seed) for seed in range(2)]
+    stepper = make_stepper([one for one, _, _ in runs])
+    streams = [itertools.chain(*(batches.epoch(epoch) for epoch in range(2))) for _, batches, _ in runs]
+    for k in range(20):
+        stepper.step([next(streams[0]), next(streams[1]) if k >= 5 else None])
+    stepper.wait()
+    assert isinstance(stepper, GraphStepper) and len(stepper.groups[0].graphs) == 1
+    assert [one.done for one, _, _ in runs] == [20, 15]
+
+
+def test_fit_of_an_own_network_with_a_smaller_last_batch_and_a_resume(tmp_path: Path) -> None:
+    """Dropout, a batch of another shape, batches from the CPU, a factory of optimisers: what a user would bring."""
+
+    def train(folder: str, **options: object) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+        data = torch.utils.data.TensorDataset(torch.randn(70, 8), torch.arange(70) % 2)
+        loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+        fit(
+            model,
+            loader,
+            lambda model, x, y: nn.functional.cross_entropy(model(x), y),
+            lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate, capturable=True),
+            epochs=12,
+            folder=tmp_path / folder,
+            device="cuda",
+            **options,
+        )
+        return model
+
+    whole = train("whole")
+    with pytest.raises(Stopped):
+        train("parts", should_stop=stop_after(33))
+    resumed = train("parts", resume=True)
+    for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=5e-2)

@@ -15,8 +15,7 @@ from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.train.config import make_model
-from isoconv.train.diagnostics import _round_number, collect_diagnostics, needs_images
-from isoconv.train.gallery import _of_all_classes, picture_uri
+from isoconv.train.diagnostics import _of_all_classes, _round_number, collect_diagnostics, needs_images, picture_uri
 from isoconv.train.run_folder import load_run
 from train.toys import toy, toy_config, train_toy
 

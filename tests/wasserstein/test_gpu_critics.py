@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from isoconv.train.replica import Replica
 
 from isoconv.data import ImageSet
-from isoconv.optim import SteepestDescent
+from isoconv.train.capture import GraphStepper, make_stepper
+from isoconv.train.engine import Learner
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.critic import CriticTask, make_critic, train_critics
 from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
@@ -14,7 +14,7 @@ from isoconv.wasserstein.known import translation
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples
 from train.toys import Watcher
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 CUDA = torch.device("cuda")
 IMAGES = {"input_shape": (3, 16, 16), "pixel_range": (-1.0, 1.0), "model": "dcgan"}
@@ -48,21 +48,19 @@ def samples(shape: tuple[int, ...]) -> tuple[FiniteSamples, FiniteSamples]:
 def losses(name: str, captured: bool) -> list[float]:
     config = CriticConfig("a", "b", **({"batch_size": 32, "steps_per_epoch": STEPS, "epochs": 1} | CASES[name]))
     pair = samples(config.input_shape)
-    one = Replica(config, make_critic(config, *pair), CriticTask(config), STEPS, CUDA)
-    if not captured:
-        one.stream = one.prepared = None
-        if isinstance(one.optimiser, SteepestDescent):
-            one.optimiser.run_beside(None)
+    one = Learner.from_config(config, make_critic(config, *pair), CriticTask(config), STEPS, device=CUDA)
+    stepper = make_stepper([one], captured)
     batches = zip(
         *(side.batches(0, 0, STEPS, 32, side.name, CUDA) for side in pair),
         strict=True,
     )
     found = []
     for k, (xs, ys) in enumerate(batches, start=1):
-        one.step(xs, ys)
+        stepper.step([(xs, ys)])
         if k % 10 == 0:
-            found.append(one.take_sums()[0])
-    assert (one.graph is not None) == captured
+            stepper.wait()
+            found.append(float(one.take_sums()["loss"]))
+    assert isinstance(stepper, GraphStepper) == captured
     return found
 
 

@@ -60,7 +60,7 @@ def attack(
     budgets, chosen_device, runs = parse_epsilons(epsilon), choose_device(device), open_runs(run)
     data = read_test_images(runs[0].config, folder, download, images)
     iterative = {"steps": steps, "restarts": restarts, "seed": seed}
-    settings = {"pgd": iterative | {"step_size": step_size}, "apgd": iterative, "fgsm": {}}
+    settings: dict[str, dict[str, float]] = {"pgd": iterative | {"step_size": step_size}, "apgd": iterative, "fgsm": {}}
     records = []
     for one in runs:
         epsilons = budgets or [default_epsilons(one.config.data)[0]]

@@ -85,28 +85,19 @@ def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, An
     from isoconv.train.runs import attack_run, certify_run, keep_attacks, open_run, refuse_violations
 
     title, settings = _NETWORKS[name]
+    options = settings | {"model": "small", "epochs": epochs, "device": "cpu"}
     print(f"Training: {title}", file=sys.stderr)
     with TrainingProgress(0) as bar:
-        (result,), config = train(
-            "digits",
-            folder,
-            device="cpu",
-            overwrite=True,
-            model="small",
-            epochs=epochs,
-            observer=bar,
-            begin=bar.begin,
-            **settings,
-        )
+        (result,), _ = train("digits", folder, overwrite=True, observer=bar, begin=bar.begin, **options)
     run, epsilons = open_run(folder), [float(radius) for radius in result.robust or ()]
     with CountingProgress(f"certifying {name}", "images") as shown:
         accuracy, record = certify_run(run, test, epsilons, progress=shown.show)
     run.keep("certified.json", record.to_fields())
     with CountingProgress(f"attacking {name}", "images") as shown:
         attacked = [
-            attack_run(run, test, attack, budget, accuracy, progress=shown.show, **options)
+            attack_run(run, test, attack, budget, accuracy, progress=shown.show, **choices)
             for budget in sorted({epsilons[0], *_OTHER_BUDGETS})
-            for attack, options in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
+            for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
         ]
     keep_attacks(run, attacked)
     refuse_violations(attacked)

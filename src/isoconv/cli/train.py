@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+<<<<<<< HEAD
 from isoconv.cli.options import (
     DataOption,
     DeviceOption,
@@ -23,6 +24,23 @@ from isoconv.data.datasets import NAMES
 from isoconv.train.losses import LOSSES
 
 _DATA_HELP = f"{', '.join(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
+=======
+from isoconv.cli.interruption import interruptible
+from isoconv.cli.progress import TensorBoardToo, TrainingProgress
+from isoconv.cli.runs import splits_of
+from isoconv.cli.tables import print_results
+from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
+from isoconv.data import NAMES, Splits, load_splits
+from isoconv.data.load import FROM_FILES
+from isoconv.data.resizing import Size, height_and_width
+from isoconv.errors import IsoconvError
+from isoconv.train.classifier import build_networks, train_classifiers
+from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.distributed import Processes, choose_device
+from isoconv.train.engine import Stopped
+from isoconv.train.run_folder import RunFolder, seed_folders
+from isoconv.train.search import search_learning_rate
+>>>>>>> train
 
 
 def train(
@@ -41,7 +59,7 @@ def train(
         int | None, typer.Option(help="passes over the training set; 60, in the paper's recipe 200")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="images per step, over all processes; 128, or less for small data sets")
+        int | None, typer.Option(help="images per step; 128, or less for small data sets")
     ] = None,
     optimiser: Annotated[str | None, typer.Option(help="steepest (default for bcop and rko), adam or rmsprop")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate; by default the recipe's")] = None,
@@ -53,11 +71,11 @@ def train(
     orthogonalisation: Annotated[str | None, typer.Option(help="manifold (default) or bjorck")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 (default), or bf16 for the convolutions")] = None,
     crop_padding: Annotated[
-        int | None, typer.Option(help="train on random crops of images padded with so many zeros")
+        int | None, typer.Option(help="crop at random from so many zeros around")
     ] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="mirror images at random (default, but for digits and mnist)"),
+        typer.Option("--flip/--no-flip", help="mirror at random (not digits, mnist)"),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="0, or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,

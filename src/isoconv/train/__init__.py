@@ -1,1 +1,22 @@
-"""Training: one engine, the tasks on it, and the folders that runs live in."""
+"""Training any network, resumable, fast on a GPU; runs and their folders; classifiers and their recipes."""
+
+from typing import TYPE_CHECKING
+
+from isoconv.lazy import lazy_face
+
+if TYPE_CHECKING:
+    from isoconv.train.classifier import TrainResult as TrainResult
+    from isoconv.train.classifier import train_classifiers as train_classifiers
+    from isoconv.train.config import OPTIMISERS as OPTIMISERS
+    from isoconv.train.config import RECIPES as RECIPES
+    from isoconv.train.config import TrainConfig as TrainConfig
+    from isoconv.train.config import recipe_settings as recipe_settings
+    from isoconv.train.engine import FitResult as FitResult
+    from isoconv.train.engine import Stopped as Stopped
+    from isoconv.train.engine import fit as fit
+    from isoconv.train.losses import LOSSES as LOSSES
+    from isoconv.train.run_folder import RunFolder as RunFolder
+    from isoconv.train.run_folder import load_run as load_run
+    from isoconv.train.schedules import SCHEDULES as SCHEDULES
+
+__getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from isoconv.data.datasets import DATASETS, OWN_IMAGES
 from isoconv.errors import IsoconvError
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS
 from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MODELS = ("small", "large", "fc3")
 PRECISIONS = ("float32", "bf16")
+_ON_MANIFOLD = ("bcop", "bcop-fixed", "rko")
 RECIPES = {"default": "the best settings found on validation splits", "paper": "exactly the paper's"}
 
 
@@ -152,35 +154,24 @@ _CHOICES: dict[str, Iterable[str]] = {
     "recipe": RECIPES,
 }
 
-# What depends on the data set: the paper's margins (√2·1.5 and √2·0.5), radii and augmentation.
-_PER_DATA: dict[str, dict[str, Any]] = {
-    "mnist": {"margin": 1.5 * math.sqrt(2)},
-    "digits": {"margin": 1.5 * math.sqrt(2)},
-    "cifar10": {"margin": 0.5 * math.sqrt(2), "crop_padding": 4, "flip": True},
-    "stl10": {"margin": 0.5 * math.sqrt(2), "crop_padding": 4, "flip": True},
-}
-_EPSILONS = {"mnist": (1.58, 0.3), "digits": (1.58, 0.3), "cifar10": (36 / 255, 0.1), "stl10": (36 / 255, 0.1)}
-
 
 def default_epsilons(data: str) -> tuple[float, ...]:
-    """Return the radii at which the paper states robust accuracy; CIFAR-10's for other data."""
-    return _EPSILONS.get(data, (36 / 255, 0.1))
+    """Return the radii at which robust accuracy is stated for a data set, or for a user's own images."""
+    return DATASETS.get(data, OWN_IMAGES).epsilons
 
 
 def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
     """Return the settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
     if recipe not in RECIPES:
         raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
-    settings = {"recipe": recipe, **_PER_DATA.get(data, {"margin": 0.5 * math.sqrt(2), "flip": True})}
+    defaults = DATASETS.get(data, OWN_IMAGES)
+    settings = {name: getattr(defaults, name) for name in ("margin", "crop_padding", "flip")} | {"recipe": recipe}
     if recipe == "paper":
         adam = {"optimiser": "adam", "lr": 1e-3, "schedule": "exponential", "epochs": 200, "batch_size": 128}
         return settings | adam | {"orthogonalisation": "bjorck"}
     # The best of those tried on a validation split of the training set (benchmarks/recipes.py).
-    if data in ("mnist", "digits"):
-        settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": 1.7, "lr": 0.02}
-    else:
-        settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": 0.6}
-    if conv in ("bcop", "bcop-fixed", "rko"):
-        return settings
+    settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
+    if conv in _ON_MANIFOLD:
+        return settings | {"optimiser": "steepest", "lr": defaults.lr}
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}

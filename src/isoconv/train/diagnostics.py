@@ -1,34 +1,123 @@
 """Two more files of a finished run, for people to look at: diagnostics.json and gallery.json.
 
 diagnostics.json  the singular values of every layer and the norm of the gradient by depth, before and after training
-gallery.json      a few test images with what is proved of them and the nearest point found that fools the network
+gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found
 
 Both carry the hash of the weights that they were made from, so that what is left of an older network is never shown.
 """
 
-import json
+import base64
+import io
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, write_text
-from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.config import TrainConfig, default_epsilons, make_model
 from isoconv.train.gallery import gallery_entries
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import TrainedRun, certify_run, read_test_images
+=======
+from isoconv.attacks.nearest import nearest
+from isoconv.certify import Certifier, weights_sha256
+from isoconv.certify.diagnostics import gradient_norms, singular_values
+from isoconv.data import ImageSet, as_float
+from isoconv.records import Record
+from isoconv.train.run_folder import load_run
+>>>>>>> train
 
 DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
 
 _GRADIENT_IMAGES = 128
 _BIN, _BINS = 0.01, 200  # bins of a histogram are this wide, or wider if that would make many more than so many
+_LARGEST = 64  # pixels of a picture's longer side; larger images are shown smaller
+
+# The files -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Histogram(Record):
+    min: float
+    mean: float
+    max: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayerHistograms(Record):
+    """The singular values of a layer, in bins centred at 0, width, 2·width, …"""
+
+    title: str
+    name: str
+    kind: str
+    width: float
+    before: Histogram
+    after: Histogram
+
+
+@dataclass(frozen=True)
+class NormSummary(Record):
+    """Mean, 10 % and 90 % quantile over images, for each place in the network."""
+
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class GradientNorms(Record):
+    images: int
+    places: tuple[str, ...]
+    before: NormSummary
+    after: NormSummary
+
+
+@dataclass(frozen=True)
+class Diagnostics(Record):
+    weights_sha256: str
+    layers: tuple[LayerHistograms, ...]
+    gradient_norms: GradientNorms | None = None
+
+
+@dataclass(frozen=True)
+class Adversarial(Record):
+    """The smallest perturbation found that misleads the network, and what it then predicts; pictures as data URIs."""
+
+    norm: float
+    prediction: int
+    image: str
+    change: str
+
+
+@dataclass(frozen=True)
+class GalleryImage(Record):
+    """One test image. `adversarial` is None where the network is wrong to begin with, or where nothing was found."""
+
+    index: int
+    label: int
+    prediction: int
+    radius: float
+    image: str
+    adversarial: Adversarial | None
+
+
+@dataclass(frozen=True)
+class Gallery(Record):
+    weights_sha256: str
+    images: tuple[GalleryImage, ...]
+
+
+# Making them -----------------------------------------------------------------------------------------------------------
 
 
 def collect_diagnostics(
@@ -40,87 +129,88 @@ def collect_diagnostics(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """Make those of the two files that the run's folder does not hold yet, and give their names.
+    """Write those of the two files that the run's folder does not hold yet, and return their names.
 
     The gallery and the gradients need test images, `data`; without them only the singular values are written. `certifier`
     is of the run's own model, if there is one already. `progress(done, total)` follows the search for the gallery.
     """
-    folder = Path(run)
+    folder, written = Path(run), []
     model, config = load_run(folder)
-    weights, made = weights_sha256(model), []
-    diagnostics, gallery = _current(folder / DIAGNOSTICS, weights), _current(folder / GALLERY, weights)
-    if diagnostics is None or (diagnostics.get("gradient_norms") is None and data is not None):
-        found = {"weights_sha256": weights, **_diagnostics(config, model, data)}
-        write_text(folder / DIAGNOSTICS, json.dumps(found, indent=1) + "\n")
-        made.append(DIAGNOSTICS)
+    weights = weights_sha256(model)
+    diagnostics, gallery = (
+        _current(Diagnostics, folder / DIAGNOSTICS, weights),
+        _current(Gallery, folder / GALLERY, weights),
+    )
+    if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
+        _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
+        written.append(DIAGNOSTICS)
     if gallery is None and data is not None:
         certifier = certifier or Certifier(model.to(device), config.input_shape)
         entries = gallery_entries(certifier, data, images, seed=config.seed, progress=progress)
-        write_text(folder / GALLERY, json.dumps({"weights_sha256": weights, "images": entries}, indent=1) + "\n")
-        made.append(GALLERY)
+        Gallery(weights, tuple(entries)).write(folder / GALLERY)
+        written.append(GALLERY)
     elif gallery is None:
         (folder / GALLERY).unlink(missing_ok=True)  # of another network
-    return made
+    return written
 
 
 def needs_images(run: Path | str) -> bool:
-    """Whether `collect_diagnostics` has something to do that it needs test images for."""
+    """Return True if `collect_diagnostics` has something to do that it needs test images for."""
     folder = Path(run)
     weights = weights_sha256(load_run(folder)[0])
-    diagnostics, gallery = _current(folder / DIAGNOSTICS, weights), _current(folder / GALLERY, weights)
-    return gallery is None or diagnostics is None or diagnostics.get("gradient_norms") is None
+    diagnostics = _current(Diagnostics, folder / DIAGNOSTICS, weights)
+    no_gallery = _current(Gallery, folder / GALLERY, weights) is None
+    return no_gallery or diagnostics is None or diagnostics.gradient_norms is None
 
 
-def _current(path: Path, weights: str) -> dict[str, Any] | None:
-    """What the file holds; None if it is not there or of other weights."""
-    found = read_json(path) if path.exists() else {}
-    return found if found.get("weights_sha256") == weights else None
+_Kind = TypeVar("_Kind", Diagnostics, Gallery)
 
 
-def _diagnostics(config: TrainConfig, trained: nn.Module, data: ImageSet | None) -> dict[str, Any]:
+def _current(kind: type[_Kind], path: Path, weights: str) -> _Kind | None:
+    """Return what the file holds; None if it is not there or of other weights."""
+    record = kind.read(path) if path.exists() else None
+    return record if record is not None and record.weights_sha256 == weights else None
+
+
+def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
     fresh = make_model(config)  # from the run's seed: what training began with
-    layers = [
-        {"title": after.title, "name": after.name, "kind": after.kind, **_histograms(before.values, after.values)}
-        for before, after in zip(
-            singular_values(fresh, config.input_shape), singular_values(trained, config.input_shape), strict=True
-        )
-    ]
-    return {"layers": layers, "gradient_norms": None if data is None else _gradients(fresh, trained, data)}
+    spectra = (singular_values(model, config.input_shape) for model in (fresh, trained))
+    layers = tuple(
+        LayerHistograms(after.title, after.name, after.kind, *_histograms(before.values, after.values))
+        for before, after in zip(*spectra, strict=True)
+    )
+    return Diagnostics(weights, layers, None if data is None else _gradients(fresh, trained, data))
 
 
-def _histograms(before: Tensor, after: Tensor) -> dict[str, Any]:
-    """Both over the same bins, centred at 0, width, 2·width, …: the many values at 1, give or take 1e-7, share one."""
+def _histograms(before: Tensor, after: Tensor) -> tuple[float, Histogram, Histogram]:
+    """Return the bins' width, which both share, and the histograms: the many values at 1, give or take 1e-7, share a bin."""
     largest = max(float(before.max()), float(after.max()))
     width = _round_number(max(_BIN, largest / _BINS))
     bins = round(largest / width) + 1
 
-    def histogram(values: Tensor) -> dict[str, Any]:
-        places = torch.round(values / width).long().clamp(0, bins - 1)
-        return {
-            "min": float(values.min()),
-            "mean": float(values.mean()),
-            "max": float(values.max()),
-            "counts": torch.bincount(places, minlength=bins).tolist(),
-        }
+    def histogram(values: Tensor) -> Histogram:
+        counts = torch.bincount(torch.round(values / width).long().clamp(0, bins - 1), minlength=bins)
+        return Histogram(float(values.min()), float(values.mean()), float(values.max()), tuple(counts.tolist()))
 
-    return {"width": width, "before": histogram(before), "after": histogram(after)}
+    return width, histogram(before), histogram(after)
 
 
 def _round_number(least: float) -> float:
-    """The nearest 1, 2 or 5 times a power of ten: so that below 1, a bin lies around 1."""
+    """Return the nearest 1, 2 or 5 times a power of ten: so that below 1, a bin lies around 1."""
     power = 10.0 ** math.floor(math.log10(least))
     return min((1.0, 2.0, 5.0, 10.0), key=lambda digit: abs(digit * power - least)) * power
 
 
-def _gradients(fresh: nn.Module, trained: nn.Module, data: ImageSet) -> dict[str, Any]:
+def _gradients(fresh: nn.Module, trained: nn.Module, data: ImageSet) -> GradientNorms:
     part = data.take(min(_GRADIENT_IMAGES, len(data)))
     pixels = as_float(part.images, torch.float64)
     before, after = (gradient_norms(model, pixels, part.labels) for model in (fresh, trained))
 
-    def summary(norms: Tensor) -> dict[str, list[float]]:
-        low, high = norms.quantile(0.1, dim=1), norms.quantile(0.9, dim=1)
-        return {"mean": norms.mean(dim=1).tolist(), "low": low.tolist(), "high": high.tolist()}
+    def summarise(norms: Tensor) -> NormSummary:
+        figures = norms.mean(dim=1), norms.quantile(0.1, dim=1), norms.quantile(0.9, dim=1)
+        return NormSummary(*(tuple(figure.tolist()) for figure in figures))
 
+<<<<<<< HEAD
     return {
         "images": len(part),
         "places": list(after.places),
@@ -174,3 +264,63 @@ def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> Im
         except IsoconvError as error:
             reason = reason or str(error)
     return reason
+=======
+    return GradientNorms(len(part), tuple(after.places), summarise(before.norms), summarise(after.norms))
+
+
+def gallery_entries(
+    certifier: Certifier,
+    data: ImageSet,
+    count: int = 12,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[GalleryImage]:
+    """Return the first images of the test set, of all classes in turn, with the nearest adversarial example of each."""
+    indices = _of_all_classes(data.labels, count)
+    part = data.subset(indices)
+    pixels = as_float(part.images, torch.float64)
+    certificates = certifier(pixels).cpu()
+    radii = torch.where(certificates.prediction == part.labels, certificates.radius, 0.0)
+    attack = nearest(certifier.deployed, pixels, part.labels, certified=radii, seed=seed, progress=progress)
+    fooled = certifier(attack.images).cpu().prediction
+    entries = []
+    for k, index in enumerate(indices):
+        adversarial = None
+        if bool(attack.clean[k]) and bool(attack.success[k]):
+            change = attack.images[k] - pixels[k]
+            uris = picture_uri(attack.images[k]), picture_uri(_visible(change))
+            adversarial = Adversarial(float(attack.norms[k]), int(fooled[k]), *uris)
+        figures = int(part.labels[k]), int(certificates.prediction[k]), float(certificates.radius[k])
+        entries.append(GalleryImage(index, *figures, picture_uri(pixels[k]), adversarial))
+    return entries
+
+
+def _of_all_classes(labels: Tensor, count: int) -> list[int]:
+    """Return the first image of each class, in their order, then the second of each, …"""
+    seen: dict[int, int] = {}
+    turns = []
+    for index, label in enumerate(labels.tolist()):
+        seen[label] = seen.get(label, 0) + 1
+        turns.append((seen[label], index))
+    return [index for _, index in sorted(turns)[:count]]
+
+
+def _visible(change: Tensor) -> Tensor:
+    """Return a picture of a change: grey where nothing changes; the largest change becomes black or white."""
+    largest = float(change.abs().max())
+    return 0.5 + change / (2 * largest if largest > 0 else 1)
+
+
+def picture_uri(pixels: Tensor) -> str:
+    """Return pixels in [0, 1], (1 or 3, H, W), rounded to 8 bits, as a PNG in a data URI."""
+    from PIL import Image
+
+    array = (pixels * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+    picture = Image.fromarray(array[0].numpy() if len(array) == 1 else array.permute(1, 2, 0).contiguous().numpy())
+    if max(picture.size) > _LARGEST:
+        picture.thumbnail((_LARGEST, _LARGEST))
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+>>>>>>> train

@@ -53,7 +53,7 @@ class Processes:
         return [float(value) for value in sums]
 
     def any(self, flag: bool) -> bool:
-        """Return True if the flag is set in one of the processes: all must agree, or some would wait for those that stopped."""
+        """Return True if the flag is set in one of the processes: all must agree, or some would wait for ever."""
         if self.count == 1:
             return flag
         votes = torch.tensor(float(flag))

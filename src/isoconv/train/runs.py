@@ -1,4 +1,4 @@
-"""Finished runs: open them, certify them, attack them, ask them. Each is one call, and the command line makes these calls."""
+"""Finished runs: open them, certify them, attack them, ask them. Each is one call."""
 
 import json
 import time

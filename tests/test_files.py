@@ -10,8 +10,6 @@ from torch import nn
 
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_tensors, write_text
-from isoconv.optim import SteepestDescent
-from isoconv.train.run_folder import pack_state, unpack_state
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
@@ -117,44 +115,3 @@ def test_json_of_another_kind(text, kind, tmp_path):
     path.write_text(text)
     with pytest.raises(IsoconvError, match=f"^Expected a JSON object in {re.escape(str(path))}. Got {kind}.$"):
         read_json(path)
-
-
-OPTIMISERS = {
-    "steepest": lambda p: SteepestDescent(p, lr=torch.tensor(0.1)),
-    "adam": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=torch.tensor(0.1)),
-}
-
-
-def made(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    return model, OPTIMISERS[kind](model.parameters())
-
-
-def advance(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) -> None:
-    for k in steps:
-        optimiser.zero_grad()
-        model(torch.randn(5, 3, generator=torch.Generator().manual_seed(k))).square().sum().backward()
-        optimiser.step()
-
-
-@pytest.mark.parametrize("kind", OPTIMISERS)
-def test_packed_state_goes_through_a_file_and_continues_identically(kind, tmp_path):
-    model, optimiser = made(kind)
-    advance(model, optimiser, range(3))
-    write_tensors(tmp_path / "state", pack_state(model, optimiser))
-    advance(model, optimiser, range(3, 6))
-    again, resumed = made(kind)
-    unpack_state(read_tensors(tmp_path / "state"), again, resumed)
-    advance(again, resumed, range(3, 6))
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
-
-
-def test_the_state_of_another_network_is_refused():
-    model, optimiser = made("steepest")
-    other = nn.Linear(3, 4)
-    with pytest.raises(IsoconvError, match=r"^Expected a saved state of this network\. Got another: ") as caught:
-        unpack_state(pack_state(model, optimiser), other, SteepestDescent(other.parameters()))
-    assert "\n" not in str(caught.value)

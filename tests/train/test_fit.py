@@ -1,0 +1,185 @@
+"""`fit` trains what a user brings: any network, batches, loss and optimiser, and goes on where it was stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from isoconv.errors import IsoconvError
+from isoconv.files import read_tensors
+from isoconv.models import Small
+from isoconv.train import fit
+from isoconv.train.engine import FitResult, Stopped
+from train.toys import Watcher, stop_after
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+
+
+def loader(n: int = 70) -> DataLoader:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 8, generator=generator)
+    return DataLoader(TensorDataset(x, (x.sum(dim=1) > 0).long()), batch_size=16, shuffle=True)
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(x)
+    return F.cross_entropy(logits, y), {"accuracy": (logits.argmax(1) == y).sum(), "size": logits.abs().mean()}
+
+
+def sgd(parameters: Any, rate: Tensor) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_three_lines_train_an_own_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, before = network(), torch.get_rng_state()
+    (result,) = fit(model, loader(), cross_entropy, "adam", epochs=30, lr=1e-2)
+    assert isinstance(result, FitResult) and result.updates == 150 and result.seconds > 0
+    assert result.metrics["accuracy"] > 85 and 0 < result.metrics["size"] < 100
+    assert list(tmp_path.iterdir()) == []  # without a folder nothing is written
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("optimiser", ["steepest", "rmsprop", sgd], ids=["steepest", "rmsprop", "factory"])
+@pytest.mark.parametrize("stop", [1, 5, 13])
+def test_shuffled_and_with_dropout_it_goes_on_bit_for_bit(optimiser, stop, tmp_path):
+    """Also where the last batch is smaller, and whatever torch's generator did in between."""
+    settings: dict[str, Any] = {"epochs": 4, "lr": 1e-2, "schedule": "cosine", "seed": 3}
+    whole, first, second = network(), network(), network()
+    fit(whole, loader(), cross_entropy, optimiser, **settings, folder=tmp_path / "whole")
+    folder = tmp_path / "parts"
+    with pytest.raises(Stopped):
+        fit(first, loader(), cross_entropy, optimiser, **settings, folder=folder, should_stop=stop_after(stop))
+    torch.manual_seed(99)
+    (result,) = fit(second, loader(), cross_entropy, optimiser, **settings, folder=folder, resume=True)
+    assert same(whole, second) and not same(whole, first) and result.updates == 20
+    lines = [[json.loads(line) | {"seconds": 0} for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+             for name in ("whole", "parts")]  # fmt: skip
+    assert lines[0] == lines[1] and len(lines[0]) == 4
+    files = {file.name for file in folder.iterdir()} - {".lock"}
+    assert files == {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
+    again = network()  # a finished run is loaded and left as it is
+    fit(again, loader(), cross_entropy, optimiser, **settings, folder=folder, resume=True)
+    assert same(again, whole)
+
+
+def test_our_layers_learn_and_what_is_kept_is_the_plain_network(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(64) % 2
+    x = torch.rand(64, 1, 8, 8, generator=generator) + y[:, None, None, None]
+    model = Small((1, 8, 8), classes=2)
+    (result,) = fit(model, [(x, y)], lambda m, x, y: F.cross_entropy(m(x), y), epochs=20, folder=str(tmp_path / "run"))
+    assert result.metrics["loss"] < 0.5
+    kept = read_tensors(tmp_path / "run" / "model.safetensors")
+    assert kept["0.weight"].shape[0] == 16 and not any(name.endswith((".O", ".MN")) for name in kept)
+
+
+def test_several_networks_side_by_side_are_each_alone(tmp_path):
+    class Pairs:
+        """Batches by the number of the epoch."""
+
+        def __len__(self) -> int:
+            return 3
+
+        def epoch(self, epoch: int):
+            return iter([(torch.randn(4, 8, generator=torch.Generator().manual_seed(epoch)),)] * 3)
+
+    def small(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    def near_one(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) - 1).square().mean()
+
+    def linear() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(8, 2)
+
+    losses, optimisers, rates = [small, near_one], ["adam", sgd], [1e-3, 1e-2]
+    together, watcher = [linear(), linear()], Watcher()
+    folders = [tmp_path / "a", tmp_path / "b"]
+    fit(together, [Pairs(), Pairs()], losses, optimisers, lr=rates, epochs=5, folder=folders, observer=watcher)
+    for model, loss, optimiser, rate in zip(together, losses, optimisers, rates, strict=True):
+        alone = linear()
+        fit(alone, Pairs(), loss, optimiser, lr=rate, epochs=5)
+        assert same(alone, model)
+    assert watcher.steps == 15 and [report.epoch for report in watcher.reports] == [1, 2, 3, 4, 5]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 1), nn.Linear(8, 1)
+
+
+def alternate(model: Pair, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """Two updates that take turns, as of a generator and its discriminator."""
+    for chosen, other in ((model.first, model.second), (model.second, model.first)):
+        optimiser.zero_grad(set_to_none=True)
+        loss = (chosen(x) - other(x).detach() - 1).square().mean()
+        loss.backward()
+        optimiser.step()
+    return loss
+
+
+def test_an_update_of_ones_own(tmp_path):
+    model, expected = Pair(), Pair()
+    fit(model, loader(), None, "adam", update=alternate, epochs=2, schedule="constant", folder=tmp_path / "run")
+    optimiser = torch.optim.Adam(expected.parameters(), lr=torch.tensor(0.01))
+    drawn: list[Any] = []
+    fit(Pair(), loader(), lambda m, x, y: drawn.append((x, y)) or m.first(x).sum(), epochs=2)
+    for x, y in drawn:
+        alternate(expected, optimiser, x, y)
+    assert same(model, expected)
+
+
+def test_other_settings_than_those_of_the_run_are_refused(tmp_path):
+    options: dict[str, Any] = {"epochs": 2, "folder": tmp_path / "run"}
+    fit(network(), loader(), cross_entropy, "adam", **options)
+    with pytest.raises(IsoconvError, match="already holds a run"):
+        fit(network(), loader(), cross_entropy, "adam", **options)
+    for other in ({"epochs": 3}, {"lr": 0.5}, {"seed": 1}, {"optimiser": "rmsprop"}, {"schedule": "cosine"}):
+        changed = {"optimiser": "adam"} | options | other
+        with pytest.raises(IsoconvError, match=next(iter(other))):
+            fit(network(), loader(), cross_entropy, resume=True, **changed)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "word"),
+    [
+        (iter([]), {}, "length"),
+        ([], {}, "at least one"),
+        ([("a", "b")], {}, "tensors"),
+        ([3.0], {}, "tensors"),
+        (loader(), {"optimiser": "newton"}, "newton"),
+        (loader(), {"schedule": "step"}, "step"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(batches, options, word):
+    with pytest.raises(IsoconvError, match=word):
+        fit(network(), batches, cross_entropy, epochs=1, **options)
+
+
+def test_batches_for_each_network():
+    with pytest.raises(IsoconvError, match="each of 2 networks"):
+        fit([network(), network()], [loader()], cross_entropy, epochs=1)
+    with pytest.raises(IsoconvError, match="as many batches"):
+        fit([network(), network()], [loader(), loader(16)], cross_entropy, epochs=1)
+
+
+def test_divergence_is_said(tmp_path: Path):
+    with pytest.raises(IsoconvError, match="diverged"):
+        fit(network(), loader(), cross_entropy, sgd, lr=1e30, epochs=2, folder=tmp_path / "run", save_every=0.0)
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -1,0 +1,206 @@
+"""Runs under pressure: killed, run twice at once, on a full disk, in a read-only folder, with a clock that jumps."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from isoconv.errors import IsoconvError
+from isoconv.files import read_tensors
+from isoconv.train.engine import Stopped
+from isoconv.train.run_folder import RunFolder, locked
+from train.toys import Watcher, stop_after, toy_config, train_toy
+
+TESTS = Path(__file__).parents[1]
+RUN = """
+import sys, time
+from pathlib import Path
+from train.toys import Watcher, toy_config, train_toy
+
+class Slow(Watcher):
+    def step(self, steps):
+        super().step(steps)
+        time.sleep(0.05)
+        print(self.steps, flush=True)
+
+path = Path(sys.argv[1])
+train_toy(path, toy_config(epochs=int(sys.argv[2]), flip=True), resume=(path / "config.json").exists(),
+          observer=Slow(), save_every=float(sys.argv[3]))
+"""
+
+
+def start(path: Path, epochs: int, save_every: float) -> subprocess.Popen[str]:
+    places = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
+    command = [sys.executable, "-c", RUN, str(path), str(epochs), str(save_every)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def steps_done(path: Path) -> int:
+    return RunFolder(path).updates_done()
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(path / "model.safetensors")
+
+
+def lines(path: Path) -> list[tuple[int, float, float]]:
+    read = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [(line["epoch"], line["loss"], line["accuracy"]) for line in read]
+
+
+def assert_same(first: Path, second: Path) -> None:
+    a, b = weights(first), weights(second)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert lines(first) == lines(second)
+
+
+def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
+    """SIGKILL at random moments; every time it goes on from a state in the middle of an epoch or at its end."""
+    train_toy(tmp_path / "whole", toy_config(epochs=8, flip=True))
+    chance, reached = random.Random(0), 0
+    for _ in range(3):
+        with start(tmp_path / "killed", 8, save_every=0.1) as run:
+            for line in run.stdout:
+                if int(line) >= 4:
+                    break
+            time.sleep(chance.uniform(0, 0.3))
+            run.kill()
+        assert run.returncode == -signal.SIGKILL
+        assert steps_done(tmp_path / "killed") > reached
+        reached = steps_done(tmp_path / "killed")
+    train_toy(tmp_path / "killed", toy_config(epochs=8, flip=True), resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+class Clock:
+    """Seconds that pass as fast as told: 3 for each step."""
+
+    def __init__(self) -> None:
+        self.now = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed(Watcher):
+    def __init__(self, clock: Clock, path: Path) -> None:
+        super().__init__()
+        self.clock, self.path, self.lost = clock, path, 0.0
+
+    def step(self, steps: int) -> None:
+        super().step(steps)
+        self.clock.now += 3.0
+        self.lost = max(self.lost, 3.0 * (self.steps - steps_done(self.path)))
+
+
+def test_a_kill_loses_at_most_ten_seconds(tmp_path, monkeypatch):
+    """Epochs of four steps and steps of three seconds: a state is on disk before ten seconds are at stake."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    watcher = Timed(clock, tmp_path / "run")
+    train_toy(tmp_path / "run", toy_config(epochs=6), observer=watcher)
+    assert 0 < watcher.lost <= 10.0
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
+    train_toy(tmp_path / "usual", toy_config())
+    chance = random.Random(0)
+    monkeypatch.setattr(time, "time", lambda: chance.uniform(-1e12, 1e12))
+    train_toy(tmp_path / "jumping", toy_config(), save_every=0.0)
+    assert_same(tmp_path / "usual", tmp_path / "jumping")
+
+
+def test_a_second_process_is_refused_while_the_first_trains(tmp_path):
+    with start(tmp_path / "run", 100, save_every=0.1) as run:
+        assert run.stdout.readline()
+        with pytest.raises(IsoconvError, match="in use"):
+            train_toy(tmp_path / "run", toy_config(epochs=100, flip=True), resume=True)
+        with pytest.raises(IsoconvError, match="in use"):
+            RunFolder(tmp_path / "run").start(toy_config(), overwrite=True)
+        run.kill()
+    # The killed process has left no lock behind.
+    with pytest.raises(Stopped):
+        train_toy(tmp_path / "run", toy_config(epochs=100, flip=True), resume=True, should_stop=stop_after(1))
+
+
+def test_the_lock_ends_with_its_context_and_nests(tmp_path):
+    folder, other = RunFolder(tmp_path), RunFolder(tmp_path)
+    with locked([folder]):
+        with locked([folder]):
+            pass
+        with pytest.raises(IsoconvError, match="in use"):
+            other.lock()
+    with locked([other]):
+        pass
+    folder.start(toy_config(), overwrite=False)
+    del folder  # an object that is gone holds nothing
+    other.lock()
+
+
+def fill_disk(patch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the disk be full after so many files."""
+    fsync, count = os.fsync, iter(range(10**9))
+
+    def full(handle: int) -> None:
+        if next(count) >= after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    patch.setattr(os, "fsync", full)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11])
+def test_a_disk_that_fills_while_saving_loses_nothing(after, tmp_path, monkeypatch):
+    train_toy(tmp_path / "whole", toy_config())
+    RunFolder(tmp_path / "full").start(toy_config(), overwrite=False)
+    with monkeypatch.context() as patch:
+        fill_disk(patch, after)
+        with pytest.raises(IsoconvError, match="No space left"):
+            train_toy(tmp_path / "full", toy_config(), resume=True, save_every=0.0)
+    assert steps_done(tmp_path / "full") == after  # a save after every step but the last of an epoch, then of that
+    train_toy(tmp_path / "full", toy_config(), resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "full")
+    assert not [file.name for file in (tmp_path / "full").iterdir() if file.name.startswith(".state")]
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_line_of_metrics(tmp_path, monkeypatch):
+    train_toy(tmp_path / "whole", toy_config())
+
+    def cut_off(self: RunFolder, line: object) -> None:
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(line)[:20])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_metrics", cut_off)
+        with pytest.raises(OSError, match="No space left"):
+            train_toy(tmp_path / "full", toy_config(), save_every=0.0)
+    train_toy(tmp_path / "full", toy_config(), resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "full")
+
+
+def test_a_read_only_folder_is_one_line_before_any_work(tmp_path, monkeypatch):
+    with pytest.raises(Stopped):
+        train_toy(tmp_path / "run", toy_config(), should_stop=stop_after(2))
+    watcher, open_file = Watcher(), os.open
+
+    def read_only(path: object, flags: int, *mode: int, **options: int) -> int:
+        if str(path).startswith(str(tmp_path)) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return open_file(path, flags, *mode, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        with pytest.raises(IsoconvError, match="Read-only"):
+            train_toy(tmp_path / "run", toy_config(), resume=True, observer=watcher)
+    assert watcher.steps == 0 and steps_done(tmp_path / "run") == 2
+    train_toy(tmp_path / "run", toy_config(), resume=True)
