@@ -1,4 +1,4 @@
-"""Makes two habits of isoconv's docstrings into Markdown, for the reference pages: options, and what a prompt would show.
+"""Adapts isoconv to the reference pages: the names that packages load lazily, and two habits of its docstrings.
 
 `name : what it is` begins an item of a list, and lines that are indented go on with it. Lines from `>>>` to the next empty
 one are a session. Everything else is Markdown already: what is indented by four is a formula.
@@ -7,9 +7,18 @@ one are a session. Everything else is Markdown already: what is indented by four
 import re
 from typing import Any
 
-from griffe import Docstring, Extension, Object
+from griffe import Docstring, Extension, Module, Object
 
 _OPTION = re.compile(r"(\w+(?:, \w+)*) : (.+)")
+
+
+class LazyFaces(Extension):
+    """Exports what a package imports under `if TYPE_CHECKING:`, as `isoconv.lazy.lazy_face` does when it runs."""
+
+    def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
+        for module in (pkg, *pkg.modules.values()):
+            if "lazy_face" in module.members:
+                module.exports = [name for name, member in module.members.items() if member.is_alias and not member.runtime]
 
 
 class PlainDocstrings(Extension):

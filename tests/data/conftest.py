@@ -1,17 +1,6 @@
-"""For the tests of the data: one thread, and the checkout's own folder out of reach."""
-
-from collections.abc import Iterator
+"""For the tests of the data: the checkout's own folder is out of reach."""
 
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

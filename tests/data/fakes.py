@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from isoconv.data import DATASETS, DataSet, ImageSet
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
@@ -69,25 +71,12 @@ def cifar10_pickle(pixels: np.ndarray, labels: np.ndarray, fortran: bool = False
 
     raw = pixels.tobytes("F" if fortran else "C")
     listed = b"](" + b"".join(b"K" + bytes([int(label)]) for label in labels) + b"e"
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n"
-        + b"cnumpy\nndarray\nK\x00\x85"
-        + text(b"b")
-        + b"\x87R("
-        + b"K\x01"
-        + b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape)
-        + b"\x86"
-        + b"cnumpy\ndtype\n"
-        + text(b"u1")
-        + b"K\x00K\x01\x87R(K\x03"
-        + text(b"|")
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        + (b"\x88" if fortran else b"\x89")
-        + b"T"
-        + struct.pack("<i", len(raw))
-        + raw
-        + b"tb"
-    )
+    shape = b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape) + b"\x86"
+    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R("
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|")
+    dtype += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    order = b"\x88" if fortran else b"\x89"
+    array = made + b"K\x01" + shape + dtype + order + b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
     label = text(b"batch_label") + text(b"training batch 1 of 5")
     return b"\x80\x02}(" + label + text(b"labels") + listed + text(b"data") + array + b"u."
 

@@ -56,18 +56,14 @@ def test_train_and_test_folders(tmp_path, test_name):
     assert train.classes == test.classes == ("cats", "dogs")
 
 
-def test_both_parts_get_the_same_channels(tmp_path):
-    labelled(tmp_path / "train", a=2, b=2)
+def test_only_a_train_folder_and_one_of_each(tmp_path):
+    labelled(tmp_path / "train", a=5, b=5)
+    train, test = read_folder(tmp_path)
+    assert (train.classes, len(train), len(test)) == (("a", "b"), 8, 2)
     labelled(tmp_path / "test", a=1, b=1)
     save(tmp_path / "test/b/colour.png", random_bytes(4, 5, 3))
     train, test = read_folder(tmp_path)
     assert train.shape == test.shape == (3, 4, 5)
-
-
-def test_only_a_train_folder(tmp_path):
-    labelled(tmp_path / "train", a=5, b=5)
-    train, test = read_folder(tmp_path)
-    assert (train.classes, len(train), len(test)) == (("a", "b"), 8, 2)
 
 
 def test_what_is_not_a_picture_is_left_alone(tmp_path):
@@ -82,7 +78,7 @@ def test_what_is_not_a_picture_is_left_alone(tmp_path):
     assert len(train) + len(test) == 5
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg", "jpeg", "bmp", "webp", "gif", "PNG", "JPG"])
+@pytest.mark.parametrize("ending", ["png", "jpg", "jpeg", "bmp", "webp", "gif", "JPG"])
 def test_every_format(tmp_path, ending):
     """A picture of one colour, which survives every compression up to rounding."""
     path = save(tmp_path / f"picture.{ending}", np.full((16, 12, 3), (200, 100, 50), dtype=np.uint8))
@@ -107,18 +103,13 @@ def test_grey_or_colour_is_decided_by_the_pixels(tmp_path):
     assert np.array_equal(images[1, 0].numpy(), grey)
     assert read_pictures(paths, channels=3).shape == (2, 3, 4, 5)
     colour = random_bytes(4, 5, 3)
-    mixed = read_pictures([*paths, save(tmp_path / "colour.png", colour)])
+    paths.append(save(tmp_path / "colour.png", colour))
+    mixed = read_pictures(paths)
     assert mixed.shape == (3, 3, 4, 5)
     assert np.array_equal(mixed[0].numpy(), np.stack([grey] * 3))
     assert np.array_equal(mixed[2].permute(1, 2, 0).numpy(), colour)
-
-
-def test_grey_on_request(tmp_path):
-    colour = random_bytes(4, 5, 3)
-    path = save(tmp_path / "colour.png", colour)
-    assert np.array_equal(
-        read_pictures([path], channels=1)[0, 0].numpy(), np.asarray(Image.fromarray(colour).convert("L"))
-    )
+    expected = np.asarray(Image.fromarray(colour).convert("L"))
+    assert np.array_equal(read_pictures(paths, channels=1)[2, 0].numpy(), expected)
 
 
 def test_palettes_one_bit_and_sixteen_bits(tmp_path):
@@ -177,16 +168,13 @@ def test_prediction_sees_what_training_saw(tmp_path):
         assert {load_image(path, train.shape).numpy().tobytes() for path in tmp_path.rglob("*.png")} == seen
 
 
-@pytest.mark.parametrize("header", ["", "path,label\n", "file name, class\n"])
-@pytest.mark.parametrize("start", ["", "\ufeff"], ids=["plain", "with BOM"])
-def test_a_csv_file(tmp_path, header, start):
+@pytest.mark.parametrize("start", ["", "path,label\n", "\ufefffile name, class\n", "\ufeff"])
+def test_a_csv_file(tmp_path, start):
     labelled(tmp_path / "pictures", x=3, y=3)
     rows = [f"pictures/{name}/{i}.png,{label}" for name, label in (("x", "9"), ("y", "10")) for i in range(3)]
     rows[0] = '"pictures/x/0.png" , 9 '
     rows[1] = f"{tmp_path}/pictures/x/1.png,9"
-    (tmp_path / "list.csv").write_text(
-        start + header + "\r\n".join(rows[:3]) + "\n\n" + "\n".join(rows[3:]), newline=""
-    )
+    (tmp_path / "list.csv").write_text(start + "\r\n".join(rows[:3]) + "\n\n" + "\n".join(rows[3:]), newline="")
     train, test = read_csv(tmp_path / "list.csv", test_fraction=0.34)
     assert train.classes == ("9", "10")
     assert train.name == "list"

@@ -1,11 +1,9 @@
 import pytest
 import torch
 
-from data.fakes import image_set
+from data.fakes import DEVICES, image_set
 from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator, stream
 from isoconv.data.stream import fits
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 def collected(batches, epoch=0):
@@ -42,38 +40,30 @@ def test_resident_and_streamed_batches_are_the_same(size, drop_last, options, de
         assert same(collected(streamed, epoch), expected)
 
 
-def test_every_image_once_an_epoch():
+@pytest.mark.parametrize("resident", [True, False])
+def test_every_image_once_an_epoch(resident):
+    """All batches are kept until the end, so that none may share its memory with a later one."""
     data = image_set(n=50)
-    batches = EpochBatches(data, 8, drop_last=False)
-    assert [len(labels) for _, labels in batches.epoch(0)] == [8] * 6 + [2]
-    order = torch.cat(batches.indices(0))
-    assert sorted(order.tolist()) == list(range(50))
-    for index, (images, labels) in zip(batches.indices(0), batches.epoch(0), strict=True):
-        assert images.dtype == torch.uint8
-        assert labels.dtype == torch.int64
+    batches = EpochBatches(data, 8, drop_last=False, resident=resident)
+    kept = list(batches.epoch(0))
+    assert [len(labels) for _, labels in kept] == [8] * 6 + [2]
+    assert sorted(torch.cat(batches.indices(0)).tolist()) == list(range(50))
+    for index, (images, labels) in zip(batches.indices(0), kept, strict=True):
+        assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
         assert torch.equal(images, data.images[index])
         assert torch.equal(labels, data.labels[index])
     assert len(EpochBatches(data, 8)) == 6
 
 
-def test_streamed_batches_are_not_written_over():
-    """All kept until the end, while the two host buffers were filled again and again."""
-    data = image_set(n=64)
-    batches = EpochBatches(data, 4, resident=False)
-    kept = list(batches.epoch(0))
-    for index, (images, _) in zip(batches.indices(0), kept, strict=True):
-        assert torch.equal(images, data.images[index])
-
-
-@pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize(("world_size", "drop_last"), [(2, True), (4, True), (2, False), (1, False)])
+@pytest.mark.parametrize(
+    ("world_size", "drop_last", "resident"), [(2, True, True), (4, True, False), (2, False, False), (2, False, True)]
+)
 def test_processes_share_each_batch(world_size, drop_last, resident):
     data = image_set(n=50)
     options = {"drop_last": drop_last, "resident": resident, "padding": 1, "flip": True, "seed": 7}
     alone = collected(EpochBatches(data, 8, **options), 2)
-    shares = [
-        collected(EpochBatches(data, 8, rank=rank, world_size=world_size, **options), 2) for rank in range(world_size)
-    ]
+    ranks = [EpochBatches(data, 8, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    shares = [collected(batches, 2) for batches in ranks]
     together = [tuple(torch.cat(part) for part in zip(*batch, strict=True)) for batch in zip(*shares, strict=True)]
     assert same(together, alone)
     assert all(len({len(labels) for _, labels in batch}) == 1 for batch in zip(*shares, strict=True))
@@ -166,14 +156,11 @@ def random_images(*shape, dtype, device="cpu"):
 @pytest.mark.parametrize(
     ("shape", "padding", "dtype"),
     [
-        ((1, 1, 1, 1), 0, torch.uint8),
         ((1, 1, 1, 1), 9, torch.float64),
         ((30, 3, 8, 8), 4, torch.uint8),
-        ((30, 3, 8, 8), 1, torch.float32),
         ((17, 1, 5, 9), 9, torch.float32),
         ((17, 1, 5, 9), 0, torch.uint8),
         ((9, 2, 12, 3), 1, torch.float64),
-        ((9, 2, 12, 3), 4, torch.uint8),
     ],
 )
 def test_each_image_is_what_the_definition_says(shape, padding, dtype, device):
@@ -202,7 +189,6 @@ def test_chance_is_fair():
 def test_images_in_another_memory_format():
     images = random_images(20, 3, 8, 8, dtype=torch.float32)
     offsets, flips = draw(20, 2, True, torch.Generator().manual_seed(1))
-    expected = crop_and_flip(images, offsets, flips, 2)
-    assert torch.equal(crop_and_flip(images.contiguous(memory_format=torch.channels_last), offsets, flips, 2), expected)
-    assert torch.equal(crop_and_flip(images.flip(0).flip(0)[::1], offsets, flips, 2), expected)
+    last = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(crop_and_flip(last, offsets, flips, 2), crop_and_flip(images, offsets, flips, 2))
     assert len(crop_and_flip(images[:0], offsets[:0], flips[:0], 2)) == 0
