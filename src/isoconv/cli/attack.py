@@ -59,7 +59,7 @@ def attack(
         raise IsoconvError(f"Expected --attack to be one of {', '.join(ATTACKS)}. Got {unknown[0]!r}.")
     budgets, chosen_device, runs = parse_epsilons(epsilon), choose_device(device), open_runs(run)
     data = read_test_images(runs[0].config, folder, download, images)
-    iterative = {"steps": steps, "restarts": restarts, "seed": seed}
+    iterative: dict[str, float] = {"steps": steps, "restarts": restarts, "seed": seed}
     settings: dict[str, dict[str, float]] = {"pgd": iterative | {"step_size": step_size}, "apgd": iterative, "fgsm": {}}
     records = []
     for one in runs:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-<<<<<<< HEAD
 from isoconv.cli.options import (
     DataOption,
     DeviceOption,
@@ -24,23 +23,6 @@ from isoconv.data.datasets import NAMES
 from isoconv.train.losses import LOSSES
 
 _DATA_HELP = f"{', '.join(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
-=======
-from isoconv.cli.interruption import interruptible
-from isoconv.cli.progress import TensorBoardToo, TrainingProgress
-from isoconv.cli.runs import splits_of
-from isoconv.cli.tables import print_results
-from isoconv.cli.values import parse_number, parse_numbers, parse_seeds, parse_size
-from isoconv.data import NAMES, Splits, load_splits
-from isoconv.data.load import FROM_FILES
-from isoconv.data.resizing import Size, height_and_width
-from isoconv.errors import IsoconvError
-from isoconv.train.classifier import build_networks, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
-from isoconv.train.distributed import Processes, choose_device
-from isoconv.train.engine import Stopped
-from isoconv.train.run_folder import RunFolder, seed_folders
-from isoconv.train.search import search_learning_rate
->>>>>>> train
 
 
 def train(
@@ -58,9 +40,7 @@ def train(
     epochs: Annotated[
         int | None, typer.Option(help="passes over the training set; 60, in the paper's recipe 200")
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="images per step; 128, or less for small data sets")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="images per step; 128, or less for small data sets")] = None,
     optimiser: Annotated[str | None, typer.Option(help="steepest (default for bcop and rko), adam or rmsprop")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate; by default the recipe's")] = None,
     schedule: Annotated[str | None, typer.Option(help="linear (default), exponential, cosine or constant")] = None,
@@ -70,9 +50,7 @@ def train(
     offset: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["offset"].help)] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help="manifold (default) or bjorck")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 (default), or bf16 for the convolutions")] = None,
-    crop_padding: Annotated[
-        int | None, typer.Option(help="crop at random from so many zeros around")
-    ] = None,
+    crop_padding: Annotated[int | None, typer.Option(help="crop at random from so many zeros around")] = None,
     flip: Annotated[
         bool | None,
         typer.Option("--flip/--no-flip", help="mirror at random (not digits, mnist)"),

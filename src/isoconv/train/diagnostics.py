@@ -17,24 +17,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-<<<<<<< HEAD
+from isoconv.attacks.nearest import nearest
 from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, write_text
+from isoconv.records import Record
 from isoconv.train.config import TrainConfig, default_epsilons, make_model
-from isoconv.train.gallery import gallery_entries
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import TrainedRun, certify_run, read_test_images
-=======
-from isoconv.attacks.nearest import nearest
-from isoconv.certify import Certifier, weights_sha256
-from isoconv.certify.diagnostics import gradient_norms, singular_values
-from isoconv.data import ImageSet, as_float
-from isoconv.records import Record
-from isoconv.train.run_folder import load_run
->>>>>>> train
 
 DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
 
@@ -210,61 +201,6 @@ def _gradients(fresh: nn.Module, trained: nn.Module, data: ImageSet) -> Gradient
         figures = norms.mean(dim=1), norms.quantile(0.1, dim=1), norms.quantile(0.9, dim=1)
         return NormSummary(*(tuple(figure.tolist()) for figure in figures))
 
-<<<<<<< HEAD
-    return {
-        "images": len(part),
-        "places": list(after.places),
-        "before": summary(before.norms),
-        "after": summary(after.norms),
-    }
-
-
-def complete_run(
-    run: TrainedRun,
-    data: ImageSet | None,
-    *,
-    device: str = "cpu",
-    accuracy: RobustAccuracy | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[str]:
-    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
-
-    Without test images, `data`, only what needs none is made. `accuracy` is of this network, if it was certified before.
-    """
-    made = []
-    if data is not None and accuracy is None and not (run.folder / "certified.json").exists():
-        accuracy, record = certify_run(run, data, default_epsilons(run.config.data), device=device, progress=progress)
-        run.keep("certified.json", record.to_fields())
-        made.append("certified.json")
-    certifier = None if accuracy is None else accuracy.certifier
-    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=progress)
-
-
-def lacks_images(run: TrainedRun) -> bool:
-    """Return True if `complete_run` has something to do that it needs test images for."""
-    return not (run.folder / "certified.json").exists() or needs_images(run.folder)
-
-
-def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:
-    """Return a run's test images, or why there are none. A data set that was pointed at, or is to be fetched, must be there.
-
-    `folder` is for all runs of a page: a user's own pictures may be there, or still where they were.
-    """
-    if run.config.data in NAMES:
-        try:
-            return read_test_images(run.config, folder, download)
-        except IsoconvError as error:
-            if folder is not None or download:
-                raise
-            return str(error)
-    reason = ""
-    for source in (None, folder) if folder is not None else (None,):
-        try:
-            return read_test_images(run.config, source)
-        except IsoconvError as error:
-            reason = reason or str(error)
-    return reason
-=======
     return GradientNorms(len(part), tuple(after.places), summarise(before.norms), summarise(after.norms))
 
 
@@ -323,4 +259,50 @@ def picture_uri(pixels: Tensor) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
->>>>>>> train
+
+
+def complete_run(
+    run: TrainedRun,
+    data: ImageSet | None,
+    *,
+    device: str = "cpu",
+    accuracy: RobustAccuracy | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
+
+    Without test images, `data`, only what needs none is made. `accuracy` is of this network, if it was certified before.
+    """
+    made = []
+    if data is not None and accuracy is None and not (run.folder / "certified.json").exists():
+        accuracy, record = certify_run(run, data, default_epsilons(run.config.data), device=device, progress=progress)
+        run.keep("certified.json", record.to_fields())
+        made.append("certified.json")
+    certifier = None if accuracy is None else accuracy.certifier
+    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=progress)
+
+
+def lacks_images(run: TrainedRun) -> bool:
+    """Return True if `complete_run` has something to do that it needs test images for."""
+    return not (run.folder / "certified.json").exists() or needs_images(run.folder)
+
+
+def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:
+    """Return a run's test images, or why there are none. A data set that was pointed at, or is to be fetched, must be there.
+
+    `folder` is for all runs of a page: a user's own pictures may be there, or still where they were.
+    """
+    if run.config.data in NAMES:
+        try:
+            return read_test_images(run.config, folder, download)
+        except IsoconvError as error:
+            if folder is not None or download:
+                raise
+            return str(error)
+    reason = ""
+    for source in (None, folder) if folder is not None else (None,):
+        try:
+            return read_test_images(run.config, source)
+        except IsoconvError as error:
+            reason = reason or str(error)
+    return reason
