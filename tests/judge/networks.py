@@ -128,6 +128,8 @@ def _rotation(rows: int, columns: int, draw: Draw) -> Floats:
 def random_spec(seed: int) -> Spec:
     """Return a random description: a few modules of all kinds, mostly with a linear layer of some classes at the end."""
     draw = Draw(seed)
+    if seed % 10 == 9:
+        return _wide_spec(seed, draw)
     axes = draw.pick((2, 2, 2, 2, 1, 1, 0))
     large = draw.chance(0.1)
     shape = [draw.whole(1, 8 if large else 4), *(draw.whole(3, 20 if large else 10) for _ in range(axes))]
@@ -154,6 +156,22 @@ def random_spec(seed: int) -> Spec:
     if draw.chance(0.03):
         spec["names"] = [f"part{2 * i}" if draw.chance(0.5) else str(2 * i) for i in range(len(modules))]
     return spec
+
+
+def _wide_spec(seed: int, draw: Draw) -> Spec:
+    """Return a network with one zero-padded convolution of a larger image, whose axes differ in everything."""
+    channels, outputs, *image = draw.whole(1, 2), draw.whole(1, 3), draw.whole(8, 48), draw.whole(8, 48)
+    taps, padding = ([draw.whole(low, high) for _ in image] for low, high in ((2, 5), (0, 2)))
+    features = outputs * math.prod(
+        (n + 2 * p - k + 1) // (n // 3) for n, p, k in zip(image, padding, taps, strict=True)
+    )
+    modules = [
+        ["Conv2d", {"in_channels": channels, "out_channels": outputs, "kernel_size": taps, "padding": padding}],
+        ["MaxPool2d", {"kernel_size": [n // 3 for n in image]}],
+        ["Flatten", {}],
+        ["Linear", {"in_features": features, "out_features": 3}],
+    ]
+    return {"shape": [channels, *image], "modules": modules, "seed": seed, "styles": ["rough"], "dtype": "float32"}
 
 
 def _append(modules: list[Any], shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
