@@ -24,8 +24,12 @@ from isoconv.data import ImageSet, load_splits
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
 from isoconv.train.run_folder import RunFolder, seed_folders
+<<<<<<< HEAD
 from isoconv.wasserstein.critic import train_critics
 from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+=======
+from isoconv.wasserstein.critic import critic_config, train_critics
+>>>>>>> wass
 from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 
@@ -104,13 +108,15 @@ def main() -> None:
         seeds = parse_seeds(arguments.seeds)
         for activation in arguments.activations.split(","):
             for conv in arguments.methods.split(","):
-                settings = critic_settings(arguments.recipe, "dcgan", conv, activation)
-                settings |= {name: getattr(arguments, name) for name in ("epochs", "lr") if getattr(arguments, name)}
+                settings = {name: getattr(arguments, name) for name in ("epochs", "lr") if getattr(arguments, name)}
                 settings |= {"steps_per_epoch": 2, "batch_size": 8} if arguments.quick else {}
-                first = CriticConfig(
+                first = critic_config(
                     "generator",
                     arguments.dataset,
                     images.shape,
+                    conv=conv,
+                    activation=activation,
+                    recipe=arguments.recipe,
                     upsample=arguments.upsample,
                     pixel_range=(-1.0, 1.0),
                     whole=(False, True),
@@ -121,8 +127,8 @@ def main() -> None:
                 for folder, config in zip(folders, configs, strict=True):
                     folder.start(config, overwrite=True)
                 print(f"{conv}, {activation}", flush=True)
-                found = train_critics(configs, folders, fake, real, Quiet(), device=device, save_every=1e9)
-                rows += [critic.result for critic in found]
+                trained = train_critics(configs, folders, fake, real, observer=Quiet(), device=device, save_every=1e9)
+                rows += [critic.bound.to_fields() for critic in trained]
                 if arguments.json:  # what is there so far, should the machine be taken away
                     write(Path(arguments.json), arguments, gan_config, rows)
     print(f"{rows[0]['device']}, torch {rows[0]['torch']}, {arguments.recipe} recipe, {rows[0]['updates']} updates")

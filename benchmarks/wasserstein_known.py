@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import platform
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +27,11 @@ from torch import Tensor, nn
 
 from isoconv.data.seeds import epoch_generator
 from isoconv.train.distributed import choose_device
-from isoconv.train.engine import EpochReport
-from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import wasserstein_lower_bound
-from isoconv.wasserstein.critic import TrainedCritic, train_critics, typical_scale
-from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
-from isoconv.wasserstein.known import (
+from isoconv.wasserstein.critic import TrainedCritic, critic_config, train_critics, typical_scale
+from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, Samples
+from isoconv.wasserstein.vector_critic import NearestAnchor
+from known_distances import (
     FUNNEL_COUNTS,
     FUNNEL_DIMENSIONS,
     KnownPair,
@@ -43,17 +41,9 @@ from isoconv.wasserstein.known import (
     radial_pairs,
     translation,
 )
-from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, Samples
-from isoconv.wasserstein.vector_critic import NearestAnchor
 
 FUNNEL_SEED = 1
 CONFIDENCES = (0.95, 0.9999)
-
-
-class Silent:
-    def step(self, steps: int) -> None: ...
-
-    def epoch(self, report: EpochReport) -> None: ...
 
 
 def closed_forms(quick: bool) -> list[KnownPair]:
@@ -90,13 +80,10 @@ def train(
     changed |= options.pop("changed", {})
     if arguments.quick:
         changed |= {"epochs": 1, "steps_per_epoch": 10, "batch_size": 32, "width": 16, "depth": 1, "anchors": 16}
-    config = CriticConfig(first.name, second.name, first.shape, **(critic_settings("default", model) | changed))
+    config = critic_config(first.name, second.name, first.shape, model, **changed)
     began = time.perf_counter()
     config = replace(config, scale=typical_scale(first, second, config))
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = RunFolder(Path(scratch) / "run")
-        folder.start(config, overwrite=False)
-        (found,) = train_critics([config], [folder], first, second, Silent(), save_every=1e9, **options)
+    (found,) = train_critics([config], None, first, second, **options)
     return found, time.perf_counter() - began
 
 
@@ -182,7 +169,7 @@ def budget(arguments: argparse.Namespace) -> dict[str, Any]:
     same, same_seconds = train("fc", *whole, plain)
     truth = math.sqrt(32)
     row = {"truth": truth, "held_out": judged.bound.estimate, "seconds": seconds, "threads": torch.get_num_threads()}
-    row["critics"] = {found.result["model"]: found.bound.estimate / truth for found, _ in tried}
+    row["critics"] = {found.bound.model: found.bound.estimate / truth for found, _ in tried}
     row |= {
         "lower": judged.bound.lower,
         "emd2": exact,

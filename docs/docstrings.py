@@ -18,7 +18,9 @@ class LazyFaces(Extension):
     def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
         for module in (pkg, *pkg.modules.values()):
             if "lazy_face" in module.members:
-                module.exports = [name for name, member in module.members.items() if member.is_alias and not member.runtime]
+                module.exports = [
+                    name for name, member in module.members.items() if member.is_alias and not member.runtime
+                ]
 
 
 class PlainDocstrings(Extension):

@@ -199,7 +199,7 @@ CASES = [
            "The run in run is not finished: it has no model.safetensors. Go on with it: --resume.")
       for words in (["certify", "run"], ["attack", "run"], ["predict", "run", "photo.png"], TORCH)),
     Case("certify with an empty configuration", file("run/config.json", b""), ["certify", "run"],
-         "Expected a run's configuration in run/config.json. Got: Expecting value: line 1 column 1 (char 0)."),
+         "Expected JSON in run/config.json. Got: Expecting value: line 1 column 1 (char 0)."),
     Case("certify a network of an unknown kind", config(model="resnet"), ["certify", "run"],
          "Expected model to be one of small, large, fc3. Got 'resnet'."),
     Case("certify with empty weights", file("run/model.safetensors", b""), ["certify", "run"],

@@ -112,6 +112,13 @@ def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
     return path, replace(DATASETS["cifar10"], images_per_file=4, md5=python_md5 | sums)
 
 
+def write_stl10(folder: Path, **changes: bytes | None) -> None:
+    """Write the files, some of them changed, or left out where the change is None."""
+    for name, data in (stl10_files() | changes).items():
+        if data is not None:
+            write(folder / name, data)
+
+
 def stl10_files(train: int = 5, test: int = 3) -> dict[str, bytes]:
     files = {}
     for part, n in (("train", train), ("test", test)):

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from data.fakes import idx, image_set, random_bytes, stl10_files, write, write_cifar10, write_mnist, write_tar
+from data.fakes import (
+    idx,
+    image_set,
+    random_bytes,
+    stl10_files,
+    write,
+    write_cifar10,
+    write_mnist,
+    write_stl10,
+    write_tar,
+)
 from isoconv.data import (
     DATASETS,
     EpochBatches,
@@ -117,13 +127,6 @@ def test_sizes(size):
 # The files of a data set
 
 
-def write_stl10(folder, **changes):
-    for name, data in (stl10_files() | changes).items():
-        if data is not None:
-            write(folder / "stl10_binary" / name, data)
-    return STL10
-
-
 def test_sets_that_are_not_there(tmp_path):
     for record in (MNIST, CIFAR10, STL10):
         version = record.versions[0]
@@ -141,9 +144,9 @@ def test_sets_that_are_not_complete(tmp_path):
     (path / "data_batch_2.bin").unlink()
     refused("CIFAR-10 is not complete … -bin … data_batch_2.bin, test_batch.bin", record.read, tmp_path)
     for missing in ("train_y.bin", "test_y.bin"):
-        write_stl10(tmp_path / missing, **{missing: None})
+        write_stl10(tmp_path / missing / "stl10_binary", **{missing: None})
         refused(f"STL-10 is not complete … stl10_binary … {missing}", STL10.read, tmp_path / missing)
-    write_stl10(tmp_path, **{"test_X.bin": None, "test_y.bin": None})
+    write_stl10(tmp_path / "stl10_binary", **{"test_X.bin": None, "test_y.bin": None})
     words = f"test set … test_X.bin, test_y.bin … {tmp_path}/stl10_binary"
     refused(words, lambda: load_splits("stl10", tmp_path, size=8).test)
 
@@ -185,7 +188,8 @@ def test_damaged_files(tmp_path, name, change, words):
     if "idx" in name:
         write_mnist(tmp_path, packed=name.endswith(".gz"))
     elif "_X" in name or "_y" in name:
-        record = write_stl10(tmp_path)
+        write_stl10(tmp_path)
+        record = STL10
     else:
         forms = {"cifar-10-binary.tar.gz": "bin.tar.gz", "cifar-10-python.tar.gz": "py.tar.gz"}
         _, record = write_cifar10(tmp_path, forms.get(name, "bin"))

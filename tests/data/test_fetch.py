@@ -100,8 +100,8 @@ def test_the_next_mirror_is_tried(server, tmp_path, bad):
     ],
 )
 def test_failures_are_one_line_and_leave_nothing(server, tmp_path, path, message):
-    with pytest.raises(IsoconvError, match=message) as caught:
-        fetch(tmp_path / "new", f"{server}/{path}")
+    with pytest.raises(IsoconvError, match=f"{message}.*;.*/missing answered 404") as caught:  # every mirror is named
+        fetch(tmp_path / "new", f"{server}/{path}", f"{server}/missing")
     assert "fake.bin" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -114,12 +114,6 @@ def test_an_unreachable_host(server, tmp_path):
     with pytest.raises(IsoconvError, match=rf"127\.0\.0\.1:{port}/x cannot be reached \(2 tries\)"):
         fetch(tmp_path / "new", f"http://127.0.0.1:{port}/x", tries=2)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_all_mirrors_are_named(server, tmp_path):
-    with pytest.raises(IsoconvError, match=r"/missing .*/wrong ") as caught:
-        fetch(tmp_path, f"{server}/missing", f"{server}/wrong")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_failure_keeps_what_was_there(server, tmp_path):

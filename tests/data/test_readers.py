@@ -16,12 +16,14 @@ from data.fakes import (
     write,
     write_cifar10,
     write_mnist,
+    write_stl10,
     write_tar,
 )
 from isoconv.data import DATASETS
 from isoconv.data.readers import unpickle_batch
 
 MNIST, STL10 = DATASETS["mnist"], DATASETS["stl10"]
+NO_TEST = {"test_X.bin": None, "test_y.bin": None}
 
 
 # MNIST
@@ -109,13 +111,6 @@ def test_the_careful_unpickler_resolves_nothing_else(thing):
 # STL-10
 
 
-def write_stl10(folder, part=""):
-    files = {name: data for name, data in stl10_files().items() if name.startswith(part)}
-    for name, data in files.items():
-        write(folder / name, data)
-    return files
-
-
 def write_stl10_archive(folder, prefix="", **more):
     members = {f"{prefix}stl10_binary/{name}": data for name, data in (stl10_files() | more).items()}
     return write_tar(folder / "stl10_binary.tar.gz", members)
@@ -145,14 +140,14 @@ def test_the_archive_is_read_no_further_than_needed(tmp_path):
 
 
 def test_stl10_without_the_test_files(tmp_path):
-    write_stl10(tmp_path / "stl10_binary", "train")
+    write_stl10(tmp_path / "stl10_binary", **NO_TEST)
     splits = STL10.read(tmp_path)
     assert not splits.has_test
     assert len(splits.train) == 5
 
 
 def test_a_complete_archive_goes_before_an_unpacked_training_set(tmp_path):
-    write_stl10(tmp_path / "stl10_binary", "train")
+    write_stl10(tmp_path / "stl10_binary", **NO_TEST)
     write_stl10_archive(tmp_path, prefix="./")
     assert len(STL10.read(tmp_path).test) == 3
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoconv.linalg import bjorck, norm_upper_bound
-from isoconv.linalg.bjorck import inverse_sqrt_correction
+from isoconv.linalg.polar import inverse_sqrt_correction
 from linalg.linalg_reference import (
     PRECISIONS,
     conditioned,

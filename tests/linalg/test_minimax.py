@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isoconv.linalg.minimax import best_quintic, minimax_schedule
+from isoconv.linalg.polar import best_quintic, minimax_schedule
 
 INTERVALS = [
     (1e-3, 1.0),

@@ -132,7 +132,7 @@ def test_an_unfinished_run(tmp_path):
 def test_another_kind_of_run(tmp_path):
     run = fake_run(tmp_path / "run")
     (run / "config.json").write_text('{"first": "digits", "second": "mnist"}')
-    refused(run, r"^Expected a run's configuration in .*config.json\. Got: ")
+    refused(run, "config.json")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.projectors import random_projector
+from isoconv.linalg.bcop import bcop_kernel_1d, random_projector
 
 
 class Draw:

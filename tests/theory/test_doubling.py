@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.projectors import projector_rank
+from isoconv.linalg.bcop import bcop_kernel, projector_rank
 from isoconv.theory import (
     BCOPFactors,
     BCOPNetwork,

@@ -5,9 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.block_convolution import block_convolve
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import bcop_kernel_1d, block_convolve, is_projector, projector_rank
 from isoconv.theory import canonical_ranks, factorise, orthogonality_residual, rank_sum
 from isoconv.theory.one_dimensional import _orders, _peel
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import bcop_kernel, is_projector, projector_rank
 from isoconv.theory import (
     BCOPFactors,
     component,

@@ -5,9 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.block_convolution import compose_kernels, projector_pair_1d
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import bcop_kernel_1d, compose_kernels, is_projector, projector_pair_1d, projector_rank
 from isoconv.theory import (
     balancing_moves,
     canonical_ranks,

@@ -6,9 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.block_convolution import block_convolve, compose_kernels, projector_column, projector_row
-from isoconv.linalg.projectors import is_projector
+from isoconv.linalg.bcop import (
+    bcop_kernel,
+    block_convolve,
+    compose_kernels,
+    is_projector,
+    projector_column,
+    projector_row,
+)
 from isoconv.theory import (
     as_two_bcop_kernels,
     component_2d,

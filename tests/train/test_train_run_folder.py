@@ -30,7 +30,7 @@ def test_a_run_leaves_its_configuration_metrics_model_state_and_result(tmp_path)
     config = toy_config()
     (result,) = train_toy(tmp_path / "run", config)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names - {".lock"} == {
+    assert names == {
         "config.json",
         "metrics.jsonl",
         "model.safetensors",
@@ -70,7 +70,7 @@ def test_a_run_is_not_overwritten_unless_told(tmp_path):
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
     other = replace(config, seed=9)
     folder.start(other, overwrite=True)
-    assert {path.name for path in folder.path.iterdir()} == {".lock", "config.json"}
+    assert {path.name for path in folder.path.iterdir()} == {".lock", "config.json"}  # locked until it is trained
     assert TrainConfig.read(folder.config) == other
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,13 +15,19 @@ from isoconv.models.generator import Generator
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import wasserstein_lower_bound
-from isoconv.wasserstein.critic import CriticTask, make_critic, train_critics, typical_scale
-from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
-from isoconv.wasserstein.known import funnel_pair, translation
+from isoconv.wasserstein.critic import (
+    CriticConfig,
+    CriticTask,
+    critic_config,
+    make_critic,
+    train_critics,
+    typical_scale,
+)
+from isoconv.wasserstein.distance import open_samples
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples, PairBatches
-from isoconv.wasserstein.sources import SourceOptions, open_samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
-from train.toys import Watcher, stop_after
+from known_distances import funnel_pair, translation
+from train.toys import stop_after
 
 
 def drawn(pair, count=4000):
@@ -32,13 +39,13 @@ def trained(path, first, second, config, **options):
     folder = RunFolder(path)
     if not options.get("resume"):
         folder.start(config, overwrite=False)
-    (result,) = train_critics([config], [folder], first, second, Watcher(), **options)
+    (result,) = train_critics([config], [folder], first, second, **options)
     return result
 
 
 def vectors(model="fc", **options):
-    settings = critic_settings("default", model) | {"epochs": 3, "steps_per_epoch": 20, "batch_size": 64} | options
-    return CriticConfig("first", "second", (settings.pop("features", 4),), **settings)
+    settings = {"epochs": 3, "steps_per_epoch": 20, "batch_size": 64} | options
+    return critic_config("first", "second", (settings.pop("features", 4),), model, **settings)
 
 
 def pictures(n, seed=0, bright=0, shape=(1, 16, 16)):
@@ -53,15 +60,14 @@ def test_the_loss_is_minus_the_difference_of_means():
     config = vectors()
     model = nn.Linear(4, 1)
     xs, ys = torch.randn(6, 4), torch.randn(6, 4)
-    loss, right = CriticTask(config).loss(model, xs, ys)
+    loss = CriticTask(config)(model, xs, ys)
     assert loss.item() == pytest.approx((model(ys).mean() - model(xs).mean()).item(), abs=1e-6)
-    assert int(right) == 0
 
 
 def test_several_columns_are_trained_each_for_itself_and_the_best_is_shown():
     model = nn.Linear(4, 3)
     xs, ys = torch.randn(6, 4), torch.randn(6, 4)
-    loss, _ = CriticTask(vectors()).loss(model, xs, ys)
+    loss = CriticTask(vectors())(model, xs, ys)
     loss.backward()
     differences = (model(xs) - model(ys)).mean(dim=0)
     assert loss.item() == pytest.approx(-differences.max().item(), abs=1e-6)
@@ -79,8 +85,8 @@ def test_bytes_are_pixels_of_the_configurations_range():
             return x.flatten(1).sum(dim=1, keepdim=True)
 
     black, white = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)
-    CriticTask(config).loss(Model(), white, black)
-    CriticTask(replace(config, pixel_range=(-1.0, 1.0))).loss(Model(), white, black)
+    CriticTask(config)(Model(), white, black)
+    CriticTask(replace(config, pixel_range=(-1.0, 1.0)))(Model(), white, black)
     assert [float(x.min()) for x in seen] == [0, -1] and [float(x.max()) for x in seen] == pytest.approx([1, 1])
     assert all(x.dtype == torch.float32 for x in seen)
 
@@ -116,10 +122,10 @@ def test_anchors_find_funnels_whichever_way_up(swapped, tmp_path):
 def test_every_method_stays_below_the_exact_distance_of_the_images(conv, activation, tmp_path):
     dark, light = pictures(40), pictures(40, 1, 100)
     first, second = FiniteSamples("dark", dark, whole=True), FiniteSamples("light", light, whole=True)
-    settings = critic_settings("default", "small", conv, activation)
-    settings |= {"epochs": 1, "steps_per_epoch": 40, "batch_size": 16, "pixel_range": (-1.0, 1.0)}
-    settings["lr"] = 0.01 if "optimiser" in settings else 0.1  # Adam, or steepest descent
-    found = trained(tmp_path / "run", first, second, CriticConfig("dark", "light", (1, 16, 16), **settings))
+    settings = {"epochs": 1, "steps_per_epoch": 40, "batch_size": 16, "pixel_range": (-1.0, 1.0)}
+    config = critic_config("dark", "light", (1, 16, 16), "small", conv=conv, activation=activation, **settings)
+    config = replace(config, lr=0.01 if config.optimiser == "adam" else 0.1)
+    found = trained(tmp_path / "run", first, second, config)
     scaled = [side.double().flatten(1) / 127.5 - 1 for side in (dark, light)]
     cost = torch.cdist(*scaled).numpy()
     truth = float(cost[linear_sum_assignment(cost)].mean())
@@ -133,18 +139,12 @@ def test_upsampling_is_counted_and_the_paper_recipe_is_the_papers(tmp_path):
         FiniteSamples("dark", pictures(24), whole=True),
         FiniteSamples("light", pictures(24, 1, 90), whole=True),
     )
-    settings = critic_settings("paper", "small", "bcop", "relu") | {"epochs": 1, "steps_per_epoch": 2, "batch_size": 8}
-    found = trained(tmp_path / "run", first, second, CriticConfig("d", "l", (1, 16, 16), upsample=2, **settings))
-    assert found.bound.lipschitz_bound == pytest.approx(2, rel=0.01)
-    paper = critic_settings("paper", "dcgan", "bcop", "maxmin")
-    assert (paper["optimiser"], paper["lr"], paper["schedule"], paper["batch_size"]) == (
-        "rmsprop",
-        1e-4,
-        "exponential",
-        64,
-    )
-    assert paper["epochs"] * CriticConfig.steps_per_epoch == 25_600
-    assert critic_settings("paper", "dcgan", "bcop", "relu")["lr"] == 1e-3
+    paper = partial(critic_config, "d", "l", (1, 16, 16), recipe="paper")
+    config = paper("small", activation="relu", upsample=2, epochs=1, steps_per_epoch=2, batch_size=8)
+    assert trained(tmp_path / "run", first, second, config).bound.lipschitz_bound == pytest.approx(2, rel=0.01)
+    config = paper()
+    assert (config.optimiser, config.lr, config.schedule, config.batch_size) == ("rmsprop", 1e-4, "exponential", 64)
+    assert config.epochs * config.steps_per_epoch == 25_600 and paper(activation="relu").lr == 1e-3
 
 
 def test_two_critics_side_by_side_are_what_they_are_alone(tmp_path):
@@ -153,9 +153,10 @@ def test_two_critics_side_by_side_are_what_they_are_alone(tmp_path):
     folders = [RunFolder(tmp_path / str(config.seed)) for config in configs]
     for folder, config in zip(folders, configs, strict=True):
         folder.start(config, overwrite=False)
-    together = train_critics(configs, folders, first, second, Watcher())
+    together = train_critics(configs, folders, first, second)
     alone = trained(tmp_path / "alone", first, second, configs[1])
-    assert together[1].bound == alone.bound
+    same = {"train_seconds": 0.0, "replicas": 1}
+    assert replace(together[1].bound, **same) == replace(alone.bound, **same)
     assert together[0].bound.estimate != alone.bound.estimate
     assert json.loads((tmp_path / "0" / "result.json").read_text())["lower"] == together[0].bound.lower
 
@@ -179,7 +180,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(model, stop, tmp_path)
     resumed = trained(tmp_path / "cut", first(), second, config, resume=True)
     for name, value in whole.critic.state_dict().items():
         assert torch.equal(value, resumed.critic.state_dict()[name]), name
-    assert resumed.bound == whole.bound
+    assert replace(resumed.bound, train_seconds=0.0) == replace(whole.bound, train_seconds=0.0)
     lines = [
         [json.loads(line)["loss"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
         for run in ("whole", "cut")
@@ -266,9 +267,9 @@ def test_a_generator_is_judged_by_batches():
 
 
 def test_named_data_sets_give_their_training_or_their_test_images():
-    train, test = (open_samples(name, SourceOptions(size=8), whole=True) for name in ("digits", "digits:test"))
+    train, test = (open_samples(name, size=8, whole=True) for name in ("digits", "digits:test"))
     assert (len(train.train), len(test.train)) == (4000, 1000) and train.shape == (1, 8, 8)
-    part = open_samples("digits:train", SourceOptions(size=8, held_out=0.1))
+    part = open_samples("digits:train", size=8, held_out=0.1)
     assert len(part.rest) == 400 and part.observations == 400 and train.observations is None
 
 
@@ -288,53 +289,42 @@ def test_the_scale_makes_learning_rates_fit_data_of_any_size(tmp_path):
 
 # Bad input --------------------------------------------------------------------------------------------------------
 
-X = torch.zeros(20, 3)
+X = torch.arange(60.0).reshape(20, 3)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "word"),
     [
-        (lambda: vectors(model="vgg"), "Expected model to be one of dcgan, small, large, fc, anchors. Got 'vgg'."),
-        (lambda: vectors(epochs=0), "Expected epochs of at least 1. Got 0."),
-        (lambda: vectors(lr=-1.0), "Expected lr to be a positive number. Got -1.0."),
-        (lambda: vectors(held_out=1.0), "Expected a fraction between 0 and 1 to hold out. Got 1.0."),
-        (lambda: vectors(model="dcgan"), r"Expected images for the critic dcgan. Got samples of shape \(4,\)."),
-        (lambda: vectors(upsample=2), r"Expected images to upsample. Got samples of shape \(4,\)."),
-        (lambda: critic_settings("fast", "fc"), "Expected recipe to be one of default, paper. Got 'fast'."),
-        (
-            lambda: FiniteSamples("few", X[:1]),
-            "Expected at least two samples, one to train and one to hold out. Got 1.",
-        ),
-        (
-            lambda: next(FiniteSamples("few", X).batches(0, 0, 1, 64, "first", torch.device("cpu"))),
-            "Expected at least one batch of 64 samples to train on in few. "
-            r"Got 15: make the batch smaller \(--batch-size\).",
-        ),
-        (
-            lambda: PairBatches(FiniteSamples("a", X), FiniteSamples("b", X[:, :2]), 4, 1),
-            "Expected two distributions of one shape. Got vectors of dimension 3 in a and vectors of dimension 2 in b.",
-        ),
+        (lambda: vectors(model="vgg"), "vgg"),
+        (lambda: vectors(epochs=0), "epochs"),
+        (lambda: vectors(lr=-1.0), "lr"),
+        (lambda: vectors(seed=-1), "seed"),
+        (lambda: vectors(held_out=1.0), "hold out"),
+        (lambda: vectors(model="dcgan"), "images"),
+        (lambda: vectors(upsample=2), "images"),
+        (lambda: vectors(recipe="fast"), "fast"),
+        (lambda: vectors(repeats="never"), "never"),
+        (lambda: FiniteSamples("few", X[:1]), "few"),
+        (lambda: FiniteSamples("a", X, repeats="never"), "never"),
+        (lambda: next(FiniteSamples("few", X).batches(0, 0, 1, 64, "first", torch.device("cpu"))), "few.* Got 15"),
+        (lambda: PairBatches(FiniteSamples("a", X), FiniteSamples("b", X[:, :2]), 4, 1), "dimension 3 in a"),
         (
             lambda: PairBatches(
                 FiniteSamples("a", pictures(4)), FiniteSamples("b", pictures(4, shape=(3, 8, 8))), 2, 1
             ),
-            r"Expected two distributions of one shape \(--size, --channels\). "
-            "Got grey images of 16×16 in a and colour images of 8×8 in b.",
+            "grey images of 16×16 in a and colour images of 8×8 in b",
         ),
         (
-            lambda: typical_scale(FiniteSamples("a", X), FiniteSamples("b", X), vectors(features=3, batch_size=4)),
-            "Expected samples that differ. Got a standard deviation of 0.",
+            lambda: typical_scale(*(FiniteSamples("a", 0 * X, whole=True),) * 2, vectors(features=3, batch_size=4)),
+            "differ",
         ),
         (
             lambda: make_critic(vectors(conv="standard"), FiniteSamples("a", X), FiniteSamples("b", X)),
-            "Expected an orthogonal method for the critic fc, such as bcop. Got standard.",
+            "standard",
         ),
-        (
-            lambda: GeneratedSamples("g", Generator((1, 8, 8)), count=10),
-            "Expected at least one batch of 64 images from g. Got 10.",
-        ),
+        (lambda: GeneratedSamples("g", Generator((1, 8, 8)), count=10), "batch of 64"),
     ],
 )
-def test_refused(call, message):
-    with pytest.raises(IsoconvError, match=f"^{message}$"):
+def test_refused(call, word):
+    with pytest.raises(IsoconvError, match=word):
         call()

@@ -58,7 +58,7 @@ def test_noise_is_uniform_and_comes_from_the_generator_alone():
 
 @pytest.mark.parametrize("network", [Generator, Discriminator])
 def test_sizes_that_four_does_not_divide_are_refused(network):
-    with pytest.raises(IsoconvError, match=r"^Expected images whose height and width 4 divides. Got 30×32.$"):
+    with pytest.raises(IsoconvError, match="30×32"):
         network((3, 30, 32))
-    with pytest.raises(IsoconvError, match=r"^Expected input_shape \(channels, height, width\). Got \(3, 32\).$"):
+    with pytest.raises(IsoconvError, match="input_shape"):
         network((3, 32))

@@ -81,7 +81,7 @@ def test_two_columns_side_by_side():
     found = both(x).detach()
     assert found.shape == (50, 2)
     for column, sign in enumerate((1, -1)):
-        critic = both.chosen(column)
+        critic = both.column(column)
         assert critic.sign == sign
         torch.testing.assert_close(critic(x).detach()[:, 0], found[:, column])
 

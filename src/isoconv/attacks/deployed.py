@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision, matmul_precision
+from isoconv.linalg.matrices import full_precision, matmul_precision
 from isoconv.nn import plain
 
 

@@ -65,3 +65,14 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if len(sides) != 2:
         raise IsoconvError(f"Expected a size such as 32 or 32x48 (height x width) for --size. Got {text!r}.")
     return sides[0], sides[1]
+
+
+def parse_interval(text: str, name: str) -> tuple[float, float]:
+    """Return two numbers, the smaller first: -1,1."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise IsoconvError(f"Expected two numbers such as -1,1 for {name}. Got {text!r}.") from None
+    if not -1e8 <= low < high <= 1e8:
+        raise IsoconvError(f"Expected two numbers up to 1e8, the smaller first, for {name}. Got {text!r}.")
+    return low, high

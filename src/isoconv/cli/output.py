@@ -1,10 +1,12 @@
 """What commands show: tables on stdout; on stderr a bar with rate and time left, or plain lines when piped."""
 
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean, pstdev
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,16 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
     from isoconv.train.classifier import TrainResult
     from isoconv.train.engine import EpochReport
     from isoconv.train.runs import AttackRecord, CertifiedRecord
+    from isoconv.wasserstein import CriticConfig
 
 _WIDE = 160  # characters of a table in a pipe or a file
 _SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
 _SECONDS_WITHIN_AN_EPOCH = 30.0
+_MANY = 2000  # pictures, from which on reading them is worth a line
+_reading = ProgressLine("pictures", 1.0)
 
 # Tables -------------------------------------------------------------------------------------------------------------
 
@@ -146,6 +152,32 @@ class TrainingProgress(_Bar):
             print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
 
 
+class DifferenceProgress(TrainingProgress):
+    """Shows epochs, a critic's difference of means on its training batches, samples per second and the time left.
+
+    unit : about what the critic's Lipschitz constant is; differences are shown divided by it
+    """
+
+    def __init__(self, steps: int, done: int = 0, unit: float = 1.0) -> None:
+        super().__init__(steps, done)
+        self.unit = unit
+
+    def figures(self, report: "EpochReport") -> str:
+        return f"difference {-report.loss / self.unit:.4f}  {report.images_per_second:,.0f} samples/s"
+
+
+def watch_critic(config: "CriticConfig", done: int) -> DifferenceProgress:
+    """Show the training of a critic, by its name: there may be several, one after the other."""
+    print(f"critic {config.model}", file=sys.stderr)
+    return DifferenceProgress(config.epochs * config.steps_per_epoch, done, config.scale * config.upsample)
+
+
+def show_reading(what: str, done: int, total: int) -> None:
+    """Show how many pictures have been read, if there are many of them."""
+    if total >= _MANY:
+        _reading(what, done, total)
+
+
 class CountingProgress(_Bar):
     """Shows how many of how many are done, and the time left: `show(done, total)` as often as you like."""
 
@@ -207,3 +239,19 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def resumable(out: Path, resume: bool, quiet: bool = False) -> Iterator[Callable[[], bool]]:
+    """Interrupt training as `interruptible` does; print how to continue what is saved in `out`, and exit."""
+    from isoconv.train.engine import Stopped
+
+    with interruptible() as should_stop:
+        try:
+            yield should_stop
+        except Stopped:
+            if not quiet:
+                again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
+                line = f"Stopped, and saved in {out}. To continue: {again.replace(' --overwrite', '')}"
+                print(line, file=sys.stderr)
+            raise SystemExit(130) from None

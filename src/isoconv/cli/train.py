@@ -19,9 +19,10 @@ from isoconv.cli.options import (
     parse_seeds,
     parse_size,
 )
-from isoconv.data.datasets import NAMES
+from isoconv.data.datasets import DATASETS, NAMES
 from isoconv.train.losses import LOSSES
 
+_NOT_MIRRORED = " and ".join(name for name, record in DATASETS.items() if not record.flip)
 _DATA_HELP = f"{', '.join(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 
 
@@ -53,7 +54,7 @@ def train(
     crop_padding: Annotated[int | None, typer.Option(help="crop at random from so many zeros around")] = None,
     flip: Annotated[
         bool | None,
-        typer.Option("--flip/--no-flip", help="mirror at random (not digits, mnist)"),
+        typer.Option("--flip/--no-flip", help=f"mirror at random (not {_NOT_MIRRORED})"),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="0, or several, trained side by side: 0,1,2,3,4")] = None,
     epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
@@ -69,15 +70,15 @@ def train(
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
-    from isoconv.cli.output import TensorBoardToo, TrainingProgress, interruptible, print_results
+    from isoconv.cli.output import TensorBoardToo, TrainingProgress, print_results, resumable
     from isoconv.train.distributed import Processes, choose_device
-    from isoconv.train.engine import Stopped
     from isoconv.train.job import train as train_networks
 
     processes = Processes.join(choose_device(device))
-    with interruptible() as should_stop, TrainingProgress(0, quiet=not processes.first) as shown:
-        observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
-        try:
+    quiet = not processes.first
+    try:
+        with resumable(out, resume, quiet) as should_stop, TrainingProgress(0, quiet=quiet) as shown:
+            observer = TensorBoardToo(shown, str(out)) if tensorboard and processes.first else shown
             results, config = train_networks(
                 data,
                 out,
@@ -97,18 +98,8 @@ def train(
                 processes=processes,
                 **given,
             )
-        except Stopped:
-            if processes.first:
-                shown.close()
-                again = ["isoconv", "train", "--resume", "--out", str(out)]
-                again += ["--data", str(folder)] if folder is not None else []
-                again += ["--device", device] if device != "auto" else []
-                again += [part for text in epsilon or [] for part in ("--epsilon", text)]
-                again += [flag for flag, on in (("--tensorboard", tensorboard), ("--json", as_json)) if on]
-                print(f"Stopped, and saved in {out}. To continue: {shlex.join(again)}", file=sys.stderr)
-            raise SystemExit(130) from None
-        finally:
-            processes.leave()
+    finally:
+        processes.leave()
     if not processes.first:
         return
     if as_json:

@@ -34,16 +34,10 @@ class ProgressLine:
             return
         self.shown, self.tenth = now, tenth
         rate = done / max(now - self.start, 1e-3)
-        text = f"{what}: {done / self.scale:.1f}"
-        if total:
-            text += f" of {total / self.scale:.1f}"
-        text += f" {self.unit}, {rate / self.scale:.1f} {self.unit}/s"
-        if total and rate and not finished:
-            text += f", {(total - done) / rate:.0f} s left"
-        if terminal:
-            self.stream.write(f"\r{text:<79}" + ("\n" if finished else ""))
-        else:
-            self.stream.write(text + "\n")
+        whole = f" of {total / self.scale:.1f}" if total else ""
+        left = f", {(total - done) / rate:.0f} s left" if total and rate and not finished else ""
+        text = f"{what}: {done / self.scale:.1f}{whole} {self.unit}, {rate / self.scale:.1f} {self.unit}/s{left}"
+        self.stream.write(f"\r{text:<79}" + "\n" * finished if terminal else f"{text}\n")
         self.stream.flush()
 
 
@@ -79,14 +73,22 @@ def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, trie
 
     target = folder / remote.path
     failures = []
+
+    def stream(url: str, path: str, _: object) -> None:
+        # A server must not compress, or unpack, a .gz file on the way.
+        with requests.get(url, stream=True, timeout=30, headers={"Accept-Encoding": "identity"}) as response:
+            response.raise_for_status()
+            total = int(response.headers.get("Content-Length", 0))
+            with open(path, "wb") as file:
+                for chunk in response.iter_content(1 << 16):
+                    file.write(chunk)
+                    progress(target.name, file.tell(), total)
+
     with _tidy(target.parent, pooch.get_logger()):
         for url in remote.urls:
             for attempt in range(1, tries + 1):
-                bar = _Bar(target.name, progress)
-                # Without Accept-Encoding a server may unpack a .gz file on the way.
-                fetch = pooch.HTTPDownloader(bar, chunk_size=1 << 16, timeout=30, headers={"Accept-Encoding": None})
                 try:
-                    pooch.retrieve(url, f"md5:{remote.md5}", fname=target.name, path=target.parent, downloader=fetch)
+                    pooch.retrieve(url, f"md5:{remote.md5}", fname=target.name, path=target.parent, downloader=stream)
                     return target
                 except requests.exceptions.RequestException as error:
                     failure, final = _explain(error, requests.exceptions)
@@ -116,25 +118,6 @@ def _explain(error: Exception, kinds: Any) -> tuple[str, bool]:
     if isinstance(error, kinds.ConnectionError):
         return "cannot be reached", False
     return f"failed ({type(error).__name__})", True
-
-
-class _Bar:
-    """A progress bar as pooch expects it."""
-
-    def __init__(self, name: str, progress: Progress):
-        self.name, self.progress = name, progress
-        self.total = self.done = 0
-
-    def update(self, size: int) -> None:
-        # pooch reports whole chunks, and after its reset() the whole file once more.
-        self.done = min(self.done + size, self.total) if self.total else self.done + size
-        self.progress(self.name, self.done, self.total)
-
-    def reset(self) -> None:
-        self.done = 0
-
-    def close(self) -> None:
-        pass
 
 
 @contextlib.contextmanager

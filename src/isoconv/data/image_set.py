@@ -28,14 +28,9 @@ class ImageSet:
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
         if images.dtype != torch.uint8 or images.ndim != 4 or 0 in images.shape[1:]:
-            raise IsoconvError(
-                f"Expected images as a uint8 tensor (N, C, H, W). Got {images.dtype} of shape {tuple(images.shape)}."
-            )
+            raise IsoconvError(f"Expected images as a uint8 tensor (N, C, H, W). Got {_describe(images)}.")
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise IsoconvError(
-                f"Expected one int64 label for each of the {len(images)} images. "
-                f"Got {labels.dtype} of shape {tuple(labels.shape)}."
-            )
+            raise IsoconvError(f"Expected an int64 label for each of {len(images)} images. Got {_describe(labels)}.")
         object.__setattr__(self, "classes", tuple(self.classes))
         _check_range("labels", labels, len(self.classes))
 
@@ -57,7 +52,7 @@ class ImageSet:
         if index.numel() == 0:
             index = index.reshape(0).to(torch.int64)  # torch takes an empty list for floats
         if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise IsoconvError(f"Expected a list of indices. Got {index.dtype} of shape {tuple(index.shape)}.")
+            raise IsoconvError(f"Expected a list of indices. Got {_describe(index)}.")
         _check_range("indices", index, len(self))
         return replace(self, images=self.images[index], labels=self.labels[index])
 
@@ -66,6 +61,10 @@ class ImageSet:
         if not 0 <= n <= len(self):
             raise IsoconvError(f"Expected a number of images from 0 to {len(self)}. Got {n}.")
         return replace(self, images=self.images[:n], labels=self.labels[:n])
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def _check_range(name: str, values: Tensor, count: int) -> None:
@@ -83,8 +82,7 @@ class Splits:
     images. The test set may be missing (STL-10 is often kept without it); `why_no_test` is then the error of whoever
     asks for it. `train, test = splits` asks for both.
 
-    listing : for a user's own pictures, a hash of their names, sizes in bytes and classes; other pictures would be held
-              out with another listing
+    listing : for a user's own pictures, a hash of their names, sizes in bytes and classes, which decide what is held out
     ignored : how many files were passed over, because they are no pictures or in no class's folder
     """
 
@@ -97,30 +95,22 @@ class Splits:
         listing: str = "",
         ignored: int = 0,
     ):
-        self._train, self._test = train, test
+        self._parts = {"train": train, "test": test}
         self._why_no_test = why_no_test
         self.listing, self.ignored = listing, ignored
         self._check()
 
     @property
     def has_test(self) -> bool:
-        return self._test is not None
+        return self._parts["test"] is not None
 
     @property
     def train(self) -> ImageSet:
-        if not isinstance(self._train, ImageSet):
-            self._train = self._train()
-            self._check()
-        return self._train
+        return self._read("train")
 
     @property
     def test(self) -> ImageSet:
-        if self._test is None:
-            raise IsoconvError(self._why_no_test)
-        if not isinstance(self._test, ImageSet):
-            self._test = self._test()
-            self._check()
-        return self._test
+        return self._read("test")
 
     def load(self) -> "Splits":
         """Read both parts now, so that whatever is wrong with their files is said at once. Return the splits."""
@@ -132,8 +122,17 @@ class Splits:
         test = (lambda: change(self.test)) if self.has_test else None
         return Splits(lambda: change(self.train), test, self._why_no_test, listing=self.listing, ignored=self.ignored)
 
+    def _read(self, name: str) -> ImageSet:
+        part = self._parts[name]
+        if part is None:
+            raise IsoconvError(self._why_no_test)
+        if not isinstance(part, ImageSet):
+            part = self._parts[name] = part()
+            self._check()
+        return part
+
     def _check(self) -> None:
-        train, test = self._train, self._test
+        train, test = self._parts.values()
         if not (isinstance(train, ImageSet) and isinstance(test, ImageSet)):
             return
         if (train.shape, train.classes) != (test.shape, test.classes):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from isoconv.data.fetch import Progress
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out_indices, shuffle_indices
-from isoconv.data.resizing import NO_PILLOW, Size, height_and_width
+from isoconv.data.resizing import Size, height_and_width, import_pillow
 from isoconv.errors import IsoconvError
 from isoconv.files import read_bytes
 
@@ -159,10 +159,7 @@ def files_in(folder: Path) -> Iterable[Path]:
 
 def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | None) -> Array:
     """Return (H, W) for a grey picture, (H, W, 3) for a coloured one, or as `channels` says."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise IsoconvError(NO_PILLOW) from error
+    Image = import_pillow()
     data = io.BytesIO(read_bytes(path))
     try:
         with Image.open(data, formats=_FORMATS) as file:
@@ -174,7 +171,7 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
         array = np.array(picture)
     except MemoryError:
         raise
-    except UnidentifiedImageError as error:
+    except Image.UnidentifiedImageError as error:
         raise IsoconvError(f"{path} is not a PNG, JPEG, BMP, WEBP or GIF picture. Repair or remove it.") from error
     except Exception as error:  # a damaged file makes Pillow's readers fail in any way: SyntaxError, struct.error, …
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -1,19 +1,22 @@
 """Pure functions on tensors: orthogonalisation, projectors, block convolution, spectra and proved norm bounds."""
 
-from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d
-from isoconv.linalg.bjorck import bjorck
-from isoconv.linalg.block_convolution import (
+from isoconv.linalg.bcop import (
+    bcop_kernel,
+    bcop_kernel_1d,
     block_convolve,
     compose_kernels,
+    is_projector,
     projector_column,
+    projector_from_basis,
     projector_pair_1d,
+    projector_rank,
     projector_row,
+    random_projector,
 )
 from isoconv.linalg.bounds import conv_norm_bound, fold_stride, matrix_norm_bound
-from isoconv.linalg.gram import norm_upper_bound
 from isoconv.linalg.manifold import is_orthonormal, on_manifold, project_to_tangent, retract
-from isoconv.linalg.polar import polar
-from isoconv.linalg.projectors import is_projector, projector_from_basis, projector_rank, random_projector
+from isoconv.linalg.matrices import norm_upper_bound
+from isoconv.linalg.polar import bjorck, polar
 from isoconv.linalg.spectrum import circular_singular_values, circular_symbol
 
 __all__ = [

@@ -1,4 +1,13 @@
-"""The kernels of the paper: H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ … (equation 2), and the 1-D family (equation 1).
+"""Orthogonal kernels: projectors, block convolution, and the paper's families (equations 1 and 2).
+
+Block convolution □ (the paper, section 3.1) is convolution whose scalars are matrices. A kernel is stored as PyTorch
+stores a convolution's weight: `(c_out, c_in, K)` in 1-D, `(c_out, c_in, K, K')` in 2-D, the matrix at tap t being
+`kernel[:, :, t]`. Then `X □ Y` is the kernel of "first Y, then X":
+
+    Z_i = Σ_j X_j Y_{i−j}        X ∗ (Y ∗ v) = (X □ Y) ∗ v
+
+This holds for the cross-correlation that PyTorch computes as it does for true convolution, since the taps'
+offsets add up in both. □ is associative; it does not commute, because matrices do not.
 
 Multiplying by one projector pair on the right needs no block convolution. For a kernel with taps W_i,
 
@@ -8,6 +17,7 @@ one matrix product per tap; and with P = R Rᵀ it is `(D R) Rᵀ`, so that P is
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,8 +26,102 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.function import call
-from isoconv.linalg.precision import matmul_precision
+from isoconv.linalg.matrices import Function, matmul_precision
+
+# Projectors P = P² = Pᵀ -----------------------------------------------------------------------------------------------
+
+
+def projector_from_basis(basis: Tensor) -> Tensor:
+    """P = R Rᵀ for R (…, n, r) with orthonormal columns: the orthogonal projection onto their span, of rank r."""
+    return basis @ basis.mT
+
+
+def is_projector(matrix: Tensor, tolerance: float | None = None) -> bool:
+    """Whether P = Pᵀ = P² holds entrywise within `tolerance` (default: 10·n·eps of the matrix's precision)."""
+    n = matrix.shape[-1]
+    if matrix.shape[-2] != n:
+        return False
+    tolerance = 10 * n * torch.finfo(matrix.dtype).eps if tolerance is None else tolerance
+    asymmetry = (matrix - matrix.mT).abs().amax() if n else matrix.new_zeros(())
+    excess = (matrix @ matrix - matrix).abs().amax() if n else matrix.new_zeros(())
+    return bool(asymmetry <= tolerance) and bool(excess <= tolerance)
+
+
+def projector_rank(projector: Tensor) -> Tensor:
+    """The rank of a symmetric projector, read off its trace (the eigenvalues are zeros and ones)."""
+    return torch.round(projector.diagonal(dim1=-2, dim2=-1).sum(-1)).to(torch.int64)
+
+
+def random_projector(
+    n: int,
+    rank: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """A projector drawn uniformly from P(n, rank), the Grassmannian of `rank`-dimensional subspaces of ℝⁿ."""
+    if not 0 <= rank <= n:
+        raise IsoconvError(f"Expected a rank between 0 and {n}. Got {rank}.")
+    gaussian = torch.randn(n, rank, generator=generator, dtype=dtype, device=device)
+    return projector_from_basis(torch.linalg.qr(gaussian).Q)
+
+
+# Block convolution ----------------------------------------------------------------------------------------------------
+
+
+def block_convolve(x: Tensor, y: Tensor) -> Tensor:
+    """X □ Y for two 1-D kernels (c_out, c, K) or two 2-D kernels (c_out, c, K, K'), in the precision of the inputs.
+
+    >>> h, p = torch.eye(2)[..., None], torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    >>> block_convolve(h, torch.stack([p, torch.eye(2) - p], dim=-1)).shape
+    torch.Size([2, 2, 2])
+    """
+    if x.dim() != y.dim() or x.dim() not in (3, 4):
+        raise IsoconvError(
+            f"Expected two 1-D kernels (c_out, c_in, K) or two 2-D kernels (c_out, c_in, K, K'). "
+            f"Got shapes {tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    if x.shape[1] != y.shape[0]:
+        raise IsoconvError(
+            f"Expected the left kernel's input channels to equal the right kernel's output channels. "
+            f"Got {x.shape[1]} and {y.shape[0]}."
+        )
+    # One matrix product per tap of Y. Not F.conv2d: on a GPU that runs in TF32 unless told otherwise.
+    left = x.movedim(1, -1)  # (c_out, taps…, c)
+    total = x.new_zeros(x.shape[0], *[p + q - 1 for p, q in zip(x.shape[2:], y.shape[2:], strict=True)], y.shape[1])
+    for position, tap in enumerate(product(*[range(size) for size in y.shape[2:]])):
+        window = tuple(slice(offset, offset + size) for offset, size in zip(tap, x.shape[2:], strict=True))
+        total[(slice(None), *window)] += left @ y.flatten(2)[:, :, position]
+    return total.movedim(-1, 1).contiguous()
+
+
+def compose_kernels(*kernels: Tensor) -> Tensor:
+    """K₁ □ K₂ □ … □ K_m."""
+    if not kernels:
+        raise IsoconvError("Expected at least one kernel. Got none.")
+    composed = kernels[0]
+    for kernel in kernels[1:]:
+        composed = block_convolve(composed, kernel)
+    return composed
+
+
+def projector_pair_1d(projector: Tensor) -> Tensor:
+    """[P  I−P] as a 1-D kernel (n, n, 2)."""
+    return torch.stack([projector, torch.eye(projector.shape[-1]).to(projector) - projector], dim=-1)
+
+
+def projector_column(projector: Tensor) -> Tensor:
+    """[P; I−P] as a 2-D kernel (n, n, 2, 1): P at the upper tap."""
+    return projector_pair_1d(projector).unsqueeze(-1)
+
+
+def projector_row(projector: Tensor) -> Tensor:
+    """[P  I−P] as a 2-D kernel (n, n, 1, 2): P at the left tap."""
+    return projector_pair_1d(projector).unsqueeze(-2)
+
+
+# The paper's kernels --------------------------------------------------------------------------------------------------
 
 
 def bcop_kernel(H: Tensor, P: Sequence[Tensor] | Tensor, Q: Sequence[Tensor] | Tensor) -> Tensor:
@@ -55,20 +159,19 @@ def append_pair_from_basis(taps: Tensor, basis: Tensor, dim: int) -> Tensor:
 
     A batch of kernels (b, taps…, c_out, c_in), each with a basis of its own (b, c_in, rank), is one call too.
     """
-    return call(_AppendPair, taps, basis, dim)  # type: ignore[no-any-return]
+    return _AppendPair.call(taps, basis, dim)  # type: ignore[no-any-return]
 
 
-class _AppendPair(torch.autograd.Function):
+class _AppendPair(Function):
     """Forward: with A = W P, the taps A_i + (W − A)_{i−1}. Backward: with D_i = G_i − G_{i+1} for the gradient G of the
-    result, that of W is G_{i+1} + D_i P, that of P is S = Σ W_iᵀ D_i, and that of R is (S + Sᵀ) R.
+    result, that of W is G_{i+1} + D_i P, that of P is S = Σ W_iᵀ D_i, and that of R is (S + Sᵀ) R. All rows of a
+    kernel's taps are one matrix; one for each kernel, where the basis is a batch.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(taps: Tensor, basis: Tensor, dim: int) -> Tensor:  # type: ignore[override]
         count = taps.shape[dim]
-        inside = _times(_times(taps, basis), basis.mT)
+        inside = (taps.flatten(basis.dim() - 2, -2) @ basis @ basis.mT).view(taps.shape)
         outside = taps - inside
         if count == 1:
             return torch.cat([inside, outside], dim)
@@ -87,24 +190,15 @@ class _AppendPair(torch.autograd.Function):
         count = taps.shape[ctx.dim]
         far = gradient.narrow(ctx.dim, 1, count)
         difference = gradient.narrow(ctx.dim, 0, count) - far
+        rows = difference.flatten(basis.dim() - 2, -2)
         of_taps = of_basis = None
         with matmul_precision(taps, "high"):  # a direction: ten bits of it are enough
             if ctx.needs_input_grad[0]:
-                of_taps = far + _times(_times(difference, basis), basis.mT)
+                of_taps = far + (rows @ basis @ basis.mT).view(taps.shape)
             if ctx.needs_input_grad[1]:
-                inner = _rows(taps, basis).mT @ _rows(difference, basis)
+                inner = taps.flatten(basis.dim() - 2, -2).mT @ rows
                 of_basis = (inner + inner.mT) @ basis
         return of_taps, of_basis, None
-
-
-def _rows(taps: Tensor, basis: Tensor) -> Tensor:
-    """All rows of a kernel's taps in one matrix; one for each kernel, where the basis is a batch."""
-    return taps.flatten(basis.dim() - 2, -2)
-
-
-def _times(taps: Tensor, matrix: Tensor) -> Tensor:
-    """Every tap times the matrix (its kernel's own, of a batch), as one product."""
-    return (_rows(taps, matrix) @ matrix).view(*taps.shape[:-1], matrix.shape[-1])
 
 
 def _shifts(taps: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ through G loses nothing: an error of eps·‖G‖ in G is one of that size in th
 
 Note [The positive part by products]
 On a GPU eigenvectors of many small matrices are slow, products of them are not. T = (G − I)₊ is Π(G − I)Π, with the
-projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (`isoconv.linalg.minimax`). It has converged
+projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `isoconv.linalg.polar`). It has converged
 for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is wrong by less than that. (½(G − I)(I + sign)
 would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.) Then h = T q(T),
 with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the numbers; whether
@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoconv.linalg.gram import add_product, frobenius, identity_like
-from isoconv.linalg.minimax import Quintic, best_quintic
+from isoconv.linalg.matrices import add_product, frobenius, identity_like
+from isoconv.linalg.polar import Quintic, best_quintic
 from isoconv.linalg.spectrum import fold_kernel
 
 _LOOK_EVERY = 10  # blind iterations between two looks, each of which makes the host wait for the device
@@ -95,7 +95,7 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
             steps = min(_LOOK_EVERY, left)
             found, largest = _blindly(kernels, gram, waves, steps)
             blind = float(largest) <= _TAME
-            if blind:  # hardly ever not: then they are done again, with open eyes
+            if blind:  # almost always; otherwise these steps are repeated with eigenvectors
                 kernels, left = found, left - steps
         else:
             excess, chosen = _excess_where(exceeding, gram)

@@ -10,16 +10,26 @@ so projecting the gradient is exactly differentiating through the orthogonalisat
 An optimiser's step leaves the manifold by a little; `retract` comes back with a Newton–Schulz step or two, no gradient.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.function import call
-from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, largest_entry
-from isoconv.linalg.polar import orthonormality_tolerance, polar_value
-from isoconv.linalg.precision import matmul_precision, without_autocast
+from isoconv.linalg.matrices import (
+    Function,
+    add_product,
+    as_tall,
+    frobenius,
+    gram_residual,
+    identity_like,
+    inverse_sqrt_correction,
+    largest_entry,
+    matmul_precision,
+    orthonormality_tolerance,
+)
+from isoconv.linalg.polar import polar_value
 
 _HIGHEST_ORDER = 12
 
@@ -27,7 +37,7 @@ _HIGHEST_ORDER = 12
 def project_to_tangent(point: Tensor, vector: Tensor, precision: str = "highest") -> Tensor:
     """The orthogonal projection of `vector` onto the tangent space at the orthonormal matrix `point`, batched.
 
-    `precision` is for float32 on a GPU: "highest", or "high" for TF32 (see `isoconv.linalg.precision`).
+    `precision` is for float32 on a GPU: "highest", or "high" for TF32 (see `isoconv.linalg.matrices`).
     """
     tall, wide = as_tall(point)
     v = vector.mT if wide else vector
@@ -43,7 +53,7 @@ def on_manifold(parameter: Tensor, point: Tensor | None = None) -> Tensor:
     `point` is the retracted parameter where that was not written back. See Note [Staying on the manifold].
     """
     point = (parameter if point is None else point).detach()
-    return call(_OnManifold, parameter, point)  # type: ignore[no-any-return]
+    return _OnManifold.call(parameter, point)  # type: ignore[no-any-return]
 
 
 def is_orthonormal(matrix: Tensor, tolerance: float | None = None) -> bool:
@@ -73,7 +83,7 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
         raise IsoconvError(f"Expected a number of steps of at least 0. Got {steps}.")
     if steps is None and (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(matrix)):
         return _retract_opaquely(matrix)
-    with without_autocast(matrix), matmul_precision(matrix, "highest"):
+    with matmul_precision(matrix, "highest"):
         return _retract_looking(matrix) if steps is None else _retract_blindly(matrix, steps, precision)
 
 
@@ -109,8 +119,9 @@ def _retract_looking(matrix: Tensor) -> Tensor:
     while size > rounding:
         # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough. Its products
         # are of small matrices; another look and another step would be two more of the large one.
-        enough = (p for p in range(1, _HIGHEST_ORDER) if size ** (p + 1) <= rounding / 8)
-        order = next(enough, _HIGHEST_ORDER)
+        order = 1
+        while order < _HIGHEST_ORDER and size ** (order + 1) > rounding / 8:
+            order += 1
         tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
         if size <= 8 * rounding:  # it was rounding already; another look could not tell more
             break
@@ -163,19 +174,17 @@ def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:
     return result.mT if wide else result
 
 
-class _OnManifold(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _OnManifold(Function):
     @staticmethod
     def forward(parameter: Tensor, point: Tensor) -> Tensor:  # type: ignore[override]
         return point.view_as(point)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def,override]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def,override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         (point,) = ctx.saved_tensors
         return project_to_tangent(point, gradient, "high"), None  # a direction: the retraction forgives it

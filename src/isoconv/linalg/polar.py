@@ -1,4 +1,8 @@
-"""The polar factor of a matrix: the closest matrix with orthonormal columns (or rows).
+"""Orthogonalisation: the polar factor of a matrix, exactly, by Björck's steps, or about.
+
+    polar               converged, with its exact gradient
+    bjorck              the paper's own (its appendix "Orthogonalization Procedure"), differentiated through every step
+    approximate_polar   a few steps, for a direction of descent
 
 For a tall A = U S with UᵀU = I and S = (AᵀA)^½, U = A (AᵀA)^(−½). Everything here is matrix products, so that it batches
 and runs at full speed on a GPU, and most of it happens on the small n×n Gram matrix.
@@ -10,23 +14,43 @@ from the true factor. So one pass only multiplies by a polynomial Z of AᵀA tha
 smaller ones about twenty-fold; ‖Z‖ ≈ 20 bounds the damage to a backward error of about 20·eps. A matrix of condition κ
 needs log₂₀ κ passes: one, for most. The last steps are Björck's with the Gram matrix of the matrix itself and not
 one that was carried along: they remove what rounding in the small space has left.
+
+Note [Minimax quintics]
+Newton–Schulz multiplies a small singular value by at most 1.5 (cubic) or 1.875 (quintic) a step. The odd quintic
+p(x) = ax + bx³ + cx⁵ that minimises max |1 − p| over [l, u] does far better (a ≈ 8 for small l); applying the best one
+for the interval that is left, again and again, is the best composition of them.
 """
 
+from functools import lru_cache
 from math import ceil, log
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bjorck import inverse_sqrt_correction
-from isoconv.linalg.function import call
-from isoconv.linalg.gram import add_product, as_tall, frobenius, gram_residual, identity_like, scaled_to_one
-from isoconv.linalg.minimax import minimax_schedule
-from isoconv.linalg.precision import matmul_precision, without_autocast
+from isoconv.linalg.matrices import (
+    Function,
+    add_product,
+    as_tall,
+    frobenius,
+    gram_residual,
+    identity_like,
+    inverse_sqrt_correction,
+    inverse_sqrt_growth,
+    largest_entry,
+    matmul_precision,
+    orthonormality_tolerance,
+    scaled_to_one,
+)
 
 _LOWEST = 0.05  # one pass lifts singular values from here to 1
 _HEADROOM = 1.01  # keeps the spectrum inside the interval for which the minimax polynomials were made
+_LOWEST_DIRECTION = 0.03  # relative to the largest, singular values from here on come within 4 % of 1 in 3 steps
+
+# The polar factor ---------------------------------------------------------------------------------------------------
 
 
 def polar(matrix: Tensor) -> Tensor:
@@ -35,21 +59,12 @@ def polar(matrix: Tensor) -> Tensor:
     Works in the precision of the input, float32 or float64: ‖UᵀU − I‖₂ ≤ 2e-6 or 1e-13 for up to 4096×512, from any
     matrix that is not rank-deficient in that precision. A rank-deficient one is refused.
     """
-    return call(_Polar, matrix)  # type: ignore[no-any-return]
-
-
-def orthonormality_tolerance(tall: Tensor) -> float:
-    """What rounding leaves of ‖I − UᵀU‖_F for a U with n columns that is as orthonormal as its precision allows.
-
-    Mostly the rounding of the product UᵀU itself, which is larger, in units of eps, in float64, whose dot products are
-    summed in fewer parts.
-    """
-    return (4 if tall.dtype == torch.float32 else 16) * torch.finfo(tall.dtype).eps * float(tall.shape[-1] ** 0.5)
+    return _Polar.call(matrix)  # type: ignore[no-any-return]
 
 
 def polar_value(matrix: Tensor) -> Tensor:
     """The polar factor without a gradient, in full precision whatever autocast and TF32 say."""
-    with without_autocast(matrix), matmul_precision(matrix, "highest"):
+    with matmul_precision(matrix, "highest"):
         return _polar_value(matrix)
 
 
@@ -112,7 +127,7 @@ def _is_rank_deficient(given: Tensor, factor: Tensor) -> bool:
     return bool((torch.linalg.cholesky_ex(stretch).info > 0).any())
 
 
-class _Polar(torch.autograd.Function):
+class _Polar(Function):
     """dU = U Ω + (I − UUᵀ) dA S⁻¹ with SΩ + ΩS = UᵀdA − dAᵀU; backward is its adjoint, solved in S's eigenbasis."""
 
     @staticmethod
@@ -120,12 +135,12 @@ class _Polar(torch.autograd.Function):
         return polar_value(matrix)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:  # type: ignore[no-untyped-def,override]
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def,override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         matrix, factor = ctx.saved_tensors
         tall, wide = as_tall(matrix)
         u = factor.mT if wide else factor
@@ -138,3 +153,175 @@ class _Polar(torch.autograd.Function):
         outside = (g - u @ ug) @ vectors / values[..., None, :] @ vectors.mT
         result = u @ rotation + outside
         return result.mT if wide else result
+
+
+# Björck's steps -----------------------------------------------------------------------------------------------------
+
+
+def bjorck(
+    matrix: Tensor, iterations: int = 20, order: int = 1, *, scale: bool = True, gram_space: bool | None = None
+) -> Tensor:
+    """`iterations` steps of A ← A (I + ½Q + … ), Q = I − AᵀA, differentiable through every step.
+
+    The steps converge to the closest matrix with orthonormal columns (rows, if the matrix is wide) when all singular
+    values lie in (0, √3); `scale` first divides by a true upper bound of the norm, which changes nothing at
+    convergence because the limit does not depend on the scale. How far 20 steps get depends on the smallest singular
+    value: each first-order step multiplies a small one by 1.5 at most.
+
+    `gram_space` runs the same steps on the n×n Gram matrix and multiplies A itself only now and then: the same polynomial
+    of A and the same gradient, at a fraction of the cost for very rectangular matrices. By default it does so from an
+    aspect ratio of 2 on. Works in the precision of the input; batches over leading dimensions.
+    """
+    if iterations < 0 or order < 1:
+        raise IsoconvError(f"Expected iterations ≥ 0 and order ≥ 1. Got {iterations} and {order}.")
+    tall, wide = as_tall(matrix)
+    if scale and tall.numel():
+        tall = scaled_to_one(tall)
+    if gram_space is None:
+        gram_space = tall.shape[-2] >= 2 * tall.shape[-1]
+    result = _in_gram_space(tall, iterations, order) if gram_space else _in_full_space(tall, iterations, order)
+    return result.mT if wide else result
+
+
+def _in_full_space(tall: Tensor, iterations: int, order: int) -> Tensor:
+    for _ in range(iterations):
+        tall = add_product(tall, tall, inverse_sqrt_correction(gram_residual(tall), order))
+    return tall
+
+
+def _in_gram_space(tall: Tensor, iterations: int, order: int) -> Tensor:
+    """A_k = A Z_k with Z_k a polynomial of AᵀA; both Z_k and A_kᵀA_k = Z_k AᵀA Z_k live in the small space.
+
+    A step multiplies small singular values by Σ coefficients, and the Gram matrix's rounding by its square. So after as
+    many steps as make that 20, A itself is multiplied, and its Gram matrix made anew. See Note [Gram passes] in `polar`.
+    """
+    growth = inverse_sqrt_growth(order)
+    at_once = max(1, int(log(20) / log(growth)))
+    for done in range(0, iterations, at_once):
+        residual = gram_residual(tall)
+        eye = total = identity_like(residual)
+        gram = eye - residual
+        for _ in range(min(at_once, iterations - done)):
+            step = eye + inverse_sqrt_correction(eye - gram, order)
+            total = total @ step
+            gram = step @ gram @ step
+        tall = tall @ total
+    return tall
+
+
+# About: the direction of steepest descent -----------------------------------------------------------------------------
+
+
+def approximate_polar(matrix: Tensor, steps: int = 3) -> Tensor:
+    """About U Vᵀ for each matrix U Σ Vᵀ of a batch (…, m, n), by `steps` minimax quintics; never looks at the numbers.
+
+    The direction of steepest descent under the operator norm (the paper's Lemma "Steepest descent by matrix 2-norm").
+    Unlike `polar`, a few steps are enough: a direction need not be orthonormal to the last bit, and a singular value
+    that is a thirtieth of the largest says little anyway.
+    A zero matrix stays zero. Works in the precision of its input; may be captured in a CUDA graph or compiled.
+    """
+    if matrix.numel() == 0:
+        return matrix
+    tall, root, scale, wide = _factors(matrix, steps)
+    with matmul_precision(tall, "high"):
+        result = tall @ (root * scale)
+    return result.mT if wide else result
+
+
+def descend(point: Tensor, matrix: Tensor, rate: float | Tensor, steps: int = 3) -> None:
+    """point −= rate · approximate_polar(matrix), in place, without the direction ever being in memory.
+
+    Both are one matrix (m, n) or a batch (b, m, n), of one dtype.
+    """
+    if matrix.numel() == 0:
+        return
+    tall, root, scale, wide = _factors(matrix, steps)
+    root = root * (scale * rate).to(root.dtype)
+    left, right = (root.mT, tall.mT) if wide else (tall, root)
+    with matmul_precision(tall, "high"):
+        if point.dim() == 2:
+            point.addmm_(left, right, alpha=-1)
+        else:
+            point.baddbmm_(left, right, alpha=-1)
+
+
+def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """A tall matrix, a small one and its scale, whose product is the direction, and whether that is to be transposed."""
+    tall, wide = as_tall(matrix)
+    tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
+    with matmul_precision(tall, "highest"):
+        gram = tall.mT @ tall
+    # A direction may be off by ten bits; the Gram matrix of a small one may not.
+    with matmul_precision(tall, "high"):
+        return tall, *_inverse_root(gram, steps), wide
+
+
+def _inverse_root(gram: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Return about G^(−½) but for its scale (…, 1, 1), by minimax quintics for singular values from 0.03 of the largest."""
+    # ‖G²‖_F^½ bounds the largest eigenvalue of G. A little more than rounding is added to the diagonal: an eigenvalue
+    # that rounding made negative would grow under the steps, where every honest one goes to 1.
+    eye = identity_like(gram)
+    bound = (1.02 * frobenius(gram @ gram)[..., None, None].sqrt()).clamp_min(torch.finfo(gram.dtype).tiny)
+    gram = torch.add(gram / bound, eye, alpha=gram.shape[-1] * torch.finfo(gram.dtype).eps)
+    total: Tensor | None = None
+    for k, (a, b, c) in enumerate(minimax_schedule(_LOWEST_DIRECTION, steps=steps), start=1):
+        curved = add_product(gram, gram, gram, c, b)  # the step multiplies by aI + this
+        total = torch.add(curved, eye, alpha=a) if total is None else add_product(total, total, curved, 1, a)
+        if k < steps:
+            half = add_product(gram, curved, gram, 1, a)
+            gram = add_product(half, half, curved, 1, a)
+    assert total is not None
+    return total, bound.rsqrt()
+
+
+# Minimax quintics: see the Note ---------------------------------------------------------------------------------------
+
+Quintic = tuple[float, float, float]
+
+
+@lru_cache(maxsize=64)
+def minimax_schedule(lowest: float, target: float = 1e-4, steps: int | None = None) -> tuple[Quintic, ...]:
+    """Quintics to apply in turn so that every x in [lowest, 1] ends within `target` of 1 (up to rounding).
+
+    With `steps`, exactly that many, whatever they reach.
+    """
+    if not 0 < lowest <= 1:
+        raise IsoconvError(f"Expected the lowest singular value to be in (0, 1]. Got {lowest}.")
+    low, high = lowest, 1.0
+    schedule: list[Quintic] = []
+    while len(schedule) < steps if steps is not None else max(high - 1, 1 - low) > target:
+        quintic, error = best_quintic(low, high)
+        schedule.append(quintic)
+        low, high = 1 - error, 1 + error
+    return tuple(schedule)
+
+
+def best_quintic(low: float, high: float) -> tuple[Quintic, float]:
+    """The coefficients (a, b, c) of the odd quintic closest to 1 on [low, high], and its largest error there.
+
+    Remez' exchange with four alternation points: the ends are two of them, the other two are the local extrema.
+    """
+    if low >= 0.99 * high:  # alternation points nearly coincide: use the Taylor polynomial about the middle
+        middle = (low + high) / 2
+        quintic = (15 / 8 / middle, -10 / 8 / middle**3, 3 / 8 / middle**5)
+        return quintic, max(abs(1 - _evaluate(quintic, x)) for x in (low, high))
+    inner = [0.75 * low + 0.25 * high, 0.25 * low + 0.75 * high]
+    error, a, b, c = 1.0, 0.0, 0.0, 0.0
+    for _ in range(100):
+        points = np.array([low, *inner, high])
+        system = np.stack([points, points**3, points**5, np.array([1.0, -1.0, 1.0, -1.0])], axis=1)
+        a, b, c, signed = (float(v) for v in np.linalg.solve(system, np.ones(4)))
+        # Extrema: p'(x) = a + 3b x² + 5c x⁴ = 0.
+        root = max(9 * b * b - 20 * a * c, 0.0) ** 0.5
+        inner = [((-3 * b - root) / (10 * c)) ** 0.5, ((-3 * b + root) / (10 * c)) ** 0.5]
+        if abs(abs(signed) - error) <= 1e-13 * abs(signed):
+            break
+        error = abs(signed)
+    # The largest error over the alternation points bounds it over the interval, whether or not Remez stopped early.
+    quintic = (a, b, c)
+    return quintic, max(abs(1 - _evaluate(quintic, x)) for x in (low, *inner, high))
+
+
+def _evaluate(quintic: Quintic, x: float) -> float:
+    a, b, c = quintic
+    return x * (a + x * x * (b + x * x * c))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import append_pair_from_basis
-from isoconv.linalg.gram import identity_like
+from isoconv.linalg.matrices import identity_like
 from isoconv.nn.circular import convolve_same, same_padding
 from isoconv.nn.convolution import LipschitzConvolution, evaluation_weight, plain_convolution
 from isoconv.nn.downsampling import upsample

@@ -31,7 +31,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 
 
 class BuiltWeight(nn.Module):

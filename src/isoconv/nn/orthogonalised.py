@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bjorck import bjorck
 from isoconv.linalg.manifold import on_manifold, retract
+from isoconv.linalg.polar import bjorck
 from isoconv.nn.built_weight import BuiltWeight
 
 ORTHOGONALISATIONS = ("manifold", "bjorck")

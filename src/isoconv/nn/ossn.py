@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.circular import convolve_same, same_padding
 from isoconv.nn.sized import SizedConv2d

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.clipping import clip_and_mask
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.sized import SizedConv2d
 

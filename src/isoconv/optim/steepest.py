@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.approximate_polar import approximate_polar, descend
+from isoconv.linalg.polar import approximate_polar, descend
 
 
 class SteepestDescent(Optimizer):

@@ -29,8 +29,7 @@ from itertools import combinations, islice, pairwise
 import torch
 from torch import Tensor
 
-from isoconv.linalg.bcop import bcop_kernel_1d
-from isoconv.linalg.projectors import projector_from_basis
+from isoconv.linalg.bcop import bcop_kernel_1d, projector_from_basis
 from isoconv.theory.invariants import rank_sum
 from isoconv.theory.orthogonality import (
     nearest_orthogonal,

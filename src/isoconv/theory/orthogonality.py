@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.block_convolution import block_convolve
-from isoconv.linalg.projectors import is_projector, projector_rank
+from isoconv.linalg.bcop import block_convolve, is_projector, projector_rank
 
 
 def orthogonality_residual(kernel: Tensor) -> float:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d
-from isoconv.linalg.projectors import projector_from_basis
+from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
 from isoconv.theory.doubling import BCOPFactors
 from isoconv.theory.invariants import component
 from isoconv.theory.one_dimensional import factorise

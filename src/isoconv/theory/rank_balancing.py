@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.projectors import projector_from_basis
+from isoconv.linalg.bcop import projector_from_basis
 from isoconv.theory.orthogonality import range_and_null, require_projector
 
 Factors = tuple[Tensor, list[Tensor]]

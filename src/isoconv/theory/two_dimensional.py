@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.bcop import bcop_kernel
-from isoconv.linalg.block_convolution import compose_kernels, projector_column, projector_row
+from isoconv.linalg.bcop import bcop_kernel, compose_kernels, projector_column, projector_row
 from isoconv.theory.invariants import leading_projector, rank_sum
 from isoconv.theory.orthogonality import determinant_sign, orthogonality_tolerance, require_orthogonal
 from isoconv.theory.rank_balancing import canonical_ranks

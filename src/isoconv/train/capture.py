@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.precision import full_precision
+from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import BuiltWeight, constraint_dtype
 from isoconv.nn.orthogonalised import OrthogonalisedLayer
 from isoconv.nn.svcm import project_together

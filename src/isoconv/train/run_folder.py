@@ -5,7 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,7 +52,7 @@ class RunFolder:
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
         self.model, self.state = path / "model.safetensors", path / "state.safetensors"
         self.result = path / "result.json"
-        self._held: weakref.finalize[[int], RunFolder] | None = None
+        self._held: weakref.finalize[[Path, int], RunFolder] | None = None
         self._users = 0
 
     @property
@@ -82,8 +82,11 @@ class RunFolder:
             for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
             write_text(self.config, config.to_json())
-        except OSError as error:
-            raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
+        except BaseException as error:
+            self.unlock()
+            if isinstance(error, OSError):
+                raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
+            raise
 
     def lock(self) -> None:
         """Claim the folder, or raise if another process trains in it.
@@ -93,19 +96,20 @@ class RunFolder:
         if self._held is not None or fcntl is None:
             return
         try:
-            handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            handle = _take_lock(self.path / _LOCK)
         except BlockingIOError:
-            os.close(handle)
             raise IsoconvError(
                 f"{self.path} is in use: another process trains in it. Wait for it, or stop it first."
             ) from None
-        except OSError:  # a file system without locks
-            pass
-        self._held = weakref.finalize(self, os.close, handle)
+        except OSError as error:
+            raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
+        self._held = weakref.finalize(self, _release_lock, self.path / _LOCK, handle)
+
+    def unlock(self) -> None:
+        """Let others train here."""
+        if self._held is not None:
+            self._held()
+            self._held = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -116,9 +120,8 @@ class RunFolder:
             yield
         finally:
             self._users -= 1
-            if self._users == 0 and self._held is not None:
-                self._held()
-                self._held = None
+            if self._users == 0:
+                self.unlock()
 
     # Going on -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +192,29 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any]:
         return read_json(self.result)
+
+
+def _take_lock(file: Path) -> int:
+    """Return the handle of a file that is locked, or raise `BlockingIOError` if another process has locked it."""
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise
+        except OSError:  # a file system without locks
+            return handle
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), file.stat()):
+                return handle
+        os.close(handle)  # another process has removed it as it was opened
+
+
+def _release_lock(file: Path, handle: int) -> None:
+    with suppress(OSError):
+        file.unlink()
+    os.close(handle)
 
 
 @contextmanager

@@ -1,30 +1,246 @@
-"""Training critics: one per configuration, side by side, from two distributions to a lower bound of their distance."""
+"""A critic: its configuration, its network, its training, and the bound that it proves on samples it has not seen."""
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.models import DCGANCritic, Large, Small
+from isoconv.models import CONVOLUTIONS, DCGANCritic, Large, Small
 from isoconv.nn import Scale
-from isoconv.train.capture import STREAMS_IN_POOL, lay_out
+from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.records import Record
+from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
-from isoconv.train.engine import Observer, fit
+from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
+from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder
-from isoconv.wasserstein.bound import WassersteinBound, as_values, choose_method, wasserstein_lower_bound
-from isoconv.wasserstein.critic_config import CriticConfig
-from isoconv.wasserstein.samples import PairBatches, Samples
-from isoconv.wasserstein.vector_critic import AnchorCritics, FCCritic
+from isoconv.train.schedules import SCHEDULES
+from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
+from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples, repeat_notes
+from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
 
-# Of the anchors' critic, found on funnel pairs of seed 0: in high dimension the anchors begin close together and part,
-# and the minimum begins soft, on the scale of the differences between distances there.
+#: The critics, each with the options that it alone uses.
+CRITICS = {
+    "dcgan": {"conv", "activation", "upsample"},
+    "small": {"conv", "activation", "upsample"},
+    "large": {"conv", "activation", "upsample"},
+    "fc": {"width", "depth", "activation"},
+    "anchors": {"anchors"},
+}
+# Found on funnel pairs of seed 0: in high dimension the anchors begin close together and part, and the minimum begins
+# soft, on the scale of the differences between distances there.
 _ANCHOR_SPREAD = 3.4
 _ANCHOR_HEAT = 0.02
+_PROJECTION = ("project_every", "project_iterations")
+
+
+class Settings(Record):
+    """Base of configurations, whose numbers are checked when they are made."""
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    positive: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[dict[str, Sequence[str]]] = {}
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.choices.items():
+            if getattr(self, name) not in allowed:
+                raise IsoconvError(f"Expected {name} to be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
+        for name in self.counts:
+            if getattr(self, name) < 1:
+                raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
+        for name in self.positive:
+            if not 0 < getattr(self, name) < math.inf:
+                raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**32:
+            raise IsoconvError(f"Expected a seed from 0 to 2³² − 1. Got {self.seed}.")
+
+    def require_same(self, folder: RunFolder) -> None:
+        """Raise unless the folder holds a run with this configuration, to go on with."""
+        if not folder.exists:
+            raise IsoconvError(f"Expected a run to resume in {folder.path}. There is none.")
+        saved, wanted = type(self).read(folder.config).to_fields(), self.to_fields()
+        for name, value in wanted.items():
+            if saved[name] != value and name != "contents":
+                values = f"Got {name} {value}, where it has {saved[name]}."
+                raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+        # Contents last, because what is held out depends on the options too.
+        contents = zip(("first", "second"), saved.get("contents", ()), wanted.get("contents", ()), strict=False)
+        for side, then, now in contents:
+            if then and then != now:
+                name = wanted[side]
+                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
+
+
+@dataclass(frozen=True)
+class CriticConfig(Settings):
+    """All that is needed to repeat the training of one critic between two distributions; `config.json` holds it whole.
+
+    model : dcgan, small, large for images; fc (orthogonal layers) or anchors (distances to learned points) for vectors
+    contents : hashes of the two sets, where they are finite; with other samples, others would be held out
+    upsample : how many times larger images are made (nearest neighbour) in front of the critic; part of its constant
+    scale : what vectors are multiplied by in front of the critic; part of its constant
+    width, depth, group_size : of fc; anchors : number of points
+    repeats : what equal rows of a sample are; see Note [Repeated rows]
+    An epoch is `steps_per_epoch` updates, whatever the size of the data.
+    """
+
+    counts = ("epochs", "steps_per_epoch", "batch_size", "width", "anchors", "upsample", *_PROJECTION)
+    positive = ("lr", "scale")
+    choices = {  # noqa: RUF012
+        "model": tuple(CRITICS),
+        "conv": CONVOLUTIONS,
+        "activation": FC_ACTIVATIONS,
+        "orthogonalisation": ORTHOGONALISATIONS,
+        "optimiser": tuple(OPTIMISERS),
+        "schedule": tuple(SCHEDULES),
+        "precision": tuple(PRECISIONS),
+        "recipe": tuple(RECIPES),
+        "repeats": tuple(REPEATS),
+    }
+
+    first: str
+    second: str
+    input_shape: tuple[int, ...]
+    contents: tuple[str, str] = ("", "")
+    model: str = "dcgan"
+    conv: str = "bcop"
+    activation: str = "maxmin"
+    upsample: int = 1
+    scale: float = 1.0
+    width: int = 256
+    depth: int = 3
+    group_size: int = 8
+    anchors: int = 512
+    orthogonalisation: str = "manifold"
+    optimiser: str = "steepest"
+    lr: float = 0.01
+    momentum: float = 0.9
+    schedule: str = "linear"
+    epochs: int = 100
+    steps_per_epoch: int = 100
+    batch_size: int = 64
+    pixel_range: tuple[float, float] | None = None
+    whole: tuple[bool, bool] = (False, False)
+    held_out: float = 0.25
+    repeats: str = "either"
+    project_every: int = 100
+    project_iterations: int = 50
+    precision: str = "float32"
+    seed: int = 0
+    recipe: str = "default"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.held_out < 1:
+            raise IsoconvError(f"Expected a fraction between 0 and 1 to hold out. Got {self.held_out}.")
+        if self.model in ("dcgan", "small", "large") and len(self.input_shape) != 3:
+            raise IsoconvError(f"Expected images for the critic {self.model}. Got samples of shape {self.input_shape}.")
+        if self.upsample != 1 and len(self.input_shape) != 3:
+            raise IsoconvError(f"Expected images to upsample. Got samples of shape {self.input_shape}.")
+
+
+def critic_config(
+    first: str,
+    second: str,
+    shape: tuple[int, ...],
+    model: str = "dcgan",
+    *,
+    conv: str = "bcop",
+    activation: str | None = None,
+    recipe: str = "default",
+    **changes: Any,
+) -> CriticConfig:
+    """Return the configuration that a recipe makes of a critic; `changes` are other fields of `CriticConfig`.
+
+    paper : RMSprop, 25,600 updates of 64 pairs, a tenth of the rate every 6,000, 1e-4 with MaxMin and 1e-3 with ReLU
+    default : steepest descent where the layers live on a manifold, Adam elsewhere, the rate falling linearly to 0
+    """
+    if activation is None:
+        activation = "groupsort" if model == "fc" and recipe == "default" else "maxmin"
+    if recipe == "paper":
+        settings: dict[str, object] = {"optimiser": "rmsprop", "lr": 1e-3 if activation == "relu" else 1e-4}
+        settings |= {"schedule": "exponential", "epochs": 256, "orthogonalisation": "bjorck"}
+    elif model == "anchors":
+        settings = {"optimiser": "adam", "lr": 0.02, "epochs": 10, "batch_size": 1024}
+    elif model == "fc":
+        settings = {"epochs": 10, "batch_size": 256}
+    elif conv in ("bcop", "bcop-fixed", "rko"):
+        settings = {}
+    else:
+        # Convolutions that are not matrices on a manifold: Adam for all of the network. At ten times this rate OSSN's
+        # critics run away from their power iteration, to constants of up to 66,000 (results/wasserstein, "fast").
+        settings = {"optimiser": "adam", "lr": 1e-4}
+    settings |= {"recipe": recipe, "model": model, "conv": conv, "activation": activation}
+    return CriticConfig(first, second, shape, **{**settings, **changes})
+
+
+# The network ------------------------------------------------------------------------------------------------------
+
+
+def make_critic(config: CriticConfig, first: Samples, second: Samples) -> nn.Module:
+    """Return the critic of a configuration, initialised from its seed, on the CPU so that every device starts alike.
+
+    Only the anchors' critic looks at the distributions: it begins with training samples for anchors.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        features = math.prod(config.input_shape)
+        if config.model == "anchors":
+            # f is to be low on the second distribution and high on the first.
+            wells, peaks = (_starting_points(*side, config) for side in ((second, "wells"), (first, "peaks")))
+            steps = config.epochs * config.steps_per_epoch
+            critics = AnchorCritics(wells, peaks, _ANCHOR_HEAT * math.sqrt(features), steps)
+            return nn.Sequential(nn.Flatten(), Scale(config.scale), critics)
+        if config.model == "fc":
+            if config.conv == "standard":
+                raise IsoconvError("Expected an orthogonal method for the critic fc, such as bcop. Got standard.")
+            sizes = (config.width, config.depth, config.activation, config.group_size)
+            return FCCritic(features, *sizes, config.scale, config.orthogonalisation)
+        channels, height, width = config.input_shape
+        shape = (channels, height * config.upsample, width * config.upsample)
+        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
+        if config.model == "dcgan":
+            critic: nn.Module = DCGANCritic(shape, **options)
+        else:
+            critic = {"small": Small, "large": Large}[config.model](shape, classes=1, **options)
+        return critic if config.upsample == 1 else nn.Sequential(nn.Upsample(scale_factor=config.upsample), critic)
+
+
+def _starting_points(samples: Samples, purpose: str, config: CriticConfig) -> Tensor:
+    points = training_samples(samples, config, purpose, config.anchors) * config.scale
+    centre = points.mean(dim=0)
+    return centre + (points - centre) * min(1.0, _ANCHOR_SPREAD / math.sqrt(math.prod(config.input_shape)))
+
+
+def training_samples(samples: Samples, config: CriticConfig, purpose: str, count: int) -> Tensor:
+    """Return about `count` flattened float32 samples out of training batches, on the CPU."""
+    batch = min(config.batch_size, count)
+    steps = -(-count // batch)
+    batches = samples.batches(config.seed, 0, steps, batch, purpose, torch.device("cpu"))
+    values = torch.cat(list(itertools.islice(batches, steps)))[:count]
+    return as_values(values, config.pixel_range, torch.float32).flatten(1)
+
+
+def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> float:
+    """Return a power of two (so that it does not round) that brings coordinates to a deviation of about 1, for fc 4.
+
+    Learning rates are absolute, so without it they would suit data of one size only.
+    """
+    both = torch.cat([training_samples(samples, config, "scale", 1024).double() for samples in (first, second)])
+    spread = float((both - both.mean(dim=0)).square().mean().sqrt())
+    if not 2.0**-500 < spread < 2.0**500:
+        raise IsoconvError(f"Expected samples that differ. Got a standard deviation of {spread:g}.")
+    return 2.0 ** -round(math.log2(spread)) * (4 if config.model == "fc" else 1)
+
+
+# Training ---------------------------------------------------------------------------------------------------------
 
 
 class CriticTask:
@@ -42,116 +258,79 @@ class CriticTask:
         scores = scores.float()
         differences = scores[: len(xs)].mean(dim=0) - scores[len(xs) :].mean(dim=0)
         total = differences.sum()
-        # Its value is that of the best column, its gradient that of all of them.
+        # The value is that of the best column, the gradient that of all of them.
         return total.detach() - differences.detach().amax() - total
 
 
-def make_critic(config: CriticConfig, first: Samples, second: Samples) -> nn.Module:
-    """The critic of a configuration, initialised from its seed, on the CPU so that every device starts alike.
+@dataclass(frozen=True)
+class CriticFigures(Record):
+    """What one of several critics found."""
 
-    Only the anchors' critic looks at the distributions: it begins with training samples for anchors.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        if config.model == "anchors":
-            return _anchor_critics(config, first, second)
-        if config.model == "fc":
-            if config.conv == "standard":
-                raise IsoconvError("Expected an orthogonal method for the critic fc, such as bcop. Got standard.")
-            return FCCritic(
-                math.prod(config.input_shape),
-                config.width,
-                config.depth,
-                config.activation,
-                config.group_size,
-                config.scale,
-                config.orthogonalisation,
-            )
-        channels, height, width = config.input_shape
-        shape = (channels, height * config.upsample, width * config.upsample)
-        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
-        critic: nn.Module
-        if config.model == "dcgan":
-            critic = DCGANCritic(shape, **options)
-        else:
-            critic = {"small": Small, "large": Large}[config.model](shape, classes=1, **options)
-        return critic if config.upsample == 1 else nn.Sequential(nn.Upsample(scale_factor=config.upsample), critic)
+    estimate: float
+    lower: float
 
 
-def _anchor_critics(config: CriticConfig, first: Samples, second: Samples) -> nn.Module:
-    features, steps = math.prod(config.input_shape), config.epochs * config.steps_per_epoch
+@dataclass(frozen=True)
+class DistanceBound(WassersteinBound):
+    """A bound, and the training that led to it. `critics` has the figures of each, if several were trained."""
 
-    def starts(samples: Samples, purpose: str) -> Tensor:
-        found = training_samples(samples, config, purpose, config.anchors) * config.scale
-        middle = found.mean(dim=0)
-        return middle + (found - middle) * min(1.0, _ANCHOR_SPREAD / math.sqrt(features))
+    first: str = ""
+    second: str = ""
+    model: str = ""
+    conv: str = ""
+    activation: str = ""
+    recipe: str = ""
+    seed: int = 0
+    updates: int = 0
+    train_seconds: float = 0.0
+    replicas: int = 1
+    device: str = ""
+    torch: str = ""
+    finished: str = ""
+    critics: dict[str, CriticFigures] = field(default_factory=dict)
 
-    # f is to be low on the second distribution and high on the first.
-    wells, peaks = starts(second, "wells"), starts(first, "peaks")
-    critics = AnchorCritics(wells, peaks, _ANCHOR_HEAT * math.sqrt(features), steps)
-    return nn.Sequential(nn.Flatten(), Scale(config.scale), critics)
-
-
-def training_samples(samples: Samples, config: CriticConfig, purpose: str, count: int) -> Tensor:
-    """About `count` flattened float32 samples out of training batches, on the CPU."""
-    batch = min(config.batch_size, count)
-    steps = -(-count // batch)
-    batches = samples.batches(config.seed, 0, steps, batch, purpose, torch.device("cpu"))
-    values = torch.cat(list(itertools.islice(batches, steps)))[:count]
-    return as_values(values, config.pixel_range, torch.float32).flatten(1)
-
-
-def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> float:
-    """A power of two (so that it does not round) that brings coordinates to a standard deviation of about 1, for fc 4.
-
-    Learning rates are absolute, so without it they would suit data of one size only.
-    """
-    both = torch.cat([training_samples(samples, config, "scale", 1024).double() for samples in (first, second)])
-    spread = float((both - both.mean(dim=0)).square().mean().sqrt())
-    if not 2.0**-500 < spread < 2.0**500:
-        raise IsoconvError(f"Expected samples that differ. Got a standard deviation of {spread:g}.")
-    return 2.0 ** -round(math.log2(spread)) * (4 if config.model == "fc" else 1)
+    def __str__(self) -> str:
+        better = f" The critic is {self.model}, the better one of {' and '.join(self.critics)}." if self.critics else ""
+        return super().__str__() + better
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedCritic:
-    """A critic after training, what it proves on samples that it was not trained on, and the figures in its folder."""
+    """A critic after training, and what it proves on samples that it was not trained on."""
 
     critic: nn.Module
-    bound: WassersteinBound
-    result: dict[str, Any]
+    bound: DistanceBound
 
 
 def train_critics(
     configs: Sequence[CriticConfig],
-    folders: Sequence[RunFolder],
+    folders: Sequence[RunFolder] | None,
     first: Samples,
     second: Samples,
-    observer: Observer,
     *,
     confidence: float = 0.95,
-    value_range: tuple[float, float] | None = None,
+    value_range: Interval | None = None,
     method: str = "auto",
     units: str | None = None,
     device: str = "cpu",
-    resume: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-    save_every: float = 10.0,
+    critics: Sequence[nn.Module] | None = None,
+    **training: Any,
 ) -> list[TrainedCritic]:
-    """Train one critic per configuration and evaluate the last epoch of each, by `wasserstein_lower_bound`.
+    """Train one critic per configuration and judge the last epoch of each by `wasserstein_lower_bound`.
 
-    The folders must have been started. The configurations may differ in all but the data; on a GPU they train side by
-    side. `value_range` (by default the pixel range) is what the distributions are known to lie in.
+    folders : one for each, started; or None, and nothing is kept
+    value_range : an interval known to hold every coordinate of both distributions; by default the pixel range
+    critics : the untrained networks, if they have been made already
+    training : how to resume, stop, save and show progress; see `fit`
+
+    The configurations may differ in all but the data and the number of updates; on a GPU critics train side by side.
     """
-    place = torch.device(device)
-    models = [make_critic(config, first, second) for config in configs]
-    batches = [
-        PairBatches(first, second, config.batch_size, config.steps_per_epoch, seed=config.seed, device=place)
-        for config in configs
-    ]
+    target = torch.device(device)
+    models = list(critics or (make_critic(config, first, second) for config in configs))
+    pairs = [PairBatches(first, second, c.batch_size, c.steps_per_epoch, seed=c.seed, device=target) for c in configs]
     fits = fit(
         models,
-        batches,
+        pairs,
         [CriticTask(config) for config in configs],
         [config.optimiser for config in configs],
         epochs=configs[0].epochs,
@@ -161,56 +340,38 @@ def train_critics(
         project_every=configs[0].project_every,
         project_iterations=configs[0].project_iterations,
         folder=folders,
-        resume=resume,
-        device=place,
-        observer=observer,
-        should_stop=should_stop,
-        save_every=save_every,
+        device=target,
+        **training,
     )
     trained = []
-    for config, model, fitted, folder in zip(configs, models, fits, folders, strict=True):
-        critic = _best_column(model.eval(), config, first, second, place)
-        xs, ys = first.judged(config.seed, "first", place), second.judged(config.seed, "second", place)
-        bound = wasserstein_lower_bound(
-            critic,
-            xs.values,
-            ys.values,
-            confidence,
-            value_range=config.pixel_range if value_range is None else value_range,
-            whole=(xs.whole, ys.whole),
-            group=(xs.group, ys.group),
-            method=method,
-            units=units,
-        )
-        result = bound.to_dict() | {"first": config.first, "second": config.second, "model": config.model}
-        result |= {name: getattr(config, name) for name in ("conv", "activation", "recipe", "seed")}
-        result |= {"updates": fitted.updates, "train_seconds": fitted.seconds, "replicas": len(configs)}
-        result |= {"device": device_name(place), "torch": torch.__version__}
-        folder.finish(critic, result)
-        trained.append(TrainedCritic(critic, bound, result))
+    for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
+        critic = _best_column(models[k].eval(), config, first, second, target)
+        xs, ys = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
+        judge = partial(wasserstein_lower_bound, critic, confidence=confidence, method=method, units=units)
+        judge = partial(judge, value_range=config.pixel_range if value_range is None else value_range)
+        readings = itertools.product(xs.readings, ys.readings)
+        bounds = [judge(*pair, whole=(xs.whole, ys.whole), group=(xs.group, ys.group)) for pair in readings]
+        bound = min(bounds, key=lambda bound: bound.lower)
+        facts = bound.to_fields() | {name: getattr(config, name) for name in _REPORTED}
+        facts |= {"warnings": (*bound.warnings, *repeat_notes(first, second)), "updates": fitted.updates}
+        facts |= {"train_seconds": fitted.seconds, "replicas": len(configs), "device": device_name(target)}
+        result = DistanceBound(**facts, torch=torch.__version__)
+        if folders is not None:
+            folders[k].finish(critic, result.to_fields())
+        trained.append(TrainedCritic(critic, result))
     return trained
 
 
-def check_critics(
-    configs: Sequence[CriticConfig], first: Samples, second: Samples, device: str, method: str, bounded: bool
-) -> None:
-    """Refuse what cannot be trained or judged before anything is written."""
-    choose_method(method, bounded, (first.observations, second.observations))
-    if device == "cuda" and len(configs) > STREAMS_IN_POOL:
-        raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} critics side by side on a GPU. Got {len(configs)}.")
-    for config in configs:
-        pairs = PairBatches(first, second, config.batch_size, config.steps_per_epoch, seed=config.seed)
-        next(pairs.epoch(0))
-        make_critic(config, first, second)
+_REPORTED = ("first", "second", "model", "conv", "activation", "recipe", "seed")
 
 
 @torch.no_grad()
 def _best_column(
     model: nn.Module, config: CriticConfig, first: Samples, second: Samples, device: torch.device
 ) -> nn.Module:
-    """Of two anchors' critics the one with the larger difference on training samples; any other critic as it is."""
+    """Return the better of two anchors' critics, by the difference on training samples; any other critic unchanged."""
     if not isinstance(model, nn.Sequential) or not isinstance(model[-1], AnchorCritics):
         return model
     xs, ys = (training_samples(samples, config, "choice", 4096).to(device) for samples in (first, second))
     column = int((model(xs).mean(dim=0) - model(ys).mean(dim=0)).argmax())
-    return nn.Sequential(*list(model)[:-1], model[-1].chosen(column))
+    return nn.Sequential(*list(model)[:-1], model[-1].column(column))

@@ -1,13 +1,34 @@
-"""The two distributions that a critic tells apart: batches to train on, and samples that it has not seen to judge by."""
+"""The two distributions that a critic tells apart: batches to train it on, and held-out samples to judge it by.
+
+Note [Repeated rows]
+A bound needs held-out rows that are independent of those the critic was trained on. Rows that occur more than once in a
+sample can mean two things. They may be copies of one draw: then a row on both sides of the split is judged by what it was
+trained on, and fifty copies are one observation. Or they may be independent draws of a law with atoms: then each counts,
+and dropping some changes the law. The rows cannot say which, so unless the user does (`repeats`), the bound is the smallest
+of those for each reading, from one critic:
+
+* A keyed hash of its value puts each distinct row into the set B with probability `held_out`; B does not depend on the data.
+* The critic trains on the rows of the usual random split that are not in B.
+* If repeats are draws, the held-out rows of the split are independent of the training rows, as the split and B are.
+* If repeats are copies, the distinct rows in B, each once and in the order of their hashes, are independent draws of the law
+  of distinct rows, and no copy of them was trained on, however often each was copied.
+
+A sample without repeats is split as if there were no B.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from isoconv.data import NAMES, ImageSet, Progress, load_splits
+from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
 from isoconv.data.seeds import epoch_generator
 from isoconv.data.stream import fits
 from isoconv.errors import IsoconvError
@@ -15,14 +36,32 @@ from isoconv.models.generator import Generator
 
 Draw = Callable[[int, torch.Generator], Tensor]
 
+#: What rows that occur more than once may be, and what follows.
+REPEATS = {
+    "either": "the result is valid for copies and for independent draws; say which they are (--repeats) for a better one",
+    "copies": "each distinct one counts once",
+    "draws": "each counts as an independent draw",
+}
+_KINDS = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or the run folder of a generator"
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Samples for evaluation: whether they are the whole distribution, and how many in a row depend on each other."""
+    """Samples that a critic is judged by.
+
+    whole : whether they are the whole distribution
+    group : how many consecutive ones depend on each other
+    distinct : what to judge by instead if repeated rows are copies; see Note [Repeated rows]
+    """
 
     values: Tensor
     whole: bool = False
     group: int = 1
+    distinct: Tensor | None = None
+
+    @property
+    def readings(self) -> tuple[Tensor, ...]:
+        return (self.values,) if self.distinct is None else (self.values, self.distinct)
 
 
 class Samples(Protocol):
@@ -33,49 +72,83 @@ class Samples(Protocol):
 
     @property
     def observations(self) -> int | None:
-        """How many independent ones it is judged by; None if that is all of the distribution."""
+        """The number of independent observations that it is judged by, or None if it is judged by all there is."""
         ...
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
     ) -> Iterator[Tensor]:
-        """The training batches of an epoch, which depend on (seed, epoch, purpose) alone."""
+        """Yield the training batches of an epoch, which depend on (seed, epoch, purpose) alone."""
         ...
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        """What the critic is evaluated on; no training batch holds any of it, unless it is the whole distribution."""
+        """Return what a critic is judged by. No training batch holds any of it, unless it is the whole distribution."""
         ...
 
 
 class FiniteSamples:
-    """A set of samples. Either it is the distribution (`whole`), trained on and evaluated on all of it; or it is a sample
-    of one: then a part, chosen by `seed` before any training, is held out for the evaluation."""
+    """A finite set of samples, in memory.
+
+    Either the set is the distribution (`whole`): critics train on all of it and are judged by all of it. Or it is a sample
+    of the distribution: then a part, chosen by `seed` before any training, is held out. `repeats` says what equal rows are:
+    "copies" of one draw, independent "draws", or "either"; see Note [Repeated rows].
+    """
 
     def __init__(
-        self, name: str, values: Tensor, *, whole: bool = False, held_out: float = 0.25, seed: int = 0, side: str = ""
+        self,
+        name: str,
+        values: Tensor,
+        *,
+        whole: bool = False,
+        held_out: float = 0.25,
+        seed: int = 0,
+        side: str = "",
+        repeats: str = "either",
     ) -> None:
         if len(values) < (1 if whole else 2):
-            raise IsoconvError(f"Expected at least two samples, one to train and one to hold out. Got {len(values)}.")
+            raise IsoconvError(f"Expected at least {1 if whole else 2} samples in {name}. Got {len(values)}.")
         if not 0 < held_out < 1:
             raise IsoconvError(f"Expected a fraction between 0 and 1 to hold out. Got {held_out}.")
+        if repeats not in REPEATS:
+            raise IsoconvError(f"Expected repeats to be one of {', '.join(REPEATS)}. Got {repeats!r}.")
         self.name, self.shape, self.whole = name, tuple(values.shape[1:]), whole
+        self.train = self.rest = values
+        self.distinct: Tensor | None = None
+        self.repeated = ""  # one line on the repeats, for the user
         if whole:
-            self.train = self.rest = values
             return
+        hashes = _hash_rows(values, f"{seed} {side}")
+        first = {key: row for row, key in reversed(list(enumerate(hashes)))}
+        if len(first) < len(values):
+            row = next(row for row, key in enumerate(hashes) if first[key] != row)
+            count = f"{len(values) - len(first):,} of {len(values):,} samples in {name}"
+            example = f"row {row} repeats row {first[hashes[row]]}"
+            self.repeated = f"{count} repeat others ({example}): {REPEATS[repeats]}."
+            if repeats == "copies":
+                values = values[sorted(first.values())]
         order = torch.randperm(len(values), generator=epoch_generator(seed, 0, f"held out {side}"))
         held = min(max(round(held_out * len(values)), 1), len(values) - 1)
-        self.rest, self.train = values[order[:held]], values[order[held:]]
+        rest, train = order[:held], order[held:]
+        if self.repeated and repeats == "either":
+            limit = int(held_out * 2**64).to_bytes(8, "big")
+            train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
+            self.distinct = values[[first[key] for key in sorted(first) if key < limit]]
+            if not 0 < len(self.distinct) < len(first):
+                raise IsoconvError(
+                    f"Expected more distinct samples, to train on some and hold out others. {self.repeated}"
+                )
+        self.rest, self.train = values[rest], values[train]
 
     @property
     def observations(self) -> int | None:
-        return None if self.whole else len(self.rest)
+        return None if self.whole else min(len(part) for part in (self.rest, self.distinct) if part is not None)
 
     def fingerprint(self) -> str:
-        """A hash of all samples and of which of them are held out."""
-        found = hashlib.sha256()
+        """Return a hash of all samples and of which of them are held out."""
+        digest = hashlib.sha256()
         for part in (self.train,) if self.whole else (self.train, self.rest):
-            found.update(part.contiguous().cpu().numpy().data)
-        return found.hexdigest()
+            digest.update(part.contiguous().cpu().numpy().data)
+        return digest.hexdigest()
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
@@ -88,50 +161,70 @@ class FiniteSamples:
             )
         if fits(self.train.nbytes, device):
             self.train = self.train.to(device)
-        passed = -1
-        order = torch.empty(0)
+        current, order = -1, torch.empty(0)
         for step in range(epoch * steps, (epoch + 1) * steps):
-            if step // per_pass != passed:
-                passed = step // per_pass
-                order = torch.randperm(len(self.train), generator=epoch_generator(seed, passed, f"{purpose} order"))
+            if step // per_pass != current:
+                current = step // per_pass
+                order = torch.randperm(len(self.train), generator=epoch_generator(seed, current, f"{purpose} order"))
                 order = order.to(self.train.device)
             start = step % per_pass * batch_size
             yield self.train.index_select(0, order[start : start + batch_size]).to(device)
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        return Judged(self.rest, self.whole)
+        return Judged(self.rest, self.whole, distinct=self.distinct)
 
     def move(self, shift: Tensor) -> None:
         """Add a vector to every sample."""
         self.train = self.train + shift
         self.rest = self.train if self.whole else self.rest + shift
+        self.distinct = None if self.distinct is None else self.distinct + shift
+
+
+def _hash_rows(values: Tensor, key: str) -> list[bytes]:
+    rows = values.flatten(1).cpu()
+    rows = rows if rows.dtype == torch.uint8 else rows + 0.0  # −0 equals 0
+    return [hashlib.blake2b(row.data, digest_size=16, key=key.encode()[:64]).digest() for row in rows.numpy()]
 
 
 class DrawnSamples:
-    """A distribution that can be drawn from without end; `count` fresh draws are what a critic is evaluated on."""
+    """A distribution that can be drawn from without end; critics are judged by `count` fresh draws.
 
-    def __init__(self, name: str, shape: tuple[int, ...], draw: Draw, count: int = 6400) -> None:
-        self.name, self.shape, self.draw, self.count = name, shape, draw, count
+    batch : draw that many at a time, which depend on each other; by default all draws are independent
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], draw: Draw, count: int = 6400, batch: int | None = None
+    ) -> None:
+        if batch is not None and count < batch:
+            raise IsoconvError(f"Expected at least one batch of {batch} samples from {name}. Got {count}.")
+        self.name, self.shape, self.draw, self.batch = name, shape, draw, batch
+        self.count = count - count % (batch or 1)
 
     @property
     def observations(self) -> int | None:
-        return self.count
+        return self.count // (self.batch or 1)
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
     ) -> Iterator[Tensor]:
-        generator = epoch_generator(seed, epoch, f"{purpose} draws", device)
+        random = epoch_generator(seed, epoch, f"{purpose} draws", device)
+        drawn = self.draw(self.batch or batch_size, random)
         for _ in range(steps):
-            yield self.draw(batch_size, generator)
+            while len(drawn) < batch_size:
+                drawn = torch.cat([drawn, self.draw(self.batch or batch_size, random)])
+            yield drawn[:batch_size]
+            drawn = drawn[batch_size:]
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        return Judged(self.draw(self.count, epoch_generator(seed, 0, f"{purpose} judged", device)))
+        random, size = epoch_generator(seed, 0, f"{purpose} judged", device), self.batch or self.count
+        values = torch.cat([self.draw(size, random).cpu() for _ in range(self.count // size)])
+        return Judged(values, group=self.batch or 1)
 
 
-class GeneratedSamples:
+class GeneratedSamples(DrawnSamples):
     """Images of a generator that normalises over batches of `batch`: each batch is one draw.
 
-    pixel_range : where its tanh's [−1, 1] is mapped to
+    pixel_range : the interval that its values in [−1, 1] are mapped to
     """
 
     def __init__(
@@ -143,38 +236,14 @@ class GeneratedSamples:
         batch: int = 64,
         pixel_range: tuple[float, float] = (-1.0, 1.0),
     ) -> None:
-        if count < batch:
-            raise IsoconvError(f"Expected at least one batch of {batch} images from {name}. Got {count}.")
-        self.name, self.generator = name, generator
-        self.shape: tuple[int, ...] = generator.image_shape
-        self.count, self.batch, self.pixel_range = count - count % batch, batch, pixel_range
+        low, high = pixel_range
 
-    @property
-    def observations(self) -> int | None:
-        return self.count // self.batch
+        @torch.no_grad()
+        def draw(size: int, random: torch.Generator) -> Tensor:
+            images = generator.to(random.device)(generator.noise(size, random))
+            return images if (low, high) == (-1, 1) else ((images + 1) * ((high - low) / 2) + low).clamp(low, high)
 
-    @torch.no_grad()
-    def draw(self, random: torch.Generator) -> Tensor:
-        """One batch."""
-        images = self.generator.to(random.device)(self.generator.noise(self.batch, random))
-        low, high = self.pixel_range
-        return images if (low, high) == (-1, 1) else ((images + 1) * ((high - low) / 2) + low).clamp(low, high)
-
-    def batches(
-        self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
-    ) -> Iterator[Tensor]:
-        random = epoch_generator(seed, epoch, f"{purpose} draws", device)
-        left = torch.empty(0, *self.shape, device=device)
-        for _ in range(steps):
-            while len(left) < batch_size:
-                left = torch.cat([left, self.draw(random)])
-            yield left[:batch_size]
-            left = left[batch_size:]
-
-    def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        random = epoch_generator(seed, 0, f"{purpose} judged", device)
-        images = [self.draw(random).cpu() for _ in range(self.count // self.batch)]
-        return Judged(torch.cat(images), group=self.batch)
+        super().__init__(name, generator.image_shape, draw, count, batch)
 
 
 class PairBatches:
@@ -198,24 +267,89 @@ class PairBatches:
         return self.steps
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        asked = (self.seed, epoch, self.steps, self.batch_size)
-        return zip(
-            self.first.batches(*asked, "first", self.device),
-            self.second.batches(*asked, "second", self.device),
-            strict=True,
-        )
+        settings = (self.seed, epoch, self.steps, self.batch_size)
+        xs = self.first.batches(*settings, "first", self.device)
+        return zip(xs, self.second.batches(*settings, "second", self.device), strict=True)
+
+
+def repeat_notes(*sides: Samples) -> tuple[str, ...]:
+    """Return a line for each side whose samples repeat."""
+    return tuple(side.repeated for side in sides if isinstance(side, FiniteSamples) and side.repeated)
 
 
 def require_one_shape(first: Samples, second: Samples) -> None:
+    """Raise if the two distributions do not live in one space."""
     if first.shape != second.shape:
         images = len(first.shape) == len(second.shape) == 3
         raise IsoconvError(
             f"Expected two distributions of one shape{' (--size, --channels)' if images else ''}. "
-            f"Got {_shown(first.shape)} in {first.name} and {_shown(second.shape)} in {second.name}."
+            f"Got {_describe(first.shape)} in {first.name} and {_describe(second.shape)} in {second.name}."
         )
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _describe(shape: tuple[int, ...]) -> str:
     if len(shape) == 3:
         return f"{'grey' if shape[0] == 1 else 'colour'} images of {shape[1]}×{shape[2]}"
     return f"vectors of dimension {shape[0]}" if len(shape) == 1 else f"samples of shape {shape}"
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def read_images(
+    name: str,
+    folder: Path | None = None,
+    *,
+    download: bool = False,
+    size: int | None = None,
+    channels: int | None = None,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Read the images of a data set (the training images, or with :test behind its name the others) or of a folder."""
+    base, _, part = name.partition(":")
+    path = Path(name)
+    if base in NAMES and part in ("", "train", "test"):
+        splits = load_splits(base, folder, size=size, channels=channels, download=download)
+        return splits.test if part == "test" else splits.train
+    if not path.is_dir():
+        reason = "is a file" if path.exists() else "does not exist"
+        raise IsoconvError(f"Expected {_KINDS}. Got {name!r}, which {reason}.")
+    paths = list(pictures_in(path))
+    if not paths:
+        raise IsoconvError(f"Expected images ({', '.join(ENDINGS)}) in {path} or its sub-folders. Got none.")
+    images = read_pictures(paths, size, channels, progress)
+    return ImageSet(images, torch.zeros(len(images), dtype=torch.int64), ("image",), name)
+
+
+def read_array(path: Path) -> NDArray[Any]:
+    """Read a .npy file, which may hold no pickles."""
+    try:
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"it holds a {type(array).__name__}")
+        return array
+    except FileNotFoundError:
+        raise IsoconvError(f"Expected a .npy file of vectors. Got {path}, which does not exist.") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = " ".join(str(error).split())
+        raise IsoconvError(f"Expected a .npy file of numbers. Got {path}, which cannot be read: {reason}") from None
+
+
+def check_vectors(array: NDArray[Any], name: str) -> Tensor:
+    """Return the rows of a two-dimensional array of finite numbers as float64."""
+    if array.dtype.kind not in "biuf":
+        raise IsoconvError(f"Expected an array of real numbers in {name}. Got {array.dtype}.")
+    if array.ndim != 2 or 0 in array.shape:
+        raise IsoconvError(f"Expected a two-dimensional array in {name}, one vector per row. Got shape {array.shape}.")
+    values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+    wrong = torch.nonzero(~values.isfinite().all(dim=1)).flatten()
+    if len(wrong):
+        raise IsoconvError(
+            f"Expected finite numbers in {name}. Got NaN or infinity in {len(wrong)} of {len(values)} rows, "
+            f"the first of them row {int(wrong[0])}."
+        )
+    if float(values.abs().max()) > 1e8:
+        raise IsoconvError(
+            f"Expected numbers up to 1e8 in {name}. Got {float(values.abs().max()):g}: scale them first."
+        )
+    return values

@@ -96,7 +96,7 @@ class NearestAnchor(nn.Module):
 class AnchorCritics(nn.Module):
     """Two critics side by side, one with wells and one with peaks at its anchors; one column each.
 
-    Which of the two suits a pair of distributions cannot be known before. `chosen` takes one out.
+    Which of the two suits a pair of distributions cannot be known before. `column` takes one out.
     """
 
     def __init__(self, wells: Tensor, peaks: Tensor, heat: float = 0.0, steps: int = 1) -> None:
@@ -107,8 +107,8 @@ class AnchorCritics(nn.Module):
         x = x.flatten(1)
         return torch.cat([self.wells(x), self.peaks(x)], dim=1)
 
-    def chosen(self, column: int) -> NearestAnchor:
-        return (self.wells, self.peaks)[column]
+    def column(self, index: int) -> NearestAnchor:
+        return (self.wells, self.peaks)[index]
 
 
 class _SoftMinimum(torch.autograd.Function):

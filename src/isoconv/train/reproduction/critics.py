@@ -15,8 +15,7 @@ from isoconv.train.reproduction.data import DataSets
 from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings
 from isoconv.train.run_folder import RunFolder
-from isoconv.wasserstein.critic import train_critics
-from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
+from isoconv.wasserstein.critic import CriticConfig, critic_config, train_critics
 from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 
@@ -36,11 +35,16 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
     first = FiniteSamples(cell.dataset, images.images, whole=True)
     count = _QUICK_JUDGED if settings.quick else _JUDGED
     second = GeneratedSamples("generator", generator, count=count, batch=batch, pixel_range=_PIXELS)
-    chosen = critic_settings(cell.recipe, cell.model, cell.conv, cell.activation)
-    chosen |= {"epochs": settings.epochs_or(default_epochs(cell)), "pixel_range": _PIXELS, "whole": (True, False)}
+    chosen: dict[str, Any] = {
+        "conv": cell.conv,
+        "activation": cell.activation,
+        "recipe": cell.recipe,
+        "pixel_range": _PIXELS,
+    }
+    chosen |= {"epochs": settings.epochs_or(default_epochs(cell)), "whole": (True, False)}
     chosen |= _QUICK_CRITIC if settings.quick else {}
     configs = [
-        CriticConfig(cell.dataset, fingerprint, first.shape, seed=s, **chosen)
+        critic_config(cell.dataset, fingerprint, first.shape, cell.model, seed=s, **chosen)
         for s in settings.seeds_or(default_seeds(cell))
     ]
     folders = [RunFolder(settings.runs / cell.name / f"seed-{config.seed}") for config in configs]
@@ -60,7 +64,7 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
             folders,
             first,
             second,
-            observer,
+            observer=observer,
             device=settings.device,
             resume=True,
             should_stop=settings.should_stop,
@@ -68,7 +72,7 @@ def critic_record(cell: CriticCell, settings: Settings, data: DataSets) -> dict[
         )
     finally:
         settings.watcher.finished()
-    results = [one.result for one in trained]
+    results = [one.bound.to_fields() for one in trained]
     kept = asdict(configs[0])
     kept.pop("seed")
     return {

@@ -1,0 +1,192 @@
+"""What is said holds: repeated rows prove nothing, an asymptotic interval is an estimate, each assumption is stated."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import binom
+
+from isoconv.data import load_splits
+from isoconv.errors import IsoconvError
+from isoconv.models.generator import Generator
+from isoconv.train.run_folder import RunFolder
+from isoconv.wasserstein import DistanceBound, distance_bound
+from isoconv.wasserstein.bound import wasserstein_lower_bound
+from isoconv.wasserstein.samples import FiniteSamples
+from isoconv.wasserstein.vector_critic import FCCritic, NearestAnchor
+
+ANCHORS = {"epochs": 3, "batch_size": 64, "critic": "anchors", "anchors": 64}
+QUICK = {"epochs": 1, "batch_size": 16, "width": 16, "depth": 1}
+CPU = torch.device("cpu")
+
+
+def uniform(n, seed, dimension=8):
+    return torch.rand(n, dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# Repeated rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("repeats", ["either", "copies"])
+def test_rows_that_were_copied_fifty_times_prove_nothing(repeats):
+    a, b = (uniform(40, seed).repeat_interleave(50, dim=0) for seed in (0, 1))
+    options = {"value_range": (0, 1), "repeats": repeats, **ANCHORS, "batch_size": 16}
+    result = distance_bound(a, b, confidence=0.9999, **options)
+    assert result.lower == 0 and result.method == "betting"
+    assert any("1,960 of 2,000 samples in a repeat" in warning for warning in result.warnings)
+    # Taken for independent draws they "prove" a distance that is not there: the other readings are not idle.
+    assert distance_bound(a, b, confidence=0.9999, **options | {"repeats": "draws"}).lower > 0.3
+
+
+@pytest.mark.parametrize("repeats", ["either", "copies", "draws"])
+def test_copies_of_different_distributions_are_still_told_apart(repeats):
+    a, b = (uniform(400, k).repeat_interleave(3, dim=0) / 2 + k / 2 for k in (0, 1))
+    result = distance_bound(a, b, value_range=(0, 1), repeats=repeats, **ANCHORS)
+    assert 0.3 < result.lower < math.sqrt(2)
+
+
+def test_no_copy_of_a_judged_row_is_trained_on_and_each_counts_once():
+    values = uniform(300, 0, 2)[torch.arange(900) % 300 // (1 + torch.arange(900) % 2)]
+    samples = FiniteSamples("rows", values, seed=3)
+    judged = samples.judged(0, "first", CPU)
+    rows, trained = ({tuple(row) for row in part.tolist()} for part in (judged.distinct, samples.train))
+    assert len(rows) == len(judged.distinct) == samples.observations and not rows & trained
+    assert len(rows) == pytest.approx(75, abs=25)
+    assert len(judged.values) == 225  # if they are draws: the split as it would be without repeats
+    plain = FiniteSamples("rows", values, seed=3, repeats="draws")
+    assert torch.equal(plain.rest, judged.values) and plain.judged(0, "first", CPU).distinct is None
+    single = FiniteSamples("rows", values, seed=3, repeats="copies")
+    both = [*single.train.tolist(), *single.rest.tolist()]
+    assert len(both) == len({tuple(row) for row in both}) == len({tuple(row) for row in values.tolist()})
+
+
+def test_minus_zero_repeats_zero_and_nothing_else_changes_for_samples_without_repeats():
+    values = uniform(50, 0, 3)
+    assert not FiniteSamples("a", values).repeated
+    assert torch.equal(FiniteSamples("a", values).train, FiniteSamples("a", values, repeats="draws").train)
+    values[7], values[9] = 0.0, -0.0
+    assert "row 9 repeats row 7" in FiniteSamples("a", values).repeated
+    assert not FiniteSamples("a", values, whole=True).repeated
+
+
+def test_a_law_with_atoms_is_bounded_whichever_way_its_repeats_are_read():
+    """Poisson vectors, 4,000 of one sample and 200 of the other: the distinct rows of the two differ, the laws do not."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.poisson(torch.full((n, 3), 1.5), generator=generator).clamp(max=9).double() for n in (4000, 200))
+    bounds = {
+        repeats: distance_bound(a, b, value_range=(0, 9), repeats=repeats, **ANCHORS).lower
+        for repeats in ("either", "draws")
+    }
+    assert bounds == {"either": 0, "draws": 0}
+
+
+def test_at_its_confidence_a_bound_from_copies_exceeds_the_truth_no_more_often_than_it_may():
+    """One distribution, copied a random number of times: every positive bound is false."""
+    trials, confidence = 40, 0.8
+    false = 0
+    for trial in range(trials):
+        generator = torch.Generator().manual_seed(trial)
+        a, b = (
+            torch.rand(60, 2, generator=generator, dtype=torch.float64).repeat_interleave(
+                torch.randint(1, 20, (60,), generator=generator), dim=0
+            )
+            for _ in range(2)
+        )
+        options = {"value_range": (0, 1), "critic": "anchors", "anchors": 16, "epochs": 1, "steps_per_epoch": 20}
+        false += distance_bound(a, b, confidence=confidence, seed=trial, batch_size=64, **options).lower > 0
+    assert false <= binom.ppf(0.9999, trials, 1 - confidence)
+
+
+def test_too_few_distinct_rows_are_said_to_be_too_few():
+    coins = (uniform(200, 0, 1) < 0.5).double()
+    few = uniform(60, 0).repeat_interleave(4, dim=0)
+    for samples, word in ((coins, "distinct samples"), (few, "30 independent samples")):
+        with pytest.raises(IsoconvError, match=rf"{word}.* repeat others .*--repeats"):
+            distance_bound(samples, samples, **ANCHORS, seed=1)
+    assert distance_bound(coins, coins + 1, repeats="draws", **ANCHORS).estimate == pytest.approx(1, abs=0.2)
+
+
+# Estimates, assumptions, warnings ---------------------------------------------------------------------------------
+
+
+def test_an_asymptotic_interval_is_an_estimate_and_no_inequality():
+    a, b = uniform(200, 0), uniform(200, 1) + 1
+    estimate = distance_bound(a, b, **ANCHORS)
+    assert not estimate.proved and "≥" not in str(estimate)
+    assert "estimate" in str(estimate).lower() and "independent" in str(estimate)
+    bound = distance_bound(a, b, value_range=(0, 2), **ANCHORS)
+    assert bound.proved and str(bound).startswith("W1 ≥ ") and "independent" in str(bound)
+    exact = distance_bound(a, b, whole=(True, True), **ANCHORS)
+    assert exact.proved and str(exact).startswith("W1 ≥ ") and "independent" not in str(exact)
+
+
+def test_images_have_a_range_so_their_bound_holds_for_every_sample_size():
+    images = (255 * uniform(60, 0, 64)).to(torch.uint8).reshape(60, 1, 8, 8)
+    options = {"critic": "small", "epochs": 1, "steps_per_epoch": 2, "batch_size": 8}
+    for a, b in ((images, 255 - images), (images / 127.5 - 1, images.flip(2) / 127.5 - 1)):
+        assert distance_bound(a, b, **options).method == "betting"
+    with pytest.raises(IsoconvError, match="from -1 to 1 in a"):
+        distance_bound(images / 1.0, images / 255, **options)
+
+
+def test_a_variance_of_zero_is_a_warning():
+    xs, ys = torch.ones(100, 2), torch.zeros(100, 2)
+    critic = FCCritic(2, depth=0)
+    assert any("variance" in warning for warning in wasserstein_lower_bound(critic, xs, ys).warnings)
+    assert not wasserstein_lower_bound(critic, xs, ys, whole=(True, True)).warnings
+
+
+@pytest.mark.parametrize("n", [30, 100, 1000])
+def test_heavy_tails_are_a_warning(n):
+    generator = torch.Generator().manual_seed(0)
+    critic = NearestAnchor(torch.zeros(1, 1))
+    normal, other, third = (torch.randn(n, 1, generator=generator) for _ in range(3))
+    rare = (torch.arange(n)[:, None] < 2).float()
+    for heavy in (rare, other / third):
+        assert any("tail" in warning for warning in wasserstein_lower_bound(critic, heavy, 0.01 * normal).warnings)
+    assert not wasserstein_lower_bound(critic, normal, other + 1).warnings
+    assert not wasserstein_lower_bound(critic, rare, normal.clamp(-1, 1), value_range=(-1, 1)).warnings
+
+
+def test_rare_events_fool_the_estimate_but_never_without_a_warning():
+    """One of a hundred is 1, the others 0, and the mean is known: the interval fails far too often, and says so."""
+    trials, n, rare = 200, 100, 0.005
+    generator, critic = torch.Generator().manual_seed(0), NearestAnchor(torch.ones(1, 1))  # the distance from 1
+    known = torch.ones(1000, 1) * rare  # at the mean
+    failures = unwarned = 0
+    for _ in range(trials):
+        xs = (torch.rand(n, 1, generator=generator) < rare).float()
+        found = wasserstein_lower_bound(critic, xs, known, whole=(False, True))
+        failures += found.interval[0] > 0 or found.interval[1] < 0
+        unwarned += not found.warnings
+    assert failures > 0.3 * trials and unwarned == 0
+
+
+# One call ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_call_takes_what_is_in_memory(tmp_path):
+    a, b = uniform(120, 0, 3), uniform(120, 1, 3) + 1
+    tensors, arrays = distance_bound(a, b, **QUICK), distance_bound(a.numpy(), b.float().numpy(), **QUICK)
+    assert tensors.estimate == pytest.approx(arrays.estimate, rel=1e-5) and tensors.first == "a"
+    two = distance_bound(a, b, epochs=1, batch_size=16)
+    assert set(two.critics) == {"fc", "anchors"} and two.confidence == 0.95
+    assert two.lower == max(figures.lower for figures in two.critics.values())
+    digits, generator = load_splits("digits", size=8).test, Generator((1, 8, 8))
+    options = {"whole": (True, False), "critic": "small", "count": 128, "epochs": 1, "steps_per_epoch": 2}
+    images = distance_bound(digits, generator, batch_size=16, **options)
+    assert images.samples == (1000, 128) and images.observations == (1000, 2) and images.method == "betting"
+    with pytest.raises(IsoconvError, match="Got int"):
+        distance_bound(a, 3)
+
+
+def test_a_folder_keeps_the_run_and_is_resumed(tmp_path):
+    a, b = uniform(120, 0, 3), uniform(120, 1, 3) + 1
+    first = distance_bound(a, b, folder=tmp_path / "run", **QUICK)
+    assert DistanceBound.read(tmp_path / "run" / "result.json").lower == first.lower
+    again = distance_bound(a, b, folder=tmp_path / "run", resume=True, **QUICK)
+    assert again.lower == first.lower and again.updates == RunFolder(tmp_path / "run").updates_done() == 100
+    with pytest.raises(IsoconvError, match="a has changed"):
+        distance_bound(a + 1e-9, b, folder=tmp_path / "run", resume=True, **QUICK)
+    with pytest.raises(IsoconvError, match="already holds a run"):
+        distance_bound(a, b, folder=tmp_path / "run", **QUICK)
