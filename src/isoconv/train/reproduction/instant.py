@@ -9,7 +9,7 @@ import torch
 from isoconv.linalg import projector_pair_1d
 from isoconv.models import FC3, DCGANCritic, Large, Small
 from isoconv.nn import InvertibleDownsampling, InvertibleUpsampling, plain
-from isoconv.nn.circular import convolve_same
+from isoconv.nn.convolution import convolve_same
 from isoconv.train.reproduction.cells import Cell, MeasuredCell
 from isoconv.version import __version__
 
