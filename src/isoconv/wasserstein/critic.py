@@ -95,7 +95,7 @@ class CriticConfig(Settings):
     positive = ("lr", "scale")
     choices = {  # noqa: RUF012
         "model": tuple(CRITICS),
-        "conv": METHODS,
+        "conv": tuple(METHODS),
         "activation": FC_ACTIVATIONS,
         "orthogonalisation": ORTHOGONALISATIONS,
         "optimiser": tuple(OPTIMISERS),
