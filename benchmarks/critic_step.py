@@ -19,12 +19,7 @@ import torch
 from isoconv.train.capture import make_stepper
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Learner
-<<<<<<< HEAD
-from isoconv.wasserstein.critic import CriticTask, make_critic
-from isoconv.wasserstein.critic_config import CriticConfig
-=======
 from isoconv.wasserstein.critic import CriticConfig, CriticTask, make_critic
->>>>>>> wass
 from isoconv.wasserstein.samples import FiniteSamples
 
 ROUNDS = 9

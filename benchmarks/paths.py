@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 
 from accuracy import print_summary, train_seeds
-
 from isoconv.data import load_splits
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import Processes, choose_device

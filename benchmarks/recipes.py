@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import torch
-from accuracy import settings_of
 
+from accuracy import settings_of
 from isoconv.data import EpochBatches, hold_out, load_splits
 from isoconv.train.capture import CapturedStepper
 from isoconv.train.classifier import Classification, device_name, evaluate

@@ -24,12 +24,7 @@ from isoconv.data import ImageSet, load_splits
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
 from isoconv.train.run_folder import RunFolder, seed_folders
-<<<<<<< HEAD
-from isoconv.wasserstein.critic import train_critics
-from isoconv.wasserstein.critic_config import CriticConfig, critic_settings
-=======
 from isoconv.wasserstein.critic import critic_config, train_critics
->>>>>>> wass
 from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 

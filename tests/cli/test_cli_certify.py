@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from isoconv.certify import Certifier
-from isoconv.check.__main__ import main as check
+from certify.certificates import check
 from isoconv.data import as_float, load_image
 from isoconv.train.run_folder import load_run
 

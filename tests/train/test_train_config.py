@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
+from isoconv.nn.methods import METHODS
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.losses import LOSSES, Loss, Option
 from train.toys import toy_config, train_toy
@@ -123,6 +124,19 @@ def test_a_configuration_of_an_older_version_is_read(tmp_path):
     assert TrainConfig.read(tmp_path / "config.json") == toy_config()
 
 
+def test_a_new_method_is_one_record(monkeypatch):
+    """It is a choice, and the recipes know what it wants."""
+    for on_manifold, optimiser in ((True, "steepest"), (False, "adam")):
+        method = replace(METHODS["rko"], name="toy", on_manifold=on_manifold)
+        monkeypatch.setitem(METHODS, "toy", method)
+        assert toy_config(**(recipe_settings("default", "mnist", "toy") | {"conv": "toy"})).optimiser == optimiser
+
+
+def test_an_unknown_method_is_refused_by_a_recipe():
+    with pytest.raises(IsoconvError, match="soc"):
+        recipe_settings("default", "mnist", "soc")
+
+
 def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
     """A choice, with options of its own, that a run is trained with and that its configuration keeps."""
 
@@ -138,7 +152,7 @@ def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
     assert second == pytest.approx(3 * first, rel=1e-3)
 
 
-def test_losses_and_schedules_are_read_without_torch():
-    code = "import sys; from isoconv.train.losses import LOSSES; from isoconv.train.schedules import SCHEDULES; "
-    code += "assert 'torch' not in sys.modules and 'hinge' in LOSSES and 'linear' in SCHEDULES"
+def test_losses_recipes_and_the_rest_are_read_without_torch():
+    code = "import sys; from isoconv.train import LOSSES, OPTIMISERS, RECIPES, SCHEDULES, recipe_settings; "
+    code += "recipe_settings('default', 'mnist', 'bcop'); assert 'hinge' in LOSSES and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

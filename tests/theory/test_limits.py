@@ -1,4 +1,4 @@
-"""Appendix D: zero padding and residual connections against orthogonality."""
+"""Appendices A and D: zero padding, residual connections and spectral normalisation, and what they cost."""
 
 from itertools import product
 from math import cos, pi, sin
@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoconv.theory import halved_residual_loss, rotation_branch, zero_padded_matrix, zero_padding_loss
+from isoconv import theory
 
 
 def excess(kernel, length):
     """MMᵀ − I."""
-    M = zero_padded_matrix(kernel, length)
+    M = theory.zero_padded_matrix(kernel, length)
     return M @ M.mT - torch.eye(M.shape[0], dtype=M.dtype)
 
 
@@ -20,7 +20,7 @@ def excess(kernel, length):
 def test_the_matrix_is_the_convolution(draw, K, length):
     kernel, x = draw.normal(3, 2, K), draw.normal(1, 2, length)
     expected = F.conv1d(x, kernel, padding=K // 2)[0].mT.flatten()
-    assert (zero_padded_matrix(kernel, length) @ x[0].mT.flatten() - expected).abs().max() < 1e-13
+    assert (theory.zero_padded_matrix(kernel, length) @ x[0].mT.flatten() - expected).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -36,7 +36,7 @@ def test_what_an_orthogonal_kernel_of_size_3_loses(draw, n):
         blocks[0, :, 0] = blocks[-1, :, -1] = 0
         assert blocks.abs().max() < 1e-13
         size_one = bool(kernel[..., [0, 2]].abs().max() < 1e-12)
-        assert (float(zero_padding_loss(kernel)) < 1e-12) == size_one
+        assert (float(theory.zero_padding_loss(kernel)) < 1e-12) == size_one
 
 
 @pytest.mark.parametrize(("K", "length"), [(3, 3), (5, 5), (5, 8)])
@@ -44,7 +44,7 @@ def test_the_loss_counts_taps_by_their_offset(draw, K, length):
     for _ in range(10):
         kernel, _ = draw.lattice(3, K)
         defect = -excess(kernel, length)
-        assert float(defect.trace()) == pytest.approx(float(zero_padding_loss(kernel)), abs=1e-12)
+        assert float(defect.trace()) == pytest.approx(float(theory.zero_padding_loss(kernel)), abs=1e-12)
         assert torch.linalg.eigvalsh(defect).min() > -1e-12
 
 
@@ -81,7 +81,7 @@ def test_minimising_the_residual_leaves_one_tap(draw):
         else:
             stuck += 1
             assert residual > 1 - 1e-6
-            assert torch.linalg.svdvals(zero_padded_matrix(kernel.detach(), length)).min() < 1e-2
+            assert torch.linalg.svdvals(theory.zero_padded_matrix(kernel.detach(), length)).min() < 1e-2
     assert arrived >= 2
 
 
@@ -99,13 +99,13 @@ def test_a_halved_residual_preserves_norms_only_for_the_identity(draw):
         for _ in range(50):
             J = draw.normal(n, n)
             contraction = J / torch.linalg.matrix_norm(J, ord=2) * torch.rand((), generator=draw.generator)
-            loss, bound = halved_residual_loss(contraction)
+            loss, bound = theory.halved_residual_loss(contraction)
             assert loss >= bound - 1e-12
             assert bound > 1e-6
             rotation = draw.orthogonal(n)
-            loss, bound = halved_residual_loss(rotation)  # Jacobians that are orthogonal attain the bound
+            loss, bound = theory.halved_residual_loss(rotation)  # Jacobians that are orthogonal attain the bound
             assert float(loss) == pytest.approx(float(bound), abs=1e-12)
-        loss, bound = halved_residual_loss(eye)
+        loss, bound = theory.halved_residual_loss(eye)
         assert float(loss) == float(bound) == 0
 
 
@@ -115,7 +115,60 @@ def test_a_residual_branch_may_double_the_norm_or_leave_a_rotation(draw):
     for L in (1e-3, 0.5, 1.0):
         assert float((x + L * x).norm() / x.norm()) == pytest.approx(1 + L)
     for angle in (0.1, 1.0, pi):
-        branch = rotation_branch(angle)
+        branch = theory.rotation_branch(angle)
         assert float(torch.linalg.matrix_norm(branch, ord=2)) == pytest.approx(2 * sin(angle / 2))
         whole = torch.eye(2, dtype=torch.float64) + branch
         assert (whole @ whole.mT - torch.eye(2, dtype=torch.float64)).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize(("m", "n", "rank"), [(1, 1, 1), (3, 3, 3), (2, 5, 2), (5, 3, 2), (4, 4, 1)])
+def test_no_direction_of_unit_norm_descends_faster(draw, m, n, rank):
+    G = draw.normal(m, rank) @ draw.normal(rank, n)
+    D = theory.steepest_direction(G)
+    nuclear = float(torch.linalg.svdvals(G).sum())
+    assert float(torch.linalg.matrix_norm(D, ord=2)) == pytest.approx(1)
+    assert int(torch.linalg.matrix_rank(D, atol=1e-9)) == rank
+    assert float((G * D).sum()) == pytest.approx(-nuclear)
+    others = draw.normal(4000, m, n)
+    near = D + 0.1 * draw.normal(4000, m, n)
+    for candidates in (others, near):
+        unit = candidates / torch.linalg.matrix_norm(candidates, ord=2)[:, None, None]
+        assert (G * unit).sum((1, 2)).min() >= -nuclear - 1e-12
+    # Orthogonal matrices are the extreme points of the ball, so they come closest.
+    if m == n:
+        extreme = torch.stack([draw.orthogonal(n) for _ in range(500)])
+        assert (G * extreme).sum((1, 2)).min() >= -nuclear - 1e-12
+
+
+def test_batches_and_zeros(draw):
+    batch = draw.normal(3, 2, 4)
+    batch[1] = 0
+    D = theory.steepest_direction(batch)  # and a zero gradient has a zero direction
+    assert torch.equal(D[1], torch.zeros(2, 4, dtype=torch.float64))
+    assert torch.allclose(D[2], theory.steepest_direction(batch[2]))
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
+def test_spectral_normalisation_misses_the_solution(draw, rate):
+    """Tr(AD) with D = diag(2, 1): Euclidean steps end at diag(1, ½), steepest ones at the identity, from any start."""
+    D = torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64))
+    paper = torch.diag(torch.tensor([1.0, 0.5], dtype=torch.float64))
+    eye = torch.eye(2, dtype=torch.float64)
+    starts = [torch.zeros(2, 2, dtype=torch.float64), eye / 2, eye, -eye, torch.diag(D.diagonal().flip(0)) / 4]
+    for start in (*starts, *(draw.orthogonal(2) for _ in range(3)), *(draw.normal(2, 2) / 3 for _ in range(3))):
+        misled = theory.ascend(D, start, steepest=False, rate=rate, steps=2000)
+        assert (misled - paper).abs().max() < 1e-9
+        right = theory.ascend(D, start, steepest=True, rate=rate, steps=2000)
+        assert (right - eye).abs().max() < 1e-9
+        assert float((right * D).sum()) == pytest.approx(3) and float((misled * D).sum()) == pytest.approx(2.5)
+
+
+def test_the_papers_update_rule():
+    """On diagonals (x, y) it is: min(x + 2α, 1) and (y + α)/max(x + 2α, 1)."""
+    D = torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64))
+    x, y, alpha = 0.3, 0.4, 0.1
+    for step in range(1, 30):
+        x, y = min(x + 2 * alpha, 1), (y + alpha) / max(x + 2 * alpha, 1)
+        start = torch.diag(torch.tensor([0.3, 0.4], dtype=torch.float64))
+        A = theory.ascend(D, start, steepest=False, rate=alpha, steps=step)
+        assert A.diagonal().tolist() == pytest.approx([x, y])
