@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from isoconv.certify import Certifier
 from certify.certificates import check
+from isoconv.certify import Certifier
 from isoconv.data import as_float, load_image
 from isoconv.train.run_folder import load_run
 

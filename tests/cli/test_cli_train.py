@@ -79,7 +79,9 @@ def test_the_papers_recipe(isoconv, pictures):
 
 
 def test_a_method_that_was_added_is_known_to_the_command_and_its_recipe(isoconv, pictures, monkeypatch):
-    toy = Method("toy", "Toy", "isoconv.nn.reshaped:RKOConv2d", "a toy", on_manifold=True, settings=("orthogonalisation",))
+    toy = Method(
+        "toy", "Toy", "isoconv.nn.reshaped:RKOConv2d", "a toy", on_manifold=True, settings=("orthogonalisation",)
+    )
     monkeypatch.setitem(METHODS, "toy", toy)
     monkeypatch.delitem(sys.modules, "isoconv.cli.train")
     assert "toy" in isoconv("train", "--help").out
