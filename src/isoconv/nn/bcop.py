@@ -41,25 +41,14 @@ def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tenso
 
 
 class _BCOP(LipschitzConvolution, OrthogonalisedLayer):
-    """What the layers of this file share. `frozen` is the paper's BCOP-Fixed: random, orthogonal, not trained."""
+    """What the layers of this file share. Frozen, they are the paper's BCOP-Fixed: random and orthogonal."""
 
     O: nn.Parameter
-
-    def __init__(self, *arguments: Any, frozen: bool = False, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.frozen = frozen
-        if frozen:
-            self.requires_grad_(False)
 
     def reset_parameters(self) -> None:
         """Random orthonormal matrices; the bias uniform within ±1/√c_out."""
         self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
         self._reset_bias(1 / math.sqrt(self.out_channels))
-
-    def extra_repr(self) -> str:
-        text = super().extra_repr()
-        text += "" if self.orthogonalisation == "manifold" else f", orthogonalisation={self.orthogonalisation!r}"
-        return text + (", frozen=True" if self.frozen else "")
 
 
 class _BCOP2d(_BCOP):
@@ -97,7 +86,7 @@ class BCOPConv2d(_BCOP2d):
     after invertible downsampling by the stride s. `padding_mode="zeros"` is still 1-Lipschitz, but not orthogonal.
 
     orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
-    frozen : the paper's BCOP-Fixed: random orthogonal kernel and bias, not trained
+    frozen : not trained; the paper's BCOP-Fixed
 
     >>> layer = BCOPConv2d(3, 16, 3)
     >>> layer(torch.zeros(1, 3, 32, 32)).shape

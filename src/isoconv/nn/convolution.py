@@ -20,7 +20,8 @@ class LipschitzConvolution(BuiltWeight):
     """The part of a convolution that does not depend on how its weight is made, in one or two dimensions.
 
     Stride s is invertible downsampling followed by a stride-1 convolution of size k/s, and the image keeps its size
-    otherwise. `weight` is (c_out, c_in·sᵈ, k/s, …): the kernel that is convolved with after downsampling.
+    otherwise. `weight` is (c_out, c_in·sᵈ, k/s, …): the kernel that is convolved with after downsampling. A method is a
+    subclass with `_make_parameters`, `reset_parameters`, `_sources` and `_build`; `options` go to the class after this one.
     """
 
     dimensions = 2
@@ -36,6 +37,7 @@ class LipschitzConvolution(BuiltWeight):
         padding: int | tuple[int, ...] | str = "same",
         bias: bool = True,
         padding_mode: str = "circular",
+        frozen: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
@@ -60,6 +62,9 @@ class LipschitzConvolution(BuiltWeight):
         self._make_parameters(factory)
         self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
         self.reset_parameters()
+        self.frozen = frozen
+        if frozen:
+            self.requires_grad_(False)
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         """Make the parameters that the weight is built from, empty."""
@@ -122,7 +127,9 @@ class LipschitzConvolution(BuiltWeight):
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         text += "" if self.bias is not None else ", bias=False"
-        return text + ("" if self.padding_mode == "circular" else f", padding_mode={self.padding_mode!r}")
+        text += "" if self.padding_mode == "circular" else f", padding_mode={self.padding_mode!r}"
+        text += "" if getattr(self, "orthogonalisation", "manifold") == "manifold" else ", orthogonalisation='bjorck'"
+        return text + (", frozen=True" if self.frozen else "")
 
     def plain(self) -> nn.Module:
         """The same function as ordinary torch modules: padding and one strided convolution (see `isoconv.plain`)."""

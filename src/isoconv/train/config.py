@@ -117,6 +117,10 @@ class TrainConfig(Record):
         if unknown := self.loss_options.keys() - LOSSES[self.loss].options.keys():
             raise IsoconvError(f"Expected the options of the loss {self.loss}. Got {min(unknown)!r}.")
 
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields as plain data; `loss_options` only where there are any."""
+        return {name: value for name, value in super().to_fields().items() if name != "loss_options" or value}
+
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""
         options = LOSSES[self.loss].options

@@ -114,7 +114,7 @@ def _after(steps: int) -> Callable[[], bool]:
 def classifier_record(cell: ClassifierCell, folders: list[RunFolder]) -> dict[str, Any]:
     """The result of a cell whose networks are trained."""
     results = [folder.read_result() for folder in folders]
-    config = asdict(TrainConfig.read(folders[0].config))
+    config = TrainConfig.read(folders[0].config).to_fields()
     classes = config.pop("classes")
     config.pop("seed")
     first = results[0]
