@@ -17,11 +17,11 @@ import torch
 
 from isoconv import attacks
 from isoconv.certify import Certifier, robust_accuracy
-from isoconv.cli.runs import open_runs, test_images
 from isoconv.data import as_float
 from isoconv.train.classifier import device_name
 from isoconv.train.config import default_epsilons
 from isoconv.train.distributed import choose_device
+from isoconv.train.runs import open_run
 
 FEW = {"boundary": 100, "pointwise": 100}
 PAPERS = {"pgd": {"steps": 200, "step_size": 0.01}, "apgd": {"steps": 100}}
@@ -43,8 +43,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     place = torch.device(choose_device(arguments.device))
-    (run,) = open_runs(arguments.run)
-    data = test_images(run.config, arguments.data, False, arguments.images)
+    run = open_run(arguments.run)
+    data = run.test_images(arguments.data, count=arguments.images)
     epsilon = default_epsilons(run.config.data)[0]
     record: dict[str, Any] = {"hardware": device_name(place), "torch": torch.__version__, "images": len(data)}
     record |= {"data": run.config.data, "model": run.config.model, "conv": run.config.conv, "epsilon": epsilon}

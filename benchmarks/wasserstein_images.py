@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from isoconv.cli.values import parse_seeds
+from isoconv.cli.options import parse_seeds
 from isoconv.data import ImageSet, load_splits
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from isoconv.cli.interruption import interruptible
+from isoconv.cli.options import parse_seeds
+from isoconv.cli.output import interruptible
 from isoconv.cli.reproduction_tables import PlanWatcher, print_plan, shown_table
-from isoconv.cli.values import parse_seeds
 from isoconv.errors import IsoconvError
 from isoconv.files import write_text
 from isoconv.report.reproduction import (

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text as TerminalText
 
-from isoconv.cli.progress import TrainingProgress
-from isoconv.cli.tables import console
+from isoconv.cli.output import TrainingProgress, make_console
 from isoconv.report.reproduction import Table, shown_seconds
 from isoconv.train.engine import Observer
 from isoconv.train.reproduction import PlannedCell
@@ -69,7 +68,7 @@ def shown_table(table: Table, to_file: bool = False) -> str:
             *(TerminalText(p.text, style="bold" if p.bold else "") for p in line), end_section=k in table.rules
         )
     plain = to_file or not sys.stdout.isatty()
-    place = Console(width=400, color_system=None, force_terminal=False) if plain else console()
+    place = Console(width=400, color_system=None, force_terminal=False) if plain else make_console()
     with place.capture() as captured:
         place.print(drawn)
         for note in table.notes:
