@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import spectral_norm
 
 import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
 from isoconv.models import Small
-from isoconv.nn import BCOPConv2d, OrthogonalLinear
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 
 
 class Loud(Tensor):
@@ -83,6 +85,23 @@ def with_buffer() -> nn.Module:
     return model
 
 
+def hooked(kind: Callable[..., nn.Module], hook: str, outside: bool = False) -> nn.Module:
+    model = nn.Sequential(kind(2, 2), nn.ReLU())
+    getattr(model if outside else model[0], hook)(lambda module, *tensors: 2 * tensors[-1])
+    return model
+
+
+def parametrised() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    parametrize.register_parametrization(model[0], "weight", nn.ReLU())
+    return model
+
+
+def overridden(model: nn.Module) -> nn.Module:
+    model.forward = lambda x: 2 * x  # type: ignore[method-assign,assignment]
+    return model
+
+
 METHODS = ("forward", "_conv_forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 TRAINING = property(lambda self: True, lambda self, value: None)
 STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -104,6 +123,22 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "__getattr__": (lambda: subclass(nn.Sequential, __getattr__=nn.Module.__getattr__)(), "__getattr__"),
     "__getattribute__": (lambda: Mixed(nn.Linear(2, 2)), "__getattribute__"),
     "property": (lambda: nn.Sequential(subclass(nn.Sequential, training=TRAINING)()), "Mine at 0, .* training"),
+    **{
+        f"Sequential with {name}": (lambda name=name: subclass(nn.Sequential, **{name: None})(nn.Linear(2, 2)), name)  # type: ignore[misc]
+        for name in ("forward", "__call__", "__iter__")
+    },
+    "subclass of Small": (lambda: subclass(Small, forward=None)((1, 8, 8)), "Mine at model, .* forward"),
+    "forward of the outer instance": (lambda: overridden(nn.Sequential(nn.Linear(2, 2))), "Got Sequential at model"),
+    "forward of ours": (lambda: nn.Sequential(overridden(OrthogonalLinear(2, 2))), "Got OrthogonalLinear at 0"),
+    "forward hook": (lambda: hooked(nn.Linear, "register_forward_hook"), "forward hooks.* 0"),
+    "forward hook on ours": (lambda: hooked(OrthogonalLinear, "register_forward_hook"), "forward hooks.* 0"),
+    "forward hook outside": (lambda: hooked(nn.Linear, "register_forward_hook", True), "forward hooks.* model"),
+    "forward pre-hook": (lambda: hooked(nn.Linear, "register_forward_pre_hook"), "forward hooks.* 0"),
+    "parametrisation": (parametrised, "parametrised"),
+    "spectral norm": (lambda: nn.Sequential(spectral_norm(nn.Linear(2, 2))), "parametrised"),
+    "module list": (lambda: nn.ModuleList([nn.Linear(2, 2)]), "Got ModuleList at model"),
+    "subclass of MaxMin": (lambda: nn.Sequential(subclass(MaxMin)()), "Got Mine at 0"),
+    "module of one's own": (lambda: Halved(), "Got Halved at model"),
     "spoofed module": (lambda: nn.Sequential(Spoofed(2, 2)), "Got OrthogonalLinear at 0"),
     "subclass of ours": (lambda: nn.Sequential(subclass(OrthogonalLinear)(2, 2)), "Got Mine at 0"),
     "subclass of torch's": (lambda: nn.Sequential(subclass(nn.Linear)(2, 2)), "Got Mine at 0"),
@@ -142,11 +177,13 @@ def test_sequences_that_only_say_which_layers_they_have() -> None:
 
 
 def test_hooks_on_all_modules_that_come_later() -> None:
-    certifier = Certifier(nn.Sequential(nn.Linear(2, 2)), (2,))
+    model = nn.Sequential(nn.Linear(2, 2))
+    certifier = Certifier(model, (2,))
     handle = register_module_forward_hook(lambda module, given, output: 10 * output)
     try:
-        with pytest.raises(IsoconvError, match="no forward hooks on all modules"):
-            certifier(torch.rand(1, 2))
+        for call in (lambda: certifier(torch.rand(1, 2)), lambda: lipschitz_bound(model, (2,))):
+            with pytest.raises(IsoconvError, match="no forward hooks on all modules"):
+                call()
     finally:
         handle.remove()
     assert len(certifier(torch.rand(1, 2)).radius) == 1
