@@ -7,12 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from certify.exact_network import (
-    images,
-    labelled_images,
-    linear_classifier,
-    trained_small,
-)
+from certify.exact_network import images, labelled_images, linear_classifier, trained_small
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound, weights_sha256
 from isoconv.nn import MaxMin, Scale

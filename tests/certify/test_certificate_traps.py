@@ -248,10 +248,8 @@ def test_circumstances_change_nothing(trained: nn.Module, data: Tensor, name: st
     """The same radii, logits and constants as without; and logits within their error bound of the exact ones."""
     expected, before = certify(trained, data, arithmetic=arithmetic), Certifier(trained, SHAPE, arithmetic=arithmetic)
     with CIRCUMSTANCES[name]():
-        found, certifier = (
-            certify(trained, data, arithmetic=arithmetic),
-            Certifier(trained, SHAPE, arithmetic=arithmetic),
-        )
+        certifier = Certifier(trained, SHAPE, arithmetic=arithmetic)
+        found = certifier(data)
     assert torch.allclose(found.radius, expected.radius, rtol=1e-5, atol=0)
     assert torch.equal(found.prediction, expected.prediction)
     assert found.radius.dtype == torch.float64 and not found.radius.requires_grad
@@ -277,7 +275,7 @@ def test_certified_here_and_run_where_subnormals_are_flushed(name: str) -> None:
 
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
 def test_subnormal_numbers_that_are_flushed_here_are_refused(trained: nn.Module, data: Tensor, arithmetic: str) -> None:
-    with flushed(), pytest.raises(IsoconvError, match=r"Got torch.set_flush_denormal\(True\): no bound is proved"):
+    with flushed(), pytest.raises(IsoconvError, match="set_flush_denormal"):
         certified_radius(trained, data, arithmetic=arithmetic)
     expected = certified_radius(trained, data, arithmetic=arithmetic)
     certifier = Certifier(trained, SHAPE, arithmetic=arithmetic)
@@ -324,25 +322,17 @@ def test_layouts_of_the_input(trained: nn.Module) -> None:
 def test_half_precision_models_are_certified_as_they_are() -> None:
     """A bfloat16 model means the numbers that its weights are, not those from which they were rounded."""
     torch.manual_seed(0)
-    full = nn.Linear(6, 3)
-    half = nn.Linear(6, 3).to(torch.bfloat16)
-    half.load_state_dict(full.state_dict())
-    x = images(4, 6)
-    found = certify(half, x)
-    assert torch.allclose(found.logits, half.double()(x), rtol=0, atol=1e-12)
+    half, x = nn.Linear(6, 3).to(torch.bfloat16), images(4, 6)
+    assert torch.allclose(certify(half, x).logits, half.double()(x), rtol=0, atol=1e-12)
 
 
 def test_certifier_holds_on_to_the_weights_it_saw() -> None:
     """Training on after the certifier was made: it speaks of the weights that it bounded, never of a mixture."""
     model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
-    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     certifier = Certifier(model, (2,))
     with torch.no_grad():
         model.weight.mul_(1000)
-        model.weight[1] *= -1
-    with torch.no_grad():
-        logits = certifier.network(x)
-    assert logits.abs().max() <= 1.5 * certifier.lipschitz.value
+    assert certifier(torch.tensor([[1.0, 0.0]])).logits.abs().max() <= 1.5 * certifier.lipschitz.value
 
 
 def test_activations_that_work_in_place() -> None:

@@ -43,6 +43,7 @@ LINEAR: list[tuple[nn.Module, tuple[int, ...], float]] = [
     (nn.Conv2d(2, 3, 3, padding=1, **circular), (2, 1, 6), 1e-3),
     (nn.Conv2d(1, 2, 3, padding=3, **circular), (1, 4, 4), 1.5),  # more padding than keeps the size
     (nn.Conv2d(1, 2, 3, padding=3, **circular), (1, 3, 3), 1.5),
+    (nn.Conv2d(1, 2, 3, padding=(1, 3), **circular), (1, 4, 4), 1.5),
     (nn.Conv2d(2, 3, 3, 2, 1, **circular), (2, 7, 5), 1.0),  # the stride does not divide
     (nn.Conv2d(2, 3, 2, 3, **circular), (2, 7, 7), 5),  # nor is it smaller than the kernel,
     (nn.Conv2d(2, 3, 3, 8, 1, **circular), (2, 5, 5), 5),  # or than the image
