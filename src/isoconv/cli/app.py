@@ -23,7 +23,6 @@ COMMANDS = {
     "reproduce": "Reproduce a table or a figure of the paper.",
 }
 _STYLE: dict[str, Any] = {
-    "no_args_is_help": True,
     "add_completion": False,
     "rich_markup_mode": None,  # plain help: rich would take longer to load than all else
     "pretty_exceptions_enable": False,
@@ -33,17 +32,18 @@ _STYLE: dict[str, Any] = {
 
 def load_command(name: str) -> Any:
     """Return a command with its options, as click has them. It is the function of its name in `isoconv.cli`."""
-    app = typer.Typer(**_STYLE | {"no_args_is_help": False})
+    app = typer.Typer(**_STYLE)
     app.command()(getattr(import_module(f"isoconv.cli.{name}"), name))
     return get_command(app)
 
 
 def run(arguments: Sequence[str]) -> object:
-    """Run the command that the first argument names, with the others; without one, list the commands."""
+    """Run the command that the first argument names, with the others, and return its exit code. Without one, show help."""
     if arguments and arguments[0] in COMMANDS:
         command, name = load_command(arguments[0]), f"isoconv {arguments[0]}"
         return command(list(arguments[1:]), prog_name=name, standalone_mode=False)
-    return get_command(_list_commands())(list(arguments), prog_name="isoconv", standalone_mode=False)
+    code = get_command(_list_commands())(list(arguments) or ["--help"], prog_name="isoconv", standalone_mode=False)
+    return code if arguments else 2
 
 
 def _list_commands() -> typer.Typer:
