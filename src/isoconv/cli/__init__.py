@@ -60,6 +60,9 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, IsoconvError):
         return _BAD_INPUT, str(error)
     if hasattr(error, "format_message"):  # click's exceptions, by what they can do: typer brings a click of its own
+        if type(error).__name__ == "NoArgsIsHelpError":  # isoconv, and nothing else
+            error.show()  # type: ignore[attr-defined]
+            return _BAD_INPUT, ""
         context = getattr(error, "ctx", None)
         message = " ".join(error.format_message().split())
         stop = "" if message.endswith((".", "?")) else "."

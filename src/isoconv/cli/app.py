@@ -42,13 +42,12 @@ def run(arguments: Sequence[str]) -> object:
     if arguments and arguments[0] in COMMANDS:
         command, name = load_command(arguments[0]), f"isoconv {arguments[0]}"
         return command(list(arguments[1:]), prog_name=name, standalone_mode=False)
-    code = get_command(_list_commands())(list(arguments) or ["--help"], prog_name="isoconv", standalone_mode=False)
-    return code if arguments else 2
+    return get_command(_list_commands())(list(arguments), prog_name="isoconv", standalone_mode=False)
 
 
 def _list_commands() -> typer.Typer:
     """Return an application that knows the names of the commands, and loads one when it is run."""
-    app = typer.Typer(help="Convolutional networks that are provably 1-Lipschitz.", **_STYLE)
+    app = typer.Typer(no_args_is_help=True, help="Convolutional networks that are provably 1-Lipschitz.", **_STYLE)
     app.callback()(_options)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name, summary in COMMANDS.items():
