@@ -11,7 +11,6 @@ from isoconv.cli.export import export
 from isoconv.cli.gan import gan
 from isoconv.cli.predict import predict
 from isoconv.cli.report import report
-from isoconv.cli.reproduce import reproduce
 from isoconv.cli.train import train
 from isoconv.cli.wasserstein import wasserstein
 from isoconv.version import __version__
@@ -35,7 +34,6 @@ for _command, _summary in (
     (export, "Write a network as ONNX or plain torch code."),
     (wasserstein, "Prove a lower bound of the distance of two distributions."),
     (gan, "Train a generator to compare data with."),
-    (reproduce, "Reproduce a table or a figure of the paper."),
 ):
     app.command(short_help=_summary)(_command)
 
