@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from isoconv.linalg import projector_pair_1d
 from isoconv.nn import InvertibleDownsampling
-from isoconv.nn.circular import convolve_same
+from isoconv.nn.convolution import convolve_same
 from reproduction.cells import Cell, ClassifierCell, Classifiers, Results
 from reproduction.frames import NAMES
 

@@ -26,7 +26,7 @@ from isoconv.train.config import TrainConfig, default_epsilons, make_model, reci
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.runs import AttackRecord, attack_run, certify_run, keep_attacks, open_run
+from isoconv.train.runs import AttackRecord, open_run
 from isoconv.train.search import search_learning_rate
 from isoconv.wasserstein.critic import critic_config, train_critics
 from isoconv.wasserstein.gan import GanConfig, load_generator, train_gan
@@ -265,9 +265,9 @@ def _measure_attack(cell: AttackCell, session: Session) -> cells.Attacks:
         known = [r for r in stored if (r.attack, r.epsilon, r.images, r.settings) == asked]
         if not known:
             run = open_run(folder.path)
-            certified, _ = certify_run(run, test, [cell.epsilon], device=session.device)
-            known = [attack_run(run, test, cell.attack, cell.epsilon, certified, **settings)]
-            keep_attacks(run, known)
+            certified, _ = run.certify(test, [cell.epsilon], device=session.device)
+            known = [run.attack(test, cell.attack, cell.epsilon, certified, **settings)]
+            run.keep_attacks(known)
         records += known
     if violations := sum(record.violations for record in records):
         raise IsoconvError(f"Expected no attack to succeed where the network is certified. Got {violations} that did.")
@@ -289,7 +289,7 @@ def _measure_certificates(session: Session, network: str, attacks: Sequence[str]
     """Certify and attack a network that comes with isoconv; also count by the usual test, margin > √2·ε."""
     run = open_run(network)
     data, epsilons = session.load(run.config.data).test, default_epsilons(run.config.data)
-    accuracy, record = certify_run(run, data, epsilons, device=session.device)
+    accuracy, record = run.certify(data, epsilons, device=session.device)
     logits, labels = accuracy.certificates.logits, accuracy.labels
     others = logits.scatter(1, labels[:, None], -torch.inf).amax(dim=1)
     usual = (logits.gather(1, labels[:, None])[:, 0] - others > 2**0.5 * epsilons[0]).double().mean()
@@ -299,7 +299,7 @@ def _measure_certificates(session: Session, network: str, attacks: Sequence[str]
     for attack in attacks:
         part = data.take(min(100, len(data))) if attack in DECISION else data
         epsilon = None if attack == "rounding" else epsilons[0]
-        outcome = attack_run(run, part, attack, epsilon, accuracy, **_attack_settings(attack, session))
+        outcome = run.attack(part, attack, epsilon, accuracy, **_attack_settings(attack, session))
         names = ("images", "seconds", "clean", "certified", "accuracy", "violations")
         rows[attack] = {name: value for name in names if (value := getattr(outcome, name)) is not None}
     return {"data": run.config.data, "model": run.config.model, "conv": run.config.conv, "epsilon": epsilons[0]}, rows

@@ -16,11 +16,7 @@ import typer
 from typer.main import get_command
 
 from isoconv.cli.app import app
-<<<<<<< HEAD
 from isoconv.cli.output import CountingProgress
-=======
-from isoconv.cli.progress import CountingProgress
->>>>>>> train
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import RunFolder
 from isoconv.version import __version__

@@ -42,7 +42,7 @@ def test_every_layout_of_mnist(tmp_path, folder, packed):
 
 def test_packed_and_unpacked_files_together(tmp_path):
     contents = write_mnist(tmp_path, packed=True)
-    (tmp_path / "train-images-idx3-ubyte.gz").unlink()
+    write(tmp_path / "train-images-idx3-ubyte.gz", b"damaged")  # the unpacked file goes first
     write(tmp_path / "train-images-idx3-ubyte", idx(contents["train-images-idx3-ubyte"]))
     assert len(MNIST.read(tmp_path).train) == 12
 

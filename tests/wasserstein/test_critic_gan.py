@@ -129,7 +129,7 @@ def test_the_folder_of_a_finished_run(tmp_path):
     assert watcher.steps == 12 and [report.epoch for report in watcher.reports] == [1, 2]
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
-        *(".lock", "config.json", "metrics.jsonl", "model.safetensors"),
+        *("config.json", "metrics.jsonl", "model.safetensors"),
         *("state.safetensors", "result.json", "samples.png"),
     }
     with Image.open(tmp_path / "run" / "samples.png") as sheet:

@@ -12,7 +12,7 @@ from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, start_gan, train
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples
 from known_distances import translation
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 CUDA = torch.device("cuda")
 IMAGES = {"input_shape": (3, 16, 16), "pixel_range": (-1.0, 1.0), "model": "dcgan"}

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from isoconv.certify.convolutions import Pads, pads_of
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
-from isoconv.nn.plain import is_ordinary_sequence, is_patched
+from isoconv.nn.plain_model import is_ordinary_sequence, is_patched
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ def _run() -> None:
 
         print(__version__)
         return
-    from isoconv.cli.app import app
+    from isoconv.cli.app import run
 
-    code = app(standalone_mode=False)  # or wrong options would be reported in a box of several lines
+    code = run(sys.argv[1:])
     if code == _INTERRUPTED:  # what typer makes of Ctrl-C; commands that end well after one exit by themselves
         raise KeyboardInterrupt
     sys.exit(code if isinstance(code, int) else 0)

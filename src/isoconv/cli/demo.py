@@ -1,13 +1,12 @@
 """isoconv demo"""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isoconv.cli.options import JsonOption
+from isoconv.cli.options import Json
 from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
@@ -23,15 +22,14 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "rko": ("RKO: reshaped kernels", {"conv": "rko"}),
     "ordinary": ("ordinary network", _ORDINARY),
 }
+_OUT = Path("isoconv-demo")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for runs and page; an earlier demo is replaced")] = Path(
-        "isoconv-demo"
-    ),
+    out: Annotated[Path, typer.Option(help="folder for runs and page; an earlier demo is replaced")] = _OUT,
     epochs: Annotated[int, typer.Option(help="passes over the 4,000 training digits")] = 15,
     images: Annotated[int, typer.Option(help="how many of the 1,000 test digits to certify and attack")] = 1000,
-    as_json: JsonOption = False,
+    as_json: Json = False,
 ) -> None:
     """Train two 1-Lipschitz networks and an ordinary one on real digits, certify and attack them, draw a page.
 
@@ -39,6 +37,7 @@ def demo(
 
     Example: isoconv demo
     """
+    from isoconv.cli.output import print_demo, print_line
     from isoconv.data import load_splits
     from isoconv.files import write_json
     from isoconv.report import check_replaceable, write_report
@@ -55,8 +54,8 @@ def demo(
     if as_json:
         print(json.dumps(rows))
     else:
-        _print(rows)
-    print(f"The page is in {page}: open it in a browser. The networks are in {out}.", file=sys.stderr)
+        print_demo(rows)
+    print_line(f"The page is in {page}: open it in a browser. The networks are in {out}.")
 
 
 def _claim(out: Path) -> None:
@@ -64,13 +63,9 @@ def _claim(out: Path) -> None:
     from isoconv.files import read_json, write_json
 
     try:
-        if out.exists() and not out.is_dir():
-            raise IsoconvError(f"Expected a folder for the demo. {out} is a file: name another (--out).")
         marked = (out / "demo.json").exists() and read_json(out / "demo.json").get("made_by") == _MARK
-        if out.exists() and any(out.iterdir()) and not marked:
-            raise IsoconvError(
-                f"Expected a new folder, or one of an earlier demo. {out} holds other files: name another (--out)."
-            )
+        if out.exists() and not marked and (not out.is_dir() or any(out.iterdir())):
+            raise IsoconvError(f"Expected a new folder, or one of an earlier demo (--out). Got {out}, which is in use.")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise IsoconvError(f"Cannot write the demo to {out}: {error.strerror}.") from None
@@ -79,51 +74,26 @@ def _claim(out: Path) -> None:
 
 def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, Any]:
     """Train, certify and attack one network; return its line of the table."""
-    from isoconv.cli.output import CountingProgress, TrainingProgress
-    from isoconv.train.diagnostics import complete_run
-    from isoconv.train.job import train
-    from isoconv.train.runs import attack_run, certify_run, keep_attacks, open_run, refuse_violations
+    from isoconv.cli.output import CountingProgress, TrainingProgress, print_line
+    from isoconv.train import complete_run, open_run, refuse_violations, train
 
     title, settings = _NETWORKS[name]
+    print_line(f"Training: {title}")
     options = settings | {"model": "small", "epochs": epochs, "device": "cpu"}
-    print(f"Training: {title}", file=sys.stderr)
-    with TrainingProgress(0) as bar:
-        (result,), _ = train("digits", folder, overwrite=True, observer=bar, begin=bar.begin, **options)
-    run, epsilons = open_run(folder), [float(radius) for radius in result.robust or ()]
-    with CountingProgress(f"certifying {name}", "images") as shown:
-        accuracy, record = certify_run(run, test, epsilons, progress=shown.show)
-    run.keep("certified.json", record.to_fields())
-    with CountingProgress(f"attacking {name}", "images") as shown:
-        attacked = [
-            attack_run(run, test, attack, budget, accuracy, progress=shown.show, **choices)
-            for budget in sorted({epsilons[0], *_OTHER_BUDGETS})
+    (result,), _ = train("digits", folder, overwrite=True, watch=TrainingProgress, **options)
+    run, epsilon = open_run(folder), float(next(iter(result.robust or ())))
+    with CountingProgress("images") as shown:
+        accuracy, record = run.certify(test, progress=shown.show)
+        run.keep("certified.json", record.to_fields())
+        attacks = [
+            run.attack(test, attack, budget, accuracy, progress=shown.show, **choices)
+            for budget in sorted({epsilon, *_OTHER_BUDGETS})
             for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
         ]
-    keep_attacks(run, attacked)
-    refuse_violations(attacked)
-    complete_run(run, test, accuracy=accuracy)
-    row = {"network": title, "run": str(folder), "images": len(test), "epsilon": epsilons[0], "clean": record.clean}
-    row |= {"certified": record.robust[str(epsilons[0])]}
-    row |= {attack.attack: attack.accuracy for attack in attacked if attack.epsilon == epsilons[0]}
-    return row | {"lipschitz_bound": record.lipschitz_bound, "train_seconds": result.train_seconds}
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from isoconv.cli.output import make_console
-
-    count, epsilon = rows[0]["images"], rows[0]["epsilon"]
-    table = Table(title=f"{count:,} digits that no network has seen: accuracy in percent, attacks within ε = {epsilon}")
-    table.add_column("network")
-    for heading in ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
-        table.add_row(row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s")
-    make_console().print(table)
-    make_console().print(
-        "Certified: proved to be classified correctly, whatever the attack within ε (L2, pixels from 0 to 1). PGD and\n"
-        "FGSM are two attacks: what survives them may fall to a third. The larger the Lipschitz bound, the less is proved.",
-        highlight=False,
-    )
+        run.keep_attacks(attacks)
+        refuse_violations(attacks)
+        complete_run(run, test, accuracy=accuracy, progress=shown.show)
+    row = {"network": title, "run": str(folder), "images": len(test), "epsilon": epsilon, "clean": record.clean}
+    row |= {"certified": record.robust[str(epsilon)], "lipschitz_bound": record.lipschitz_bound}
+    row |= {attack.attack: attack.accuracy for attack in attacks if attack.epsilon == epsilon}
+    return row | {"train_seconds": result.train_seconds}

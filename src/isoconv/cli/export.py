@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.options import JsonOption, OverwriteOption, RunArgument
+from isoconv.cli.options import Json, Overwrite, Run
 from isoconv.errors import IsoconvError
 
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 
 
 def export(
-    run: RunArgument,
+    run: Run,
     kind: Annotated[str, typer.Option("--format", help="onnx; or torch, weights with the code to load them")] = "onnx",
     out: Annotated[Path | None, typer.Option(help="file to write; by default here, named like the run")] = None,
     dtype: Annotated[str, typer.Option(help="arithmetic that the network is run in: float32 or float64")] = "float32",
-    overwrite: OverwriteOption = False,
-    as_json: JsonOption = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Write a trained network to a file that runs without isoconv.
 
@@ -32,13 +32,13 @@ def export(
         raise IsoconvError(f"Expected --format to be one of {', '.join(_ENDINGS)}. Got {kind!r}.")
     from isoconv.export import export_onnx, export_torch
     from isoconv.export.torch_code import code_path
-    from isoconv.train.runs import open_run
+    from isoconv.train import open_run
 
-    one = open_run(run)
-    path = Path(one.folder.resolve().name + _ENDINGS[kind]) if out is None else out
+    trained = open_run(run)
+    path = Path(trained.folder.resolve().name + _ENDINGS[kind]) if out is None else out
     write = export_onnx if kind == "onnx" else export_torch
-    config = one.config
-    written = write(one.model, config.input_shape, path, dtype=dtype, classes=config.classes, overwrite=overwrite)
+    config = trained.config
+    written = write(trained.model, config.input_shape, path, dtype=dtype, classes=config.classes, overwrite=overwrite)
     files = [path] if kind == "onnx" else [path, code_path(path)]
     if as_json:
         result: dict[str, object] = {"format": kind, "files": [str(file) for file in files], "dtype": dtype}

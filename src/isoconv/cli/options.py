@@ -1,6 +1,7 @@
 """Options that commands share, and values as people write them: 36/255, 0,1,2, 1e-3,1e-2, 32x48."""
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
@@ -9,15 +10,20 @@ import typer
 
 from isoconv.errors import IsoconvError
 
-RunArgument = Annotated[
-    Path, typer.Argument(help="folder of the run, or the name of a network that comes with isoconv")
-]
-DataOption = Annotated[Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")]
-DownloadOption = Annotated[bool, typer.Option("--download", help="download the data set if it is not there")]
-ImagesOption = Annotated[int | None, typer.Option(help="use only the first images of the test set")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace what is there")]
+Run = Annotated[Path, typer.Argument(help="folder of a run, or the name of a network that comes with isoconv")]
+Data = Annotated[Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")]
+Download = Annotated[bool, typer.Option("--download", help="download the data set if it is not there")]
+Images = Annotated[int | None, typer.Option(help="use only the first images of the test set")]
+Seed = Annotated[int, typer.Option(help="seed of every random choice")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --out, with the same options")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is there")]
+Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
+
+
+def list_choices(names: Iterable[str], default: str = "") -> str:
+    """Return the help text of an option that takes one of some names."""
+    return ", ".join(f"{name} (default)" if name == default else name for name in names)
 
 
 def parse_number(text: str, name: str) -> float:

@@ -4,19 +4,17 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, pstdev
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from isoconv.data import ProgressLine
-from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
     from isoconv.train.classifier import TrainResult
@@ -38,21 +36,34 @@ def make_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_WIDE)
 
 
+def print_line(line: str) -> None:
+    """Print a line on stderr, now."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def format_radius(radius: float) -> str:
     """Return a radius as people write it: 36/255 where it is one, else a decimal number."""
     steps = round(radius * 255)
     return f"{steps}/255" if steps and abs(radius * 255 - steps) < 1e-9 else f"{radius:g}"
 
 
+def make_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    """Return a table with columns of words, then columns of figures."""
+    table = Table(title=title)
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right")
+    return table
+
+
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
     """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
     radii = list(results[0].robust or ())
-    table = Table(title=title)
-    table.add_column("seed")
-    for heading in ("clean %", *(f"certified % at {format_radius(float(e))}" for e in radii), "Lipschitz bound"):
-        table.add_column(heading, justify="right")
+    certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
+    table = make_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"])
     columns = [[result.clean or 0.0 for result in results]]
-    columns += [[(result.robust or {})[e] for result in results] for e in radii]
+    columns += [[(result.robust or {})[radius] for result in results] for radius in radii]
     for k, result in enumerate(results):
         table.add_row(str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}")
     if len(results) > 1:
@@ -66,25 +77,34 @@ def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
     print_results(records, title)
     for record in records:
         rounding = f"{record.error_offset:.1e} + {record.error_slope:.1e}·‖x‖"
-        line = (
+        print(
             f"seed {record.seed}: rounding moves the logits of an image x by at most {rounding}; the radii allow for it"
         )
-        make_console().print(line, highlight=False)
 
 
 def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
     """Print one line per attack and budget: certified ≤ attacked ≤ clean."""
-    table = Table(title=title)
-    table.add_column("seed")
-    table.add_column("attack")
-    for heading in ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds"):
-        table.add_column(heading, justify="right")
+    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
+    table = make_table(title, ("seed", "attack"), headings)
     for row in records:
         budget = "each radius" if row.epsilon is None else format_radius(row.epsilon)
         figures = ["–" if value is None else f"{value:.2f}" for value in (row.certified, row.accuracy, row.clean)]
         ending = (str(row.violations), f"{row.seconds:.1f}")
         table.add_row(str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending)
     make_console().print(table)
+
+
+def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the demo's table, and what its columns mean."""
+    count, epsilon = rows[0]["images"], rows[0]["epsilon"]
+    title = f"{count:,} digits that no network has seen: accuracy in percent, attacks within ε = {epsilon}"
+    table = make_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"))
+    for row in rows:
+        figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
+        table.add_row(row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s")
+    make_console().print(table)
+    print("Certified: proved to be classified correctly, whatever the attack within ε (L2, pixels from 0 to 1).")
+    print("PGD and FGSM are two attacks: what survives them may fall to a third.")
 
 
 # Progress -----------------------------------------------------------------------------------------------------------
@@ -94,62 +114,71 @@ class _Bar:
     """What a terminal shows while a `with` block runs."""
 
     bar: Progress | None = None
-    task: TaskID | None = None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def start(self, *columns: ProgressColumn) -> None:
+        """Show a bar, if stderr is a terminal."""
+        if sys.stderr.isatty():
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4)
+            self.bar.start()
+            self.bar.add_task("", total=None, figures="")
 
-    def close(self) -> None:
-        """Stop, before anything else is printed: lines would be broken to the bar's width."""
+    def update(self, **fields: Any) -> bool:
+        """Return True if there is a bar, which now shows this."""
+        if self.bar is None:
+            return False
+        self.bar.update(self.bar.task_ids[0], **fields)
+        return True
+
+    def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
 
 class TrainingProgress(_Bar):
-    """Shows epochs, loss, training accuracy, images per second and the time left."""
+    """Shows epochs, loss, training accuracy, images per second and the time left.
 
-    def __init__(self, steps: int, done: int = 0, quiet: bool = False) -> None:
-        self.steps, self.done, self.quiet = steps, done, quiet
+    quiet : show nothing, in all but the first of several processes
+    events : a folder for TensorBoard events of the same figures
+    """
+
+    def __init__(self, steps: int, done: int = 0, quiet: bool = False, events: Path | None = None) -> None:
+        self.steps, self.done, self.first, self.quiet = steps, done, done, quiet
         self.began = self.last_line = time.monotonic()
-        self.first = done
+        self.writer: Any = None
+        if events is not None and not quiet:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "TrainingProgress":
-        if sys.stderr.isatty() and not self.quiet:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4)
-            self.bar.start()
-            self.task = self.bar.add_task("training", total=self.steps, completed=self.done, figures="")
+        if not self.quiet:
+            self.start(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+            self.update(description="training", total=self.steps, completed=self.done)
         return self
-
-    def begin(self, steps: int, done: int) -> None:
-        """Set how many steps there are, and how many of them were done before."""
-        self.steps, self.done, self.first = steps, done, done
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, total=steps, completed=done)
 
     def step(self, steps: int) -> None:
         self.done += steps
         now = time.monotonic()
-        if self.bar is not None and self.task is not None:
-            self.bar.advance(self.task, steps)
-        elif now - self.last_line >= _SECONDS_WITHIN_AN_EPOCH and not self.quiet:
+        if not self.update(completed=self.done) and now - self.last_line >= _SECONDS_WITHIN_AN_EPOCH:
             left = (now - self.began) / (self.done - self.first) * (self.steps - self.done)
-            print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left", file=sys.stderr, flush=True)
-            self.last_line = now
+            self.print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left")
 
     def figures(self, report: "EpochReport") -> str:
         return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
 
     def epoch(self, report: "EpochReport") -> None:
-        figures = self.figures(report)
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, description=f"epoch {report.epoch}/{report.epochs}", figures=figures)
-        elif not self.quiet:
-            left = f"{report.seconds_left:.0f} s left"
-            self.last_line = time.monotonic()
-            print(f"epoch {report.epoch}/{report.epochs}  {figures}  {left}", file=sys.stderr, flush=True)
+        title, figures = f"epoch {report.epoch}/{report.epochs}", self.figures(report)
+        if not self.update(description=title, figures=figures):
+            self.print(f"{title}  {figures}  {report.seconds_left:.0f} s left")
+        if self.writer is not None:
+            for name in ("loss", "accuracy", "images_per_second"):
+                self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
+            self.writer.flush()
+
+    def print(self, line: str) -> None:
+        self.last_line = time.monotonic()
+        if not self.quiet:
+            print_line(line)
 
 
 class DifferenceProgress(TrainingProgress):
@@ -168,7 +197,7 @@ class DifferenceProgress(TrainingProgress):
 
 def watch_critic(config: "CriticConfig", done: int) -> DifferenceProgress:
     """Show the training of a critic, by its name: there may be several, one after the other."""
-    print(f"critic {config.model}", file=sys.stderr)
+    print_line(f"critic {config.model}")
     return DifferenceProgress(config.epochs * config.steps_per_epoch, done, config.scale * config.upsample)
 
 
@@ -179,48 +208,27 @@ def show_reading(what: str, done: int, total: int) -> None:
 
 
 class CountingProgress(_Bar):
-    """Shows how many of how many are done, and the time left: `show(done, total)` as often as you like."""
+    """Shows what is being done, how many of how many are done, and the time left: `show` as often as you like."""
 
-    def __init__(self, title: str, unit: str) -> None:
-        self.title, self.unit = title, unit
-        self.began = self.last_line = time.monotonic()
+    title = ""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
 
     def __enter__(self) -> "CountingProgress":
-        if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True)
-            self.bar.start()
-            self.task = self.bar.add_task(self.title, total=None)
+        self.start(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         return self
 
-    def show(self, done: int, total: int) -> None:
+    def show(self, title: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=done, total=total)
-        elif now - self.last_line >= _SECONDS_BETWEEN_LINES and done:
+        if title != self.title:
+            self.title, self.began, self.last_line = title, now, now
+        if self.update(description=title, completed=done, total=total):
+            return
+        if now - self.last_line >= _SECONDS_BETWEEN_LINES and done:
             left = (now - self.began) / done * (total - done)
-            print(f"{self.title}: {done:,} of {total:,} {self.unit}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print_line(f"{title}: {done:,} of {total:,} {self.unit}, {left:.0f} s left")
             self.last_line = now
-
-
-class TensorBoardToo:
-    """Passes everything on, and writes TensorBoard events as well."""
-
-    def __init__(self, shown: TrainingProgress, folder: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise IsoconvError("--tensorboard needs a package: pip install 'isoconv[tensorboard]'.") from None
-        self.shown, self.writer = shown, SummaryWriter(folder)  # type: ignore[no-untyped-call]
-
-    def step(self, steps: int) -> None:
-        self.shown.step(steps)
-
-    def epoch(self, report: "EpochReport") -> None:
-        self.shown.epoch(report)
-        for name in ("loss", "accuracy", "images_per_second"):
-            self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)  # type: ignore[no-untyped-call]
-        self.writer.flush()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -252,6 +260,5 @@ def resumable(out: Path, resume: bool, quiet: bool = False) -> Iterator[Callable
         except Stopped:
             if not quiet:
                 again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
-                line = f"Stopped, and saved in {out}. To continue: {again.replace(' --overwrite', '')}"
-                print(line, file=sys.stderr)
+                print_line(f"Stopped, and saved in {out}. To continue: {again.replace(' --overwrite', '')}")
             raise SystemExit(130) from None

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.options import DeviceOption, JsonOption, RunArgument
+from isoconv.cli.options import Device, Json, Run
 
 
 def predict(
-    run: RunArgument,
+    run: Run,
     images: Annotated[list[Path], typer.Argument(help="pictures: PNG, JPEG, BMP, WebP, GIF")],
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """Classify pictures, and print how far each may be changed before the class can change.
 
@@ -23,25 +23,19 @@ def predict(
 
     Example: isoconv predict runs/mine photo.png
     """
-    from rich.table import Table
     from rich.text import Text
 
-    from isoconv.cli.output import make_console
-    from isoconv.train.distributed import choose_device
-    from isoconv.train.runs import open_run
-    from isoconv.train.runs import predict as predict_images
+    from isoconv.cli.output import make_console, make_table
+    from isoconv.train import open_run
 
-    one = open_run(run)
-    predictions = predict_images(one, images, choose_device(device))
+    trained = open_run(run)
+    predictions = trained.predict(images, device)
     if as_json:
         print(json.dumps([prediction.to_fields() for prediction in predictions]))
         return
-    channels, height, width = one.config.input_shape
-    table = Table(title=f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}")
-    for heading in ("image", "class"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("certified radius (pixels 0–1)", "(pixels 0–255)"):
-        table.add_column(heading, justify="right")
+    channels, height, width = trained.config.input_shape
+    title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
+    table = make_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"))
     for answer in predictions:
         radii = (f"{answer.radius:.4f}", f"{answer.radius_255:.2f}") if answer.radius > 0 else ("none", "none")
         table.add_row(Text(answer.image), Text(answer.label), *radii)  # as they are, without markup

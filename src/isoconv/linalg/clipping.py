@@ -15,7 +15,7 @@ through G loses nothing: an error of eps·‖G‖ in G is one of that size in th
 
 Note [The positive part by products]
 On a GPU eigenvectors of many small matrices are slow, products of them are not. T = (G − I)₊ is Π(G − I)Π, with the
-projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `isoconv.linalg.polar`). It has converged
+projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `linalg.polar`). It has converged
 for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is wrong by less than that. (½(G − I)(I + sign)
 would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.) Then h = T q(T),
 with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the numbers; whether

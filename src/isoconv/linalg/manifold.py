@@ -109,7 +109,7 @@ def _retract_looking(matrix: Tensor) -> Tensor:
     tall, wide = as_tall(matrix)
     rounding = orthonormality_tolerance(tall)
     residual = gram_residual(tall)
-    size = float(frobenius(residual).amax())
+    size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
     # What has been retracted must count as orthonormal when it is looked at again, rounded in another order perhaps:
     # hence two thresholds, the stricter one for stopping.
     if size <= 2 * rounding:
@@ -128,7 +128,7 @@ def _retract_looking(matrix: Tensor) -> Tensor:
         size **= order + 1
         if size > rounding / 8:
             residual = gram_residual(tall)
-            size = float(frobenius(residual).amax())
+            size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
     return tall.mT if wide else tall
 
 

@@ -1,17 +1,20 @@
-"""The networks of the paper, a few lines each, built from `isoconv.nn`; and critics of vectors."""
+"""The networks of the paper, a few lines each, built from `isoconv.nn`."""
 
-from isoconv.models.classifiers import FC3, Large, Small
-from isoconv.models.critic import DCGANCritic
-from isoconv.models.generator import Discriminator, Generator
-from isoconv.models.layers import ACTIVATIONS, CONVOLUTIONS
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ACTIVATIONS",
-    "CONVOLUTIONS",
-    "FC3",
-    "DCGANCritic",
-    "Discriminator",
-    "Generator",
-    "Large",
-    "Small",
-]
+from isoconv.lazy import lazy_face
+from isoconv.nn.methods import ACTIVATIONS, METHODS
+
+if TYPE_CHECKING:
+    from isoconv.models.catalogue import MODELS as MODELS
+    from isoconv.models.generator import Discriminator as Discriminator
+    from isoconv.models.generator import Generator as Generator
+    from isoconv.models.networks import FC3 as FC3
+    from isoconv.models.networks import DCGANCritic as DCGANCritic
+    from isoconv.models.networks import Large as Large
+    from isoconv.models.networks import Small as Small
+
+CONVOLUTIONS = tuple(METHODS)
+
+__getattr__, __dir__, __all__ = lazy_face(__name__, __file__)
+__all__ += ["ACTIVATIONS", "CONVOLUTIONS"]

@@ -1,4 +1,4 @@
-"""From the name of a method to its layers."""
+"""From the name of a method to the layers of a network."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,19 +6,7 @@ from typing import Any
 from torch import nn
 
 from isoconv.errors import IsoconvError
-from isoconv.nn import (
-    BCOPConv2d,
-    MaxMin,
-    OrthogonalLinear,
-    OSSNConv2d,
-    RKL2NEConv2d,
-    RKOConv2d,
-    StandardConv2d,
-    SVCMConv2d,
-)
-
-CONVOLUTIONS = ("bcop", "bcop-fixed", "rko", "ossn", "svcm", "rkl2ne", "standard")
-ACTIVATIONS = ("maxmin", "relu")
+from isoconv.nn.methods import ACTIVATIONS, METHODS
 
 
 class LayerMaker:
@@ -29,46 +17,40 @@ class LayerMaker:
     """
 
     def __init__(self, input_shape: Sequence[int], conv: str, activation: str, orthogonalisation: str) -> None:
-        if conv not in CONVOLUTIONS:
-            raise IsoconvError(f"Expected conv to be one of {', '.join(CONVOLUTIONS)}. Got {conv!r}.")
+        if conv not in METHODS:
+            raise IsoconvError(f"Expected conv to be one of {', '.join(METHODS)}. Got {conv!r}.")
         if activation not in ACTIVATIONS:
             raise IsoconvError(f"Expected activation to be one of {', '.join(ACTIVATIONS)}. Got {activation!r}.")
         self.channels, self.height, self.width = checked_shape(input_shape)
-        self.conv, self.kind = conv, activation
-        self.orthogonalisation = orthogonalisation
+        self.method, self.kind, self.orthogonalisation = METHODS[conv], ACTIVATIONS[activation], orthogonalisation
 
     def convolution(self, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
-        """The next convolution, for the image that the ones before leave."""
+        """Return the next convolution, for the image that the ones before leave."""
         if self.height % stride or self.width % stride:
             raise IsoconvError(
                 f"Expected an image whose height and width can be halved by each strided convolution: multiples of 4 for "
                 f"small and large, of 16 for dcgan. Got {self.height}×{self.width} before a convolution of stride {stride}."
             )
-        shape = (self.channels, out_channels, kernel_size, stride)
-        size = (self.height, self.width)
+        settings = {"orthogonalisation": self.orthogonalisation, "input_size": (self.height, self.width)}
+        layer: Any = self.method.make(self.channels, out_channels, kernel_size, stride, **settings)
         self.channels, self.height, self.width = out_channels, self.height // stride, self.width // stride
-        orthogonal: dict[str, Any] = {"orthogonalisation": self.orthogonalisation}
-        match self.conv:
-            case "bcop" | "bcop-fixed":
-                return BCOPConv2d(*shape, frozen=self.conv == "bcop-fixed", **orthogonal)
-            case "rko":
-                return RKOConv2d(*shape, **orthogonal)
-            case "ossn":
-                return OSSNConv2d(*shape, input_size=size)
-            case "svcm":
-                return SVCMConv2d(*shape, input_size=size)
-            case "rkl2ne":
-                return RKL2NEConv2d(*shape)
-        return StandardConv2d(*shape)
+        return layer  # type: ignore[no-any-return]
 
     def linear(self, in_features: int, out_features: int) -> nn.Module:
-        """Orthogonal in every method's network, the last layer included; ordinary in the unconstrained one."""
-        if self.conv == "standard":
-            return nn.Linear(in_features, out_features)
-        return OrthogonalLinear(in_features, out_features, orthogonalisation=self.orthogonalisation)
+        """Return a linear layer: orthogonal in every method's network, the last one included; ordinary in the ordinary."""
+        return self.method.make_linear(in_features, out_features, self.orthogonalisation)  # type: ignore[no-any-return]
 
     def activation(self) -> nn.Module:
-        return MaxMin() if self.kind == "maxmin" else nn.ReLU()
+        return self.kind.make()  # type: ignore[no-any-return]
+
+    def head(self, hidden: Sequence[int], outputs: int) -> list[nn.Module]:
+        """Return the linear layers after the convolutions."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        features = self.features
+        for width in hidden:
+            layers += [self.linear(features, width), self.activation()]
+            features = width
+        return [*layers, self.linear(features, outputs)]
 
     @property
     def features(self) -> int:
@@ -77,7 +59,7 @@ class LayerMaker:
 
 
 def checked_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """(channels, height, width), or an error that says so."""
+    """Return (channels, height, width). Raise if it is something else."""
     shape = tuple(input_shape)
     if len(shape) != 3 or any(not isinstance(n, int) or n < 1 for n in shape):
         raise IsoconvError(f"Expected input_shape (channels, height, width). Got {input_shape!r}.")

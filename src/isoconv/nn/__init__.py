@@ -1,31 +1,27 @@
 """Layers: plain `nn.Module`s that take the arguments of the torch layers they replace."""
 
-from isoconv.nn.activations import GroupSort, MaxMin
-from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
-from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
-from isoconv.nn.fixed import Abs, Scale
-from isoconv.nn.linear import OrthogonalLinear
-from isoconv.nn.ossn import OSSNConv2d
-from isoconv.nn.plain import plain
-from isoconv.nn.reshaped import RKL2NEConv2d, RKOConv2d
-from isoconv.nn.standard import StandardConv2d
-from isoconv.nn.svcm import SVCMConv2d
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Abs",
-    "BCOPConv1d",
-    "BCOPConv2d",
-    "BCOPConvTranspose2d",
-    "GroupSort",
-    "InvertibleDownsampling",
-    "InvertibleUpsampling",
-    "MaxMin",
-    "OSSNConv2d",
-    "OrthogonalLinear",
-    "RKL2NEConv2d",
-    "RKOConv2d",
-    "SVCMConv2d",
-    "Scale",
-    "StandardConv2d",
-    "plain",
-]
+from isoconv.lazy import lazy_face
+
+if TYPE_CHECKING:
+    from isoconv.nn.activations import Abs as Abs
+    from isoconv.nn.activations import GroupSort as GroupSort
+    from isoconv.nn.activations import MaxMin as MaxMin
+    from isoconv.nn.activations import Scale as Scale
+    from isoconv.nn.bcop import BCOPConv1d as BCOPConv1d
+    from isoconv.nn.bcop import BCOPConv2d as BCOPConv2d
+    from isoconv.nn.bcop import BCOPConvTranspose2d as BCOPConvTranspose2d
+    from isoconv.nn.convolution import StandardConv2d as StandardConv2d
+    from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
+    from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
+    from isoconv.nn.linear import OrthogonalLinear as OrthogonalLinear
+    from isoconv.nn.methods import ACTIVATIONS as ACTIVATIONS
+    from isoconv.nn.methods import METHODS as METHODS
+    from isoconv.nn.ossn import OSSNConv2d as OSSNConv2d
+    from isoconv.nn.plain_model import plain as plain
+    from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
+    from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
+    from isoconv.nn.svcm import SVCMConv2d as SVCMConv2d
+
+__getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

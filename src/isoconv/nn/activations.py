@@ -1,5 +1,9 @@
-"""Activations that preserve the norm of the gradient: they only reorder their inputs."""
+"""Activations that preserve the norm of the gradient (they only reorder their inputs), and maps torch has no module for.
 
+`max_min` and `group_sort` are leaves to `torch.fx`, and TorchScript compiles what is left of them without the checks.
+"""
+
+import math
 from typing import Any
 
 import torch
@@ -15,11 +19,7 @@ class MaxMin(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_channels(x, 2, "MaxMin")
-        plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
-            return _MaxMin.apply(x)  # type: ignore[no-any-return,no-untyped-call]
-        return _max_min(x)
+        return max_min(x)
 
 
 class GroupSort(nn.Module):
@@ -36,13 +36,58 @@ class GroupSort(nn.Module):
         self.group_size = group_size
 
     def forward(self, x: Tensor) -> Tensor:
-        size = x.shape[1] if self.group_size is None and x.dim() > 1 else self.group_size or 1
-        _check_channels(x, size, "GroupSort")
-        groups = x.reshape(x.shape[0], size, x.shape[1] // size, *x.shape[2:])
-        return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)
+        return group_sort(x, self.group_size)
 
     def extra_repr(self) -> str:
         return str(self.group_size)
+
+
+class Abs(nn.Module):
+    """|x|, entry by entry: 1-Lipschitz, and preserves the norm of the gradient wherever no entry is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.abs(x)
+
+
+class Scale(nn.Module):
+    """Multiplication by a fixed number, whose absolute value is its Lipschitz constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not math.isfinite(factor):
+            raise IsoconvError(f"Expected a finite number to scale by. Got {factor!r}.")
+        self.factor = float(factor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:g}"
+
+
+@torch.fx.wrap
+def max_min(x: Tensor) -> Tensor:
+    """Return what `MaxMin` does to `x`."""
+    if not torch.jit.is_scripting():
+        _check_channels(x, 2, "MaxMin")
+        if x.requires_grad and torch.is_grad_enabled() and not _is_traced():
+            return _max_min_with_one_bit(x)
+    first, second = x.chunk(2, dim=1)
+    return _select(first, second, second > first)
+
+
+def _max_min_with_one_bit(x: Tensor) -> Tensor:
+    return _MaxMin.apply(x)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@torch.fx.wrap
+def group_sort(x: Tensor, group_size: int | None) -> Tensor:
+    """Return what `GroupSort(group_size)` does to `x`."""
+    if not torch.jit.is_scripting():
+        _check_channels(x, group_size or 1, "GroupSort")
+    size = x.shape[1] if group_size is None else group_size
+    groups = x.unflatten(1, [max(size, 1), x.shape[1] // max(size, 1)])
+    return groups.sort(stable=True, dim=1, descending=True)[0].reshape(x.shape)
 
 
 class _MaxMin(torch.autograd.Function):
@@ -64,13 +109,13 @@ class _MaxMin(torch.autograd.Function):
         return _select_in_place(gradient, swap)
 
 
-def _max_min(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=1)
-    return _select(first, second, second > first)
-
-
 def _select(first: Tensor, second: Tensor, swap: Tensor) -> Tensor:
     return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+
+
+def _is_traced() -> bool:
+    """Return True where a compiler, a tracer or a transform wants to see ordinary operations."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def _is_watched(x: Tensor) -> bool:

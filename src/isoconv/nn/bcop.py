@@ -17,10 +17,15 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import append_pair_from_basis
 from isoconv.linalg.matrices import identity_like
-from isoconv.nn.circular import convolve_same, same_padding
-from isoconv.nn.convolution import LipschitzConvolution, evaluation_weight, plain_convolution
+from isoconv.nn.built_weight import OrthogonalisedLayer
+from isoconv.nn.convolution import (
+    LipschitzConvolution,
+    convolve_same,
+    evaluation_weight,
+    plain_convolution,
+    same_padding,
+)
 from isoconv.nn.downsampling import upsample
-from isoconv.nn.orthogonalised import OrthogonalisedLayer
 
 
 def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tensor:
@@ -101,7 +106,7 @@ class BCOPConv2d(_BCOP2d):
     Replaces `torch.nn.Conv2d` with "same" padding. `weight` is the kernel (out_channels, in_channels·s², k/s, k/s), applied
     after invertible downsampling by the stride s. `padding_mode="zeros"` is still 1-Lipschitz, but not orthogonal.
 
-    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.orthogonalised`)
+    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
     frozen : the paper's BCOP-Fixed: random orthogonal kernel and bias, not trained
 
     >>> layer = BCOPConv2d(3, 16, 3)
@@ -141,7 +146,7 @@ class BCOPConvTranspose2d(_BCOP2d):
         return (self.in_channels, self.out_channels * self.stride**2, taps, taps)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch = self._as_batch(x, self.in_channels)
+        batch = self._as_batch(x)
         kernel, padding = _adjoint(self.weight)
         y = upsample(convolve_same(batch, kernel, None, self.padding_mode, (padding, padding)), self.stride)
         if self.bias is not None:

@@ -9,9 +9,9 @@ written back into the parameters, so that these stay on the manifold.
 Note [When a weight is rebuilt]
 A built weight is kept together with a copy of the numbers that it was built from, and every forward pass compares. So
 whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
-fused optimiser's step, the replay of a CUDA graph. The comparison costs one pass over the parameters. On a GPU the host has
-to wait for its result; so the first layer of a model that is asked compares for all layers of that model (`_Round`). A
-compiled function builds in its graph, and keeps nothing.
+fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
+wait for its result; so there the first layer of a model that is asked compares for all layers of that model, once in each
+call of the model (`_compare_in_one_go`). A compiled function builds in its graph, and keeps nothing.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -21,9 +21,13 @@ often as it is needed. In evaluation that graph is made only if somebody asks. H
 offloading) do not see this graph: it outlives the pass that they are for.
 """
 
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from operator import attrgetter
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +35,11 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
+from isoconv.errors import IsoconvError
+from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.linalg.matrices import full_precision
+from isoconv.linalg.polar import bjorck
+from isoconv.nn.methods import ORTHOGONALISATIONS
 
 
 class BuiltWeight(nn.Module):
@@ -84,7 +92,13 @@ class BuiltWeight(nn.Module):
             return self._weight_in_graph()
         if torch._C._are_functorch_transforms_active():
             return self._weight_under_transform()
-        return self._attach(self._current_build())
+        if torch.jit.is_tracing():
+            self._refuse("torch.jit.trace")
+        sources = self._sources()
+        build = self._current_build(sources)
+        if not torch.is_grad_enabled() or not build.differentiable:
+            return build.value
+        return _Built.apply(build, build.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
 
     def refresh(self) -> None:
         """Forget the built weight, which frees its memory. The next pass builds it again."""
@@ -92,18 +106,12 @@ class BuiltWeight(nn.Module):
 
     # How it is done -----------------------------------------------------------------------------------------------
 
-    def _attach(self, build: "_Build") -> Tensor:
-        """Return the built weight, joined to the parameters' gradients."""
-        if not torch.is_grad_enabled() or not build.differentiable:
-            return build.value
-        return _Built.apply(build, build.value, *self._sources())  # type: ignore[no-any-return,no-untyped-call]
-
-    def _current_build(self) -> "_Build":
+    def _current_build(self, sources: Sequence[Tensor]) -> "_Build":
         updating = self.training and torch.is_grad_enabled()
         if updating:
             self._before_training_forward()
-        if self._kept is None or not self._kept.is_of(self):
-            self._kept = _Build(self, updating)
+        if self._kept is None or not self._kept.is_of(self, sources):
+            self._kept = _Build(self, sources, updating)
         return self._kept
 
     def _weight_in_graph(self) -> Tensor:
@@ -117,19 +125,19 @@ class BuiltWeight(nn.Module):
         sources = self._sources()
         if not any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
             with temporarily_clear_interpreter_stack():
-                return self._current_build().value
+                return self._current_build(sources).value
         training, self.training = self.training, False  # a transform stores nothing, as evaluation does not
         try:
             return self._weight_of(sources)
         finally:
             self.training = training
 
-    def _weight_of(self, sources: Sequence[Tensor], write_back: bool = False, steps: int | None = None) -> Tensor:
-        """Build the weight of these sources, joined to their gradient; nothing is kept. See `_settle` for `steps`."""
+    def _weight_of(self, sources: Sequence[Tensor], write_back: bool = False) -> Tensor:
+        """Build the weight of these sources, joined to their gradient; nothing is kept."""
         with full_precision(sources[0]):
             precise = [source.to(constraint_dtype(source)) for source in sources]
             with torch.no_grad():
-                points = self._settle(*precise, steps=steps)
+                points = self._settle(*precise)
                 for source, point in zip(sources, points, strict=True) if write_back else ():
                     source.copy_(point)
             return self._build(*self._join(precise, points)).to(sources[0].dtype)
@@ -138,20 +146,104 @@ class BuiltWeight(nn.Module):
         # For copy.deepcopy and pickle: a copy builds its own.
         return {**self.__dict__, "_kept": None, "weight_source": None}
 
+    # What would look at the parameters, or replace them, and not see the function behind ------------------------------
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name.endswith("_orig"):
+            self._refuse("torch.nn.utils.prune")
+        super().register_parameter(name, param)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        self._refuse("torch.jit.script")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise IsoconvError(
+            f"Expected ordinary layers for {what}. Got {type(self).__name__}: use it on isoconv.plain(model)."
+        )
+
+
+class OrthogonalisedLayer(BuiltWeight):
+    """A layer some of whose parameters stand for orthonormal matrices (batches of them), named in `_matrix_names`.
+
+    There are two ways to have them:
+
+    * "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
+      `isoconv.linalg.manifold`. After any optimiser's step the next training pass brings it back.
+    * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
+    """
+
+    _matrix_names: tuple[str, ...] = ()
+
+    def __init__(self, orthogonalisation: str) -> None:
+        super().__init__()
+        if orthogonalisation not in ORTHOGONALISATIONS:
+            raise IsoconvError(
+                f"Expected orthogonalisation to be one of {ORTHOGONALISATIONS}. Got {orthogonalisation!r}."
+            )
+        self.orthogonalisation = orthogonalisation
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        sources: list[Tensor] = []
+        for name in self._matrix_names:
+            matrix = getattr(self, name)
+            if matrix is not None:
+                sources.append(matrix)
+        return tuple(sources)
+
+    def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
+        if self.orthogonalisation == "bjorck":
+            return sources
+        # A step that works blindly is one of training, where ten bits of the correction are enough.
+        return tuple([retract(source, steps, "highest" if steps is None else "high") for source in sources])
+
+    def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.orthogonalisation == "bjorck":
+            return points
+        return [on_manifold(source, point) for source, point in zip(sources, points, strict=True)]
+
+    @property
+    def _writes_back(self) -> bool:
+        if self.orthogonalisation == "bjorck":
+            return False
+        for name in self._matrix_names:
+            matrix = getattr(self, name)
+            # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
+            if matrix is not None and not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
+                return False
+        return True
+
+    def _orthonormal(self, point: Tensor) -> Tensor:
+        """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
+        if self.orthogonalisation == "manifold":
+            return point
+        batch = point.flatten(0, -3) if point.dim() > 3 else point
+        return bjorck(batch, iterations=20, order=1).reshape(point.shape)
+
+    def _reset_matrices(self, gain: float) -> None:
+        """Draw random orthonormal matrices; times `gain` in the paper's way, where the scale is the parameter's own."""
+        with torch.no_grad():
+            for parameter in self._sources():
+                if parameter.is_meta:
+                    continue
+                for matrix in parameter.reshape(-1, *parameter.shape[-2:]):
+                    precise = torch.empty_like(matrix, dtype=constraint_dtype(matrix))
+                    nn.init.orthogonal_(precise, gain if self.orthogonalisation == "bjorck" else 1.0)
+                    matrix.copy_(precise)
+
 
 class _Build:
     """One built weight: its value, a copy of what it was built from, and, where needed, the graph from one to the other."""
 
-    def __init__(self, layer: BuiltWeight, updating: bool) -> None:
-        sources = layer._sources()
-        self.build, self.join = layer._build, layer._join
-        self.key, self.dtype = _key(layer, sources), sources[0].dtype
-        self.differentiable = any(source.requires_grad for source in sources)
+    def __init__(self, layer: BuiltWeight, sources: Sequence[Tensor], updating: bool) -> None:
+        self.build, self.join, self.dtype = layer._build, layer._join, sources[0].dtype
+        self.key = (layer.training, *map(_KIND, sources))
+        self.wanted = list(map(_REQUIRES_GRAD, sources))
+        self.differentiable = any(self.wanted)
         self.graph: tuple[Tensor, list[Tensor]] | None = None
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
             self.copies: Sequence[Tensor] = [source.detach().clone() for source in sources]
-            precise = [copy.to(constraint_dtype(copy)) for copy in self.copies]
+            precise = [copy.to(torch.promote_types(copy.dtype, torch.float32)) for copy in self.copies]
             self.points = layer._settle(*precise)
             if updating and layer._writes_back:
                 for source, before, point in zip(sources, precise, self.points, strict=True):
@@ -163,21 +255,24 @@ class _Build:
             else:
                 self.value = self.build(*self.points).to(self.dtype)
 
-    def is_of(self, layer: BuiltWeight) -> bool:
+    def is_of(self, layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
         """Compare the layer's parameters with those that this was built from."""
-        sources = layer._sources()
-        return self.key == _key(layer, sources) and all(map(torch.equal, sources, self.copies))
+        if self.key != (layer.training, *map(_KIND, sources)):
+            return False
+        if sources[0].device.type in COMPARED_IN_ONE_GO and not layer._forward_pre_hooks:
+            return _compare_in_one_go(layer, sources)
+        return all(map(torch.equal, sources, self.copies))
 
     def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
-        with torch.enable_grad(), full_precision(self.points[0]), _unseen_by_hooks():
-            wanted = (requires_grad for _, _, requires_grad in self.key[1:])
-            leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, wanted, strict=True)]
+        with torch.enable_grad(), _unseen_by_hooks():
+            leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
             self.graph = self.build(*self.join(leaves, leaves)).to(self.dtype), leaves
         return self.graph
 
     def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
         """Return the gradient of each source, given that of the weight."""
-        weight, leaves = self.graph or self._make_graph()
+        with full_precision(gradient) if self.graph is None else nullcontext():
+            weight, leaves = self.graph or self._make_graph()
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
         return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
@@ -196,17 +291,75 @@ class _Built(torch.autograd.Function):
         return None, None, *(g if g is None else g.to(ctx.build.dtype) for g in of_sources)
 
 
-def _key(layer: BuiltWeight, sources: Sequence[Tensor]) -> tuple[Any, ...]:
-    return layer.training, *((s.dtype, s.device, s.requires_grad) for s in sources)
+_KIND = attrgetter("dtype", "device", "requires_grad")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def _unseen_by_hooks() -> AbstractContextManager[None]:
     """Keep hooks on saved tensors away; torch.func forbids them altogether."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
         return nullcontext()
-    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    return saved_tensors_hooks(Tensor.detach, Tensor.detach)
 
 
 def constraint_dtype(tensor: Tensor) -> torch.dtype:
     """Return float32, or better if the tensor is."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+# Comparing a whole model at once ----------------------------------------------------------------------------------------
+
+#: Where the host has to wait for the result of a comparison.
+COMPARED_IN_ONE_GO = {"cuda", "xpu", "mps"}
+
+
+class _Call(threading.local):
+    """The outermost call of a module that is going on in this thread, and the layers that it has found unchanged."""
+
+    frame: FrameType | None = None
+    unchanged: frozenset[BuiltWeight] | set[BuiltWeight] = frozenset()
+
+
+_CALL = _Call()
+
+
+def _compare_in_one_go(layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
+    """Compare all layers of the model that is being called, the first time that one of them asks; the host waits once.
+
+    Each answer serves one use. A layer that is used on its own, or again in one call, is compared alone.
+    """
+    frame, outermost = sys._getframe(), None
+    while frame is not None:
+        outermost = frame if frame.f_code is nn.Module._call_impl.__code__ else outermost
+        frame = frame.f_back  # type: ignore[assignment]
+    if outermost is None:
+        return layer in _find_unchanged([layer], sources[0])
+    if _CALL.frame is not outermost:
+        # The frame itself is kept, not its address, which a later call could have too.
+        modules = outermost.f_locals["self"].modules()
+        layers = [module for module in modules if isinstance(module, BuiltWeight) and module._kept is not None]
+        _CALL.frame, _CALL.unchanged = outermost, _find_unchanged(layers, sources[0])
+    elif layer not in _CALL.unchanged:
+        return layer in _find_unchanged([layer], sources[0])
+    unchanged = layer in _CALL.unchanged
+    _CALL.unchanged -= {layer}
+    if not _CALL.unchanged:
+        _CALL.frame = None  # which holds the model's input
+    return unchanged
+
+
+def _find_unchanged(layers: Iterable[BuiltWeight], like: Tensor) -> set[BuiltWeight]:
+    """Return the layers whose kept weight is that of their sources, of those with the dtype and device of `like`."""
+    pairs = [
+        (layer, source, copy)
+        for layer in layers
+        if layer._kept is not None
+        for source, copy in zip(layer._sources(), layer._kept.copies, strict=True)
+        if (source.dtype, source.device, source.shape) == (like.dtype, like.device, copy.shape)
+        and (copy.dtype, copy.device) == (like.dtype, like.device)
+    ]
+    with torch.no_grad():
+        differences = torch._foreach_sub([source for _, source, _ in pairs], [copy for _, _, copy in pairs])
+        sizes = torch.stack(torch._foreach_norm(differences, float("inf"))).tolist() if pairs else []
+    unchanged = [layer for (layer, _, _), size in zip(pairs, sizes, strict=True) if size == 0]
+    return {layer for layer in unchanged if unchanged.count(layer) == len(layer._sources())}

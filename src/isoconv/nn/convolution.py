@@ -1,15 +1,18 @@
-"""What all 2-D convolutions of the paper share: arguments, stride by invertible downsampling, padding, plain form."""
+"""What all convolutions share: arguments, stride by invertible downsampling, padding, plain form; and the ordinary one."""
 
 import math
+from collections.abc import Sequence
+from operator import gt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from isoconv.errors import IsoconvError
+from isoconv.linalg.spectrum import fold_kernel
 from isoconv.nn.built_weight import BuiltWeight
-from isoconv.nn.circular import convolve_same, same_padding
 from isoconv.nn.downsampling import downsample
 
 
@@ -49,7 +52,7 @@ class LipschitzConvolution(BuiltWeight):
         self.padding_mode = padding_mode
 
     def _check_padding(self, padding: int | tuple[int, ...] | str) -> None:
-        """Whether it is the padding that these layers have: the one with which images keep their size, or divide it by s.
+        """Raise unless it is the padding that these layers have: images keep their size, or divide it by s.
 
         torch's layer does that for images whose size s divides if k − s ≤ 2·padding < k.
         """
@@ -84,15 +87,15 @@ class LipschitzConvolution(BuiltWeight):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch = self._as_batch(x, self.in_channels)
-        self._check_input_size(batch)
-        y = convolve_same(downsample(batch, self.stride), self.weight, self.bias, self.padding_mode)
-        return y if x.dim() == batch.dim() else y[0]
+        batch = self._as_batch(x)
+        if self.stride > 1:
+            batch = downsample(batch, self.stride)
+        y = convolve_same(batch, self.weight, self.bias, self.padding_mode)
+        return y if x.dim() == self.dimensions + 2 else y[0]
 
-    def _check_input_size(self, batch: Tensor) -> None:
-        """For the methods whose constraint depends on the image size."""
-
-    def _as_batch(self, x: Tensor, channels: int) -> Tensor:
+    def _as_batch(self, x: Tensor) -> Tensor:
+        """Return the input as a batch. Raise if it does not fit; methods for one image size refuse others."""
+        channels = self.in_channels
         if x.dim() not in (self.dimensions + 1, self.dimensions + 2) or x.shape[-self.dimensions - 1] != channels:
             axes = "L" if self.dimensions == 1 else "H, W"
             raise IsoconvError(
@@ -144,6 +147,118 @@ class Conv2dWithKernel(LipschitzConvolution):
 
     def _sources(self) -> tuple[Tensor, ...]:
         return (self.kernel,)
+
+
+class StandardConv2d(Conv2dWithKernel):
+    """An unconstrained convolution: not 1-Lipschitz. Arguments as for `torch.nn.Conv2d`, with "same" padding."""
+
+    @property
+    def weight(self) -> Tensor:
+        return self.kernel
+
+    def _sources(self) -> tuple[Tensor, ...]:
+        return ()  # nothing is built
+
+
+class SizedConv2d(Conv2dWithKernel):
+    """A convolution that is told the spatial size of its input, and refuses another: its norm there is not known.
+
+    Arguments as for `torch.nn.Conv2d`, with "same" padding, and `input_size`, the height and width of the layer's input.
+    """
+
+    def __init__(self, *arguments: Any, input_size: int | tuple[int, int], **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        size = tuple(input_size) if isinstance(input_size, (tuple, list)) else (input_size, input_size)
+        if len(size) != 2 or any(not isinstance(n, int) or n < 1 for n in size):
+            raise IsoconvError(f"Expected input_size to be a number or (height, width). Got {input_size!r}.")
+        if any(n % self.stride for n in size):
+            raise IsoconvError(
+                f"Expected an input_size that the stride {self.stride} divides. Got {size[0]}×{size[1]}."
+            )
+        self.input_size = size
+
+    @property
+    def convolved_size(self) -> tuple[int, int]:
+        """The size of the image that is convolved, after downsampling."""
+        return self.input_size[0] // self.stride, self.input_size[1] // self.stride
+
+    def _as_batch(self, x: Tensor) -> Tensor:
+        batch = super()._as_batch(x)
+        if tuple(batch.shape[2:]) != self.input_size:
+            got = "×".join(str(n) for n in batch.shape[2:])
+            raise IsoconvError(
+                f"{type(self).__name__}: Expected images of size {self.input_size[0]}×{self.input_size[1]}, "
+                f"for which its norm is constrained. Got {got}."
+            )
+        return batch
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, input_size={self.input_size}"
+
+
+def same_padding(taps: int) -> tuple[int, int]:
+    """Pixels before and after: symmetric for odd kernels, k/2 before and k/2 − 1 after for even ones."""
+    return taps // 2, (taps - 1) // 2
+
+
+def convolve_same(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding_mode: str, padding: Sequence[tuple[int, int]] | None = None
+) -> Tensor:
+    """conv1d or conv2d of a batch with (before, after) pixels of circular or zero padding per axis (default: same)."""
+    sizes = x.shape[2:]
+    pads = [(k // 2, (k - 1) // 2) for k in weight.shape[2:]] if padding is None else list(padding)
+    if padding_mode == "circular" and any(map(gt, weight.shape[2:], sizes)):
+        # Taps that fall on the same pixel of a small image are added up; PyTorch pads only once around.
+        weight = fold_kernel(weight, sizes)
+        starts = [before % n for (before, _), n in zip(pads, sizes, strict=True)]
+        pads = [(start, k - 1 - start) for start, k in zip(starts, weight.shape[2:], strict=True)]
+    zeros = padding_mode == "zeros"
+    x = F.pad(x, [pad for pair in reversed(pads) for pad in pair]) if zeros else circular_pad(x, pads)
+    return F.conv1d(x, weight, bias) if weight.dim() == 3 else F.conv2d(x, weight, bias)
+
+
+def circular_pad(x: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    """`F.pad(..., mode="circular")` with (before, after) per axis, in fewer kernels, forward and backward."""
+    plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
+        return _CircularPad.apply(x, tuple(pads))  # type: ignore[no-any-return,no-untyped-call]
+    return _wrapped(x, pads)
+
+
+class _CircularPad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pads: tuple[tuple[int, int], ...]) -> Tensor:
+        ctx.pads = pads
+        return _wrapped(x, pads)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _unwrapped(gradient, ctx.pads), None
+
+
+def _wrapped(x: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    for axis, (before, after) in enumerate(pads, start=2):
+        size = x.shape[axis]
+        pieces = [x.narrow(axis, size - before, before)] if before else []
+        pieces.append(x)
+        pieces += [x.narrow(axis, 0, after)] if after else []
+        x = torch.cat(pieces, axis) if len(pieces) > 1 else x
+    return x
+
+
+def _unwrapped(gradient: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+    """The adjoint: what was copied into the border is added back to where it came from."""
+    for axis, (before, after) in reversed(list(enumerate(pads, start=2))):
+        size = gradient.shape[axis] - before - after
+        inner = gradient.narrow(axis, before, size)
+        if before or after:
+            inner = inner.clone()
+        if before:
+            inner.narrow(axis, size - before, before).add_(gradient.narrow(axis, 0, before))
+        if after:
+            inner.narrow(axis, 0, after).add_(gradient.narrow(axis, before + size, after))
+        gradient = inner
+    return gradient
 
 
 def unfold_stride(weight: Tensor, stride: int, dimensions: int) -> Tensor:

@@ -8,14 +8,14 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from isoconv.errors import IsoconvError
+from isoconv.nn.built_weight import OrthogonalisedLayer
 from isoconv.nn.convolution import evaluation_weight
-from isoconv.nn.orthogonalised import OrthogonalisedLayer
 
 
 class OrthogonalLinear(OrthogonalisedLayer):
     """`torch.nn.Linear` whose weight (out_features, in_features) has all singular values equal to 1.
 
-    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.orthogonalised`)
+    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
     """
 
     _matrix_names = ("matrix",)

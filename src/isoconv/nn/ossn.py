@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
-from isoconv.nn.circular import convolve_same, same_padding
-from isoconv.nn.sized import SizedConv2d
+from isoconv.nn.convolution import SizedConv2d, convolve_same, same_padding
 
 PROJECTIONS = ("forward", "after_update")
 
@@ -42,8 +41,7 @@ class OSSNConv2d(SizedConv2d):
             raise IsoconvError(f"Expected projection to be one of {PROJECTIONS}. Got {projection!r}.")
         if power_iterations < 1:
             raise IsoconvError(f"Expected at least one power iteration. Got {power_iterations}.")
-        super().__init__(*arguments, **keywords)
-        self._set_input_size(input_size)
+        super().__init__(*arguments, input_size=input_size, **keywords)
         self.power_iterations, self.projection = power_iterations, projection
         start = torch.randn(1, self.kernel_shape[1], *self.convolved_size).to(self.kernel)
         self.register_buffer("vector", start / torch.linalg.vector_norm(start))

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isoconv.nn.built_weight import OrthogonalisedLayer
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution
-from isoconv.nn.orthogonalised import OrthogonalisedLayer
 
 
 class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
     """Reshaped kernel orthogonalisation: an orthonormal (c_out, c_in·k²) matrix, divided by k and reshaped to a kernel.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding; stride by invertible downsampling. 1-Lipschitz for every image
-    size. `orthogonalisation` is "manifold" (the default) or "bjorck", see `isoconv.nn.orthogonalised`.
+    size. `orthogonalisation` is "manifold" (the default) or "bjorck", see `isoconv.nn.built_weight`.
     """
 
     _matrix_names = ("matrix",)

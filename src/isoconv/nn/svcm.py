@@ -1,7 +1,6 @@
 """Singular value clipping and masking: project the kernel to norm 1 in the Frobenius sense, approximately."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from isoconv.errors import IsoconvError
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
-from isoconv.nn.sized import SizedConv2d
+from isoconv.nn.convolution import SizedConv2d
 
 
 class SVCMConv2d(SizedConv2d):
@@ -19,10 +18,6 @@ class SVCMConv2d(SizedConv2d):
     Arguments as for `torch.nn.Conv2d`, with "same" padding, and `input_size`, the height and width of the layer's input.
     Between projections nothing holds the norm; after one it exceeds 1 by what the iterations have left.
     """
-
-    def __init__(self, *arguments: Any, input_size: int | tuple[int, int], **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._set_input_size(input_size)
 
     @property
     def weight(self) -> Tensor:

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import full_precision
-from isoconv.nn.built_weight import BuiltWeight, constraint_dtype
-from isoconv.nn.orthogonalised import OrthogonalisedLayer
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.svcm import project_together
 from isoconv.optim import SteepestDescent
 
@@ -392,7 +391,7 @@ class LayerStack:
         self.layers = list(layers)
         for layer in layers:
             layer.refresh()  # what it keeps holds on to the memory of its old parameters
-        self.parameters = [ParameterStack(same) for same in zip(*(one._matrices() for one in layers), strict=True)]
+        self.parameters = [ParameterStack(same) for same in zip(*(one._sources() for one in layers), strict=True)]
 
     def build(self, streams: "SideStreams | None" = None) -> tuple[Tensor, ...]:
         """Return the weights of the layers, joined to the gradients of the stacks. The parameters are retracted.
@@ -431,7 +430,7 @@ def stack_layers(models: Sequence[nn.Module]) -> list[LayerStack]:
     stacks = []
     for same in zip(*(model.modules() for model in models), strict=True):
         layers = [layer for layer in same if isinstance(layer, OrthogonalisedLayer)]
-        matrices = [matrix for layer in layers for matrix in layer._matrices()]
+        matrices = [matrix for layer in layers for matrix in layer._sources()]
         alike = all(_settings(layer) == _settings(layers[0]) for layer in layers)
         if layers and alike and all(matrix.requires_grad and owners[matrix] == 1 for matrix in matrices):
             stacks.append(LayerStack(layers))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from isoconv.data.datasets import DATASETS, OWN_IMAGES
 from isoconv.errors import IsoconvError
-from isoconv.models import ACTIVATIONS, CONVOLUTIONS
-from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.models.catalogue import MODELS
+from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
 from isoconv.records import Record
 from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-MODELS = ("small", "large", "fc3")
+CLASSIFIERS = tuple(name for name, model in MODELS.items() if not model.is_critic)
 PRECISIONS = ("float32", "bf16")
-_ON_MANIFOLD = ("bcop", "bcop-fixed", "rko")
 RECIPES = {"default": "the best settings found on validation splits", "paper": "exactly the paper's"}
 
 
@@ -129,22 +128,21 @@ def make_model(config: TrainConfig) -> "nn.Module":
     """Return the network of a configuration, initialised from its seed, on the CPU so that every device starts alike."""
     import torch
 
-    from isoconv.models import FC3, Large, Small
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return {"small": Small, "large": Large, "fc3": FC3}[config.model](
+        network: nn.Module = MODELS[config.model].make(
             config.input_shape,
             classes=len(config.classes),
             conv=config.conv,
             activation=config.activation,
             orthogonalisation=config.orthogonalisation,
         )
+    return network
 
 
 _CHOICES: dict[str, Iterable[str]] = {
-    "model": MODELS,
-    "conv": CONVOLUTIONS,
+    "model": CLASSIFIERS,
+    "conv": METHODS,
     "activation": ACTIVATIONS,
     "orthogonalisation": ORTHOGONALISATIONS,
     "loss": LOSSES,
@@ -171,7 +169,7 @@ def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
         return settings | adam | {"orthogonalisation": "bjorck"}
     # The best of those tried on a validation split of the training set (benchmarks/recipes.py).
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
-    if conv in _ON_MANIFOLD:
+    if conv in METHODS and METHODS[conv].on_manifold:
         return settings | {"optimiser": "steepest", "lr": defaults.lr}
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}

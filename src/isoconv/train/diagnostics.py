@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,9 +24,9 @@ from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
 from isoconv.records import Record
-from isoconv.train.config import TrainConfig, default_epsilons, make_model
+from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import load_run
-from isoconv.train.runs import TrainedRun, certify_run, read_test_images
+from isoconv.train.runs import Progress, TrainedRun
 
 DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
 
@@ -267,7 +268,7 @@ def complete_run(
     *,
     device: str = "cpu",
     accuracy: RobustAccuracy | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda title, done, total: None,
 ) -> list[str]:
     """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
 
@@ -275,11 +276,11 @@ def complete_run(
     """
     made = []
     if data is not None and accuracy is None and not (run.folder / "certified.json").exists():
-        accuracy, record = certify_run(run, data, default_epsilons(run.config.data), device=device, progress=progress)
+        accuracy, record = run.certify(data, device=device, progress=progress)
         run.keep("certified.json", record.to_fields())
         made.append("certified.json")
-    certifier = None if accuracy is None else accuracy.certifier
-    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=progress)
+    certifier, show = None if accuracy is None else accuracy.certifier, partial(progress, "searching examples")
+    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=show)
 
 
 def lacks_images(run: TrainedRun) -> bool:
@@ -292,17 +293,12 @@ def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> Im
 
     `folder` is for all runs of a page: a user's own pictures may be there, or still where they were.
     """
-    if run.config.data in NAMES:
+    own, reasons = run.config.data not in NAMES, []
+    for source in dict.fromkeys((None, folder) if own else (folder,)):
         try:
-            return read_test_images(run.config, folder, download)
+            return run.test_images(source, download and not own)
         except IsoconvError as error:
-            if folder is not None or download:
+            if not own and (folder is not None or download):
                 raise
-            return str(error)
-    reason = ""
-    for source in (None, folder) if folder is not None else (None,):
-        try:
-            return read_test_images(run.config, source)
-        except IsoconvError as error:
-            reason = reason or str(error)
-    return reason
+            reasons.append(str(error))
+    return reasons[0]

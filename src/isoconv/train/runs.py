@@ -1,9 +1,11 @@
 """Finished runs: open them, certify them, attack them, ask them. Each is one call."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,19 +13,27 @@ import torch
 from torch import nn
 
 from isoconv import attacks
-from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy
+from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
 from isoconv.errors import IsoconvError
 from isoconv.files import write_json
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import Record
-from isoconv.train.config import TrainConfig
+from isoconv.train.config import TrainConfig, default_epsilons
+from isoconv.train.distributed import choose_device
 from isoconv.train.run_folder import RunFolder, load_run
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
+
+
+def _be_silent(title: str, done: int, total: int) -> None:
+    pass
+
+
+# What is known of a run -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class LayerRecord(Record):
 
 @dataclass(frozen=True)
 class CertifiedRecord(Record):
-    """What `certify_run` proves of a run, as certified.json holds it. Accuracies are in percent, `robust` by radius."""
+    """What is proved of a run, as certified.json holds it. Accuracies are in percent, `robust` by radius."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound", "error_offset", "error_slope")
 
@@ -94,6 +104,9 @@ class Prediction(Record):
         return fields | {"radius_255": self.radius_255, "certified": self.radius > 0}
 
 
+# One network ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class TrainedRun:
     """One seed's network, what it was trained with, and where it is."""
@@ -102,10 +115,96 @@ class TrainedRun:
     model: nn.Module
     config: TrainConfig
 
+    def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
+        """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
+        test = splits_of(self.config, folder, download).test
+        if count is not None and not 1 <= count <= len(test):
+            raise IsoconvError(f"Expected from 1 to {len(test)} images, as many as the test set has. Got {count}.")
+        return test if count is None else test.take(count)
+
+    def certify(
+        self,
+        data: ImageSet,
+        epsilons: Sequence[float] = (),
+        *,
+        device: str = "cpu",
+        progress: Progress = _be_silent,
+        **options: Any,
+    ) -> tuple[RobustAccuracy, CertifiedRecord]:
+        """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`."""
+        began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
+        epsilons = epsilons or default_epsilons(self.config.data)
+        accuracy = robust_accuracy(self.model.to(device), data, epsilons, progress=show, **options)
+        certifier = accuracy.certifier
+        record = CertifiedRecord(
+            seed=self.config.seed,
+            images=len(accuracy.labels),
+            clean=accuracy.clean,
+            robust={str(radius): percent for radius, percent in accuracy.certified.items()},
+            lipschitz_bound=accuracy.lipschitz_bound,
+            layers=tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers),
+            arithmetic=certifier.arithmetic,
+            criterion=certifier.criterion,
+            error_offset=certifier.error.offset,
+            error_slope=certifier.error.slope,
+            radii=tuple(accuracy.radii.tolist()),
+            seconds=time.perf_counter() - began,
+        )
+        return accuracy, record
+
+    def attack(
+        self,
+        data: ImageSet,
+        attack: str,
+        epsilon: float | None,
+        certified: RobustAccuracy,
+        *,
+        progress: Progress = _be_silent,
+        **settings: Any,
+    ) -> AttackRecord:
+        """Attack the network on the first images of those that `certified` is about.
+
+        `epsilon` is None for the rounding search, which stays within each image's own certified radius. `settings` are
+        those of the attack's function in `isoconv.attacks`.
+        """
+        pixels, radii = as_float(data.images, torch.float64), certified.certificates.radius[: len(data)]
+        began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
+        show(0, len(data))  # the first image may take long
+        if epsilon is None:
+            prediction = certified.certificates.prediction[: len(data)]
+            result = attacks.rounding_search(self.model, pixels, prediction, radii, progress=show, **settings)
+            figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
+            # Here a success is a changed prediction within the radius.
+            figures["violations"] = int((result.success.cpu() & (radii > 0)).sum())
+        else:
+            result = getattr(attacks, attack)(self.model, pixels, data.labels, epsilon, progress=show, **settings)
+            figures = attacks.against_certificates(result, certified, epsilon)
+        seconds = time.perf_counter() - began
+        return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
+
+    def predict(self, images: Sequence[Path], device: str = "auto") -> list[Prediction]:
+        """Classify picture files, resized to the network's input, each with its certified radius."""
+        shape, classes = self.config.input_shape, self.config.classes
+        pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
+        certified = Certifier(self.model.to(choose_device(device)), shape)(pixels).cpu()
+        answers = zip(images, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
+        return [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
+
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file beside the run's own; nothing is written beside the networks that come with isoconv."""
         if not is_pretrained(self.folder):
             write_json(self.folder / name, value)
+
+    def keep_attacks(self, records: Sequence[AttackRecord]) -> None:
+        """Write records to attacks.json; those of other attacks and budgets stay there."""
+        path = self.folder / "attacks.json"
+        new = {(record.attack, record.epsilon) for record in records}
+        try:
+            known = json.loads(path.read_text()) if path.exists() else []
+            others = [row for row in known if (row["attack"], row["epsilon"]) not in new]
+        except (OSError, ValueError, TypeError, KeyError):  # a file that holds something else is replaced
+            others = []
+        self.keep(path.name, [*others, *(record.to_fields() for record in records)])
 
 
 def open_runs(path: Path | str) -> list[TrainedRun]:
@@ -150,97 +249,92 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     return splits
 
 
-def read_test_images(
-    config: TrainConfig, folder: Path | None = None, download: bool = False, count: int | None = None
-) -> ImageSet:
-    """Return the test set that belongs to a run, or the first `count` images of it."""
-    test = splits_of(config, folder, download).test
-    if count is not None and not 1 <= count <= len(test):
-        raise IsoconvError(f"Expected from 1 to {len(test)} images, as many as the test set has. Got {count}.")
-    return test if count is None else test.take(count)
+# From a folder to an answer ---------------------------------------------------------------------------------------------
 
 
 def certify_run(
-    run: TrainedRun,
-    data: ImageSet,
-    epsilons: Sequence[float],
+    run: Path | str,
+    epsilons: Sequence[float] = (),
     *,
-    device: str = "cpu",
-    progress: Progress | None = None,
+    certificate: Path | None = None,
+    folder: Path | None = None,
+    download: bool = False,
+    images: int | None = None,
+    device: str = "auto",
+    progress: Progress = _be_silent,
+    say: Callable[[str], None] = lambda line: None,
     **options: str,
-) -> tuple[RobustAccuracy, CertifiedRecord]:
-    """Certify a run's network on images. `options` are those of `Certifier`: arithmetic, criterion."""
-    began = time.perf_counter()
-    accuracy = robust_accuracy(run.model.to(device), data, epsilons, progress=progress, **options)  # type: ignore[arg-type]
-    certifier = accuracy.certifier
-    record = CertifiedRecord(
-        seed=run.config.seed,
-        images=len(accuracy.labels),
-        clean=accuracy.clean,
-        robust={str(radius): percent for radius, percent in accuracy.certified.items()},
-        lipschitz_bound=accuracy.lipschitz_bound,
-        layers=tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers),
-        arithmetic=certifier.arithmetic,
-        criterion=certifier.criterion,
-        error_offset=certifier.error.offset,
-        error_slope=certifier.error.slope,
-        radii=tuple(accuracy.radii.tolist()),
-        seconds=time.perf_counter() - began,
-    )
-    return accuracy, record
+) -> list[CertifiedRecord]:
+    """Certify each network of a run on its test images, and keep what is proved in its certified.json.
+
+    certificate : a file for the certificates of all images
+    folder, download, images : where the data set is, whether to fetch it, and how many of its images to take
+    say : called with lines worth showing
+    options : arithmetic and criterion of `Certifier`
+    """
+    device, runs, records = choose_device(device), open_runs(run), []
+    if certificate is not None and len(runs) > 1:
+        raise IsoconvError(
+            f"Expected a run of one seed for --certificate. Got {len(runs)}: name one, {runs[0].folder}."
+        )
+    data = runs[0].test_images(folder, download, images)
+    for one in runs:
+        accuracy, record = one.certify(data, epsilons, device=device, progress=progress, **options)
+        records.append(record)
+        if certificate is not None:
+            write_certificate(certificate, accuracy.certifier, accuracy.certificates, accuracy.labels)
+            check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(one.folder)])
+            say(f"Written to {certificate}. To check it: {check}")
+        path, whole = one.folder / "certified.json", (record.arithmetic, record.criterion) == ("float64", "pairs")
+        if path.exists() and (images is not None or not whole):
+            say(f"Not kept: {path} holds what was certified before.")
+        else:
+            one.keep(path.name, record.to_fields())
+    count, most = data.labels.bincount(minlength=len(data.classes)).max(dim=0)
+    if count > 1.5 * len(data) / len(data.classes):
+        say(f"{100 * count / len(data):.1f} % of the images belong to the most frequent class, {data.classes[most]}.")
+    return records
 
 
 def attack_run(
-    run: TrainedRun,
-    data: ImageSet,
-    attack: str,
-    epsilon: float | None,
-    certified: RobustAccuracy,
+    run: Path | str,
+    names: Sequence[str] = ("pgd", "fgsm"),
+    epsilons: Sequence[float] = (),
     *,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> AttackRecord:
-    """Attack a run's network on the first images of `data`, which `certified` is about.
+    folder: Path | None = None,
+    download: bool = False,
+    images: int | None = None,
+    steps: int = 200,
+    step_size: float = 0.01,
+    restarts: int = 1,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress = _be_silent,
+) -> list[AttackRecord]:
+    """Attack each network of a run on its test images, and keep the results in its attacks.json.
 
-    `epsilon` is None for the rounding search, which stays within each image's own certified radius. `settings` are those
-    of the attack's function in `isoconv.attacks`.
+    Attacks that only see decisions take the first 100 images unless `images` is given. The results must be given to
+    `refuse_violations`: what breaks a certificate is a row like any other.
     """
-    if attack not in ATTACKS:
-        raise IsoconvError(f"Expected an attack out of {', '.join(ATTACKS)}. Got {attack!r}.")
-    pixels, radii = as_float(data.images, torch.float64), certified.certificates.radius[: len(data)]
-    began = time.perf_counter()
-    if attack == "rounding":
-        prediction = certified.certificates.prediction[: len(data)]
-        result = attacks.rounding_search(run.model, pixels, prediction, radii, progress=progress, **settings)
-        # Here a success is a changed prediction within the radius.
-        violations = int((result.success.cpu() & (radii > 0)).sum())
-        figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
-        figures["violations"] = violations
-    else:
-        search = getattr(attacks, attack)
-        result = search(run.model, pixels, data.labels, epsilon, progress=progress, **settings)
-        assert epsilon is not None
-        figures = attacks.against_certificates(result, certified, epsilon)
-    seconds = time.perf_counter() - began
-    return AttackRecord(run.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
-
-
-def images_for(attack: str, data: ImageSet, count: int | None) -> ImageSet:
-    """Return the images that an attack takes by default: attacks that only see decisions take the first 100."""
-    slow = attack in ("boundary", "pointwise") and count is None
-    return data.take(min(_FEW, len(data))) if slow else data
-
-
-def keep_attacks(run: TrainedRun, records: Sequence[AttackRecord]) -> None:
-    """Write records to attacks.json; those of other attacks and budgets stay there."""
-    path = run.folder / "attacks.json"
-    new = {(record.attack, record.epsilon) for record in records}
-    try:
-        known = json.loads(path.read_text()) if path.exists() else []
-        others = [row for row in known if (row["attack"], row["epsilon"]) not in new]
-    except (OSError, ValueError, TypeError, KeyError):  # a file that holds something else is replaced
-        others = []
-    run.keep("attacks.json", [*others, *(record.to_fields() for record in records)])
+    if unknown := [name for name in names if name not in ATTACKS]:
+        raise IsoconvError(f"Expected --attack to be one of {', '.join(ATTACKS)}. Got {unknown[0]!r}.")
+    device, runs, records = choose_device(device), open_runs(run), []
+    data = runs[0].test_images(folder, download, images)
+    few = data.take(min(_FEW, len(data))) if images is None else data
+    iterative = {"steps": steps, "restarts": restarts, "seed": seed}
+    settings: dict[str, dict[str, Any]] = {"pgd": {**iterative, "step_size": step_size}, "apgd": iterative, "fgsm": {}}
+    for one in runs:
+        budgets = epsilons or default_epsilons(one.config.data)[:1]
+        accuracy, _ = one.certify(data, budgets, device=device, progress=progress)
+        rows = [
+            one.attack(part, name, budget, accuracy, progress=progress, **settings.get(name, {"seed": seed}))
+            for name in dict.fromkeys(names)
+            for part in [few if name in ("boundary", "pointwise") else data]
+            for budget in (budgets if name != "rounding" else [None])
+        ]
+        one.keep_attacks(rows)
+        records += rows
+    return records
 
 
 def refuse_violations(records: Sequence[AttackRecord]) -> None:
@@ -249,12 +343,3 @@ def refuse_violations(records: Sequence[AttackRecord]) -> None:
         raise IsoconvError(
             f"Expected no attack to succeed where the network is certified. Got {violations}: a certificate is false."
         )
-
-
-def predict(run: TrainedRun, images: Sequence[Path], device: str = "cpu") -> list[Prediction]:
-    """Classify picture files, resized to the network's input, each with its certified radius."""
-    shape = run.config.input_shape
-    pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
-    certified = Certifier(run.model.to(device), shape)(pixels).cpu()
-    answers = zip(images, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
-    return [Prediction(str(path), run.config.classes[label], radius) for path, label, radius in answers]

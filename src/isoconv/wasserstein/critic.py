@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.models import CONVOLUTIONS, DCGANCritic, Large, Small
+from isoconv.models import DCGANCritic, Large, Small
 from isoconv.nn import Scale
-from isoconv.nn.orthogonalised import ORTHOGONALISATIONS
+from isoconv.nn.methods import METHODS, ORTHOGONALISATIONS
 from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
@@ -95,7 +95,7 @@ class CriticConfig(Settings):
     positive = ("lr", "scale")
     choices = {  # noqa: RUF012
         "model": tuple(CRITICS),
-        "conv": CONVOLUTIONS,
+        "conv": tuple(METHODS),
         "activation": FC_ACTIVATIONS,
         "orthogonalisation": ORTHOGONALISATIONS,
         "optimiser": tuple(OPTIMISERS),

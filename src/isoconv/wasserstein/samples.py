@@ -13,7 +13,8 @@ of those for each reading, from one critic:
 * If repeats are copies, the distinct rows in B, each once and in the order of their hashes, are independent draws of the law
   of distinct rows, and no copy of them was trained on, however often each was copied.
 
-A sample without repeats is split as if there were no B.
+A sample without repeats is split as if there were no B. (For draws of a law whose samples sometimes repeat and sometimes do not,
+which split is used depends on the rows, and the risk may double at worst.)
 """
 
 import hashlib

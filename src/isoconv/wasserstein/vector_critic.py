@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.models.layers import ACTIVATIONS
 from isoconv.nn import GroupSort, MaxMin, OrthogonalLinear, Scale
+from isoconv.nn.methods import ACTIVATIONS
 
 FC_ACTIVATIONS = (*ACTIVATIONS, "groupsort")
 _OFFSET_UNIT = 0.125  # offsets move an eighth as fast as anchors; a power of two, so that the product is exact

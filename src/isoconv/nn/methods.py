@@ -1,0 +1,132 @@
+"""The methods: one record for each way to make a convolution, and for each activation. Does not import torch.
+
+Everything else (choices, help texts, titles, networks) is derived from these. To add a method: its layer in a file of its
+own, and a record here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+#: How layers keep their matrices orthonormal: see `isoconv.nn.built_weight.OrthogonalisedLayer`.
+ORTHOGONALISATIONS = ("manifold", "bjorck")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to make a convolution.
+
+    name : what users write
+    title : what tables print
+    layer : "module:class"; called with (in_channels, out_channels, kernel_size, stride) and the options
+    summary : a line for help texts
+    on_manifold : whether its parameters are kept orthonormal (then "orthogonalisation" belongs to `settings`)
+    options : arguments that the layer always gets
+    settings : which of a network's settings it takes: "orthogonalisation", "input_size"
+    linear : the linear layers that go with it
+    """
+
+    name: str
+    title: str
+    layer: str
+    summary: str
+    on_manifold: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    linear: str = "isoconv.nn.linear:OrthogonalLinear"
+
+    def make(self, *shape: int, **settings: Any) -> Any:
+        """Return a convolution; of the settings it takes those that concern it."""
+        return load(self.layer)(*shape, **self.options, **{name: settings[name] for name in self.settings})
+
+    def make_linear(self, in_features: int, out_features: int, orthogonalisation: str) -> Any:
+        """Return a linear layer of a network that uses this method."""
+        options = {} if self.linear.startswith("torch") else {"orthogonalisation": orthogonalisation}
+        return load(self.linear)(in_features, out_features, **options)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation: what users write, what tables print, "module:class", a line for help texts."""
+
+    name: str
+    title: str
+    layer: str
+    summary: str
+
+    def make(self) -> Any:
+        return load(self.layer)()
+
+
+def load(path: str) -> Any:
+    """Return the class that "module:class" names."""
+    module, name = path.split(":")
+    return getattr(import_module(module), name)
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "bcop",
+            "BCOP",
+            "isoconv.nn.bcop:BCOPConv2d",
+            "block convolution orthogonal parameterization: orthogonal, the paper's method",
+            on_manifold=True,
+            settings=("orthogonalisation",),
+        ),
+        Method(
+            "bcop-fixed",
+            "BCOP-Fixed",
+            "isoconv.nn.bcop:BCOPConv2d",
+            "random orthogonal convolutions that are not trained",
+            on_manifold=True,
+            options={"frozen": True},
+            settings=("orthogonalisation",),
+        ),
+        Method(
+            "rko",
+            "RKO",
+            "isoconv.nn.reshaped:RKOConv2d",
+            "reshaped kernel orthogonalisation: 1-Lipschitz, shrinks gradients",
+            on_manifold=True,
+            settings=("orthogonalisation",),
+        ),
+        Method(
+            "ossn",
+            "OSSN",
+            "isoconv.nn.ossn:OSSNConv2d",
+            "one-sided spectral normalisation: divided by an estimate of the norm",
+            settings=("input_size",),
+        ),
+        Method(
+            "svcm",
+            "SVCM",
+            "isoconv.nn.svcm:SVCMConv2d",
+            "singular value clipping and masking: projected now and then",
+            settings=("input_size",),
+        ),
+        Method(
+            "rkl2ne",
+            "RK-L2NE",
+            "isoconv.nn.reshaped:RKL2NEConv2d",
+            "reshaped kernel divided by a bound of its norm: 1-Lipschitz, shrinks gradients",
+        ),
+        Method(
+            "standard",
+            "ordinary",
+            "isoconv.nn.convolution:StandardConv2d",
+            "unconstrained, for comparison: not 1-Lipschitz",
+            linear="torch.nn:Linear",
+        ),
+    )
+}
+
+ACTIVATIONS: dict[str, Activation] = {
+    activation.name: activation
+    for activation in (
+        Activation("maxmin", "MaxMin", "isoconv.nn.activations:MaxMin", "sorts pairs: preserves gradient norms"),
+        Activation("relu", "ReLU", "torch.nn:ReLU", "1-Lipschitz, loses gradient norm"),
+    )
+}
