@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from reproduction.cells import ROOT, Cell, Figures, Outcome, Results
-from reproduction.frames import Table
 from torch import Tensor, nn
 
 from isoconv.data.seeds import epoch_generator
@@ -22,6 +20,8 @@ from isoconv.wasserstein.bound import wasserstein_lower_bound
 from isoconv.wasserstein.critic import TrainedCritic, critic_config, train_critics, typical_scale
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, Samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
+from reproduction.cells import ROOT, Cell, Figures, Outcome, Results
+from reproduction.frames import Table
 
 sys.path.append(str(ROOT / "tests"))
 from known_distances import KnownPair, funnel_pair, line_pairs, make_funnels, radial_pairs, translation

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import torch
-from reproduction.cells import Outcome, Rows, Settings
-from reproduction.frames import NAMES, Tabulate, format_seconds, tabulate_figures
 from torch import Tensor, nn
 
 from isoconv.linalg import (
@@ -39,11 +37,14 @@ from isoconv.train.engine import Learner, Stopped
 from isoconv.wasserstein.critic import CriticTask, critic_config, make_critic
 from isoconv.wasserstein.samples import FiniteSamples
 from reproduction import paper
+from reproduction.cells import Outcome, Rows, Settings
+from reproduction.frames import NAMES, Tabulate, format_seconds, tabulate_figures
 
 if TYPE_CHECKING:
     from reproduction.measure import Session
 
-_ADAM, _STEEPEST = {"optimiser": "adam", "lr": 1e-3}, {"optimiser": "steepest", "lr": 1e-2}
+_ADAM: dict[str, Any] = {"optimiser": "adam", "lr": 1e-3}
+_STEEPEST: dict[str, Any] = {"optimiser": "steepest", "lr": 1e-2}
 
 
 def _race(cases: dict[str, Callable[[], Any]], session: "Session", rounds: int, calls: int) -> dict[str, list[float]]:
@@ -228,7 +229,7 @@ def _build_time(layer: nn.Module, session: "Session") -> float:
 
 def _make_update(layers: Sequence[nn.Module]) -> Callable[[], None]:
     """Return a function that changes the parameters a little, as an update would."""
-    parameters = [p for layer in layers for p in layer.parameters()]
+    parameters: list[Tensor] = [p for layer in layers for p in layer.parameters()]
     noise = [1e-3 * torch.randn_like(p) / p.shape[-1] ** 0.5 for p in parameters]
 
     def change() -> None:
@@ -253,12 +254,12 @@ def measure_kernels(session: "Session") -> Outcome:
     for name, modules in cases.items():
         change = _make_update(modules)
 
-        def ours(modules: list[nn.Module] = modules, change: Callable[[], None] = change) -> None:
+        def ours(modules: list[Any] = modules, change: Callable[[], None] = change) -> None:
             change()
-            sum(layer.weight.sum() for layer in modules).backward()  # type: ignore[operator,union-attr,misc]
+            torch.stack([layer.weight.sum() for layer in modules]).sum().backward()
 
-        def papers(modules: list[nn.Module] = modules) -> None:
-            sum(_build_papers_weight(layer).sum() for layer in modules).backward()  # type: ignore[union-attr]
+        def papers(modules: list[Any] = modules) -> None:
+            torch.stack([_build_papers_weight(layer).sum() for layer in modules]).sum().backward()
 
         _race({"warm up": ours}, session, 1, 1)
         a, b = (_race({"": way}, session, n, 1)[""] for way, n in ((papers, repeats // 4), (ours, repeats)))
@@ -289,7 +290,7 @@ def measure_projection(session: "Session") -> Outcome:
             grid, kernels = layer.convolved_size, torch.randn(5, *layer.kernel.shape)
             kernels = torch.stack([kernel * (1.1 / circular_singular_values(kernel, grid)[0]) for kernel in kernels])
             exact, placed = _project_by_svd(kernels[0].double(), grid, count), kernels.to(session.device)
-            ways: dict[str, Callable[[], Tensor]] = {
+            ways: dict[str, Any] = {
                 "svd_seconds": lambda k=placed[0], g=grid: _project_by_svd(k, g, count),
                 "seconds": lambda k=placed[0], g=grid: clip_and_mask(k, g, count),
                 "five_apart_seconds": lambda p=placed, g=grid: torch.stack([clip_and_mask(k, g, count) for k in p]),

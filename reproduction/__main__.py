@@ -74,20 +74,20 @@ def run(arguments: argparse.Namespace, scratch: Path) -> int:
     target = "results" if arguments.target == "readme" else arguments.target
     cells = cells_of(target, arguments.recipe or ("default" if arguments.quick else None))
     cells = [cell for cell in cells if not arguments.only or any(part in cell.name for part in arguments.only)]
-    folders = {"results": RESULTS, "runs": RUNS}
-    for name, folder in folders.items():
-        folders[name] = getattr(arguments, name) or (scratch / name if arguments.quick else folder)
+    folder = arguments.results or (scratch / "results" if arguments.quick else RESULTS)
+    runs = arguments.runs or (scratch / "runs" if arguments.quick else RUNS)
     left = 0
     if arguments.run or arguments.quick:
         names = ("data", "download", "seeds", "epochs", "quick", "retry", "time_limit")
         options = {name: getattr(arguments, name) for name in names}
         with interruptible() as interrupted:
-            session = Session(**folders, device=choose_device(arguments.device), interrupted=interrupted, **options)
+            session = Session(folder, runs, device=choose_device(arguments.device), interrupted=interrupted, **options)
             left = len(measure(cells, session)[2])
+    networks = {getattr(cell, "network", cell) for cell in cells}  # a network is shown for the sake of an attack on it
     for name in TARGETS if target == "all" else [target]:
-        shown = [cell for cell in cells_of(name, arguments.recipe) if cell in cells]
+        shown = [cell for cell in cells_of(name, arguments.recipe) if getattr(cell, "network", cell) in networks]
         if shown or name in DRAWINGS:
-            results = read_results(folders["results"], shown)
+            results = read_results(folder, shown)
             if name in DRAWINGS:
                 path = arguments.out or Path(f"{name}.svg")
                 write_bytes(path, to_svg(DRAWINGS[name](shown, results)))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from benchmarks import distances, speed
 from torch import nn
 
+from benchmarks import distances, speed
 from isoconv.cli.output import DifferenceProgress, TrainingProgress
 from isoconv.data import EpochBatches, Splits, hold_out, load_splits
 from isoconv.errors import IsoconvError
@@ -333,8 +333,8 @@ def _measure_changes(
     return {"dataset": dataset, "train_images": len(splits.train), **changes}, rows
 
 
-_SVCM = ("", "project_every=20", "project_every=20 project_iterations=10", "project_every=5 project_iterations=5")
-_SVCM += ("project_every=1 project_iterations=1", "project_every=5", "loss=hinge", "loss=hinge project_every=20")
+_SVCM = ["", *(f"project_every={n}" for n in (5, 20)), "loss=hinge", "loss=hinge project_every=20"]
+_SVCM += [f"project_every={every} project_iterations={count}" for every, count in ((20, 10), (5, 5), (1, 1))]
 
 
 def _changes(name: str) -> dict[str, Any]:
@@ -354,8 +354,8 @@ def _changes(name: str) -> dict[str, Any]:
             options = {"recipe": "paper", "schedule": "linear", "orthogonalisation": way, "epochs": int(epochs)}
             return shared | options | {"lr": lr, "runs": {"side by side": (0, 1, 2, 3, 4)}}
     alone: dict[str, tuple[int, ...]] = {"alone": (0,)} if (dataset, model) == ("cifar10", "large") else {}
-    epochs = ClassifierCell(dataset, model, conv).epochs
-    return shared | {"runs": alone | {"side by side": (0, 1, 2, 3, 4)}, "epochs": epochs}
+    runs = alone | {"side by side": (0, 1, 2, 3, 4)}
+    return shared | {"runs": runs, "epochs": ClassifierCell(dataset, model, conv).epochs}
 
 
 # Critics ----------------------------------------------------------------------------------------------------------

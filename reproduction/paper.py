@@ -70,15 +70,8 @@ close  mnist   large bcop 97.11
 clean  mnist   large bcop-fixed 65.20
 """
 STEP_SECONDS = {"standard": 0.041, "bcop": 0.138, "rko": 0.120, "ossn": 0.113}  # on one NVIDIA P100
-PARAMETERS = {
-    "mnist-small": 166_406,
-    "cifar10-small": 214_918,
-    "mnist-large": 1_974_762,
-    "cifar10-large": 2_466_858,
-    "mnist-fc3": 2_913_290,
-    "cifar10-fc3": 5_256_202,
-    "stl10-dcgan": 2_764_737,
-}
+PARAMETERS = {"mnist-small": 166_406, "mnist-large": 1_974_762, "mnist-fc3": 2_913_290, "cifar10-small": 214_918}
+PARAMETERS |= {"cifar10-large": 2_466_858, "cifar10-fc3": 5_256_202, "stl10-dcgan": 2_764_737}
 # Exponents of c and s in the appendix on cost: O(c³) and O(c³s²).
 COMPLEXITY = {"bcop": (3, 0), "rko": (3, 0), "ossn": (3, 2), "svcm": (3, 2)}
 
@@ -116,8 +109,10 @@ def _parse(text: str, keys: int) -> dict[tuple[str, ...], tuple[Figure, ...]]:
     return table
 
 
-_TABLES = {("clean", "robust", "close"): _parse(_ACCURACIES, 3)}
-_TABLES |= {("pgd", "fgsm", "clean of 100", "boundary", "pointwise"): _parse(_ATTACKED, 3)}
+_TABLES: list[tuple[tuple[str, ...], dict[tuple[str, ...], tuple[Figure, ...]]]] = [
+    (("clean", "robust", "close"), _parse(_ACCURACIES, 3)),
+    (("pgd", "fgsm", "clean of 100", "boundary", "pointwise"), _parse(_ATTACKED, 3)),
+]
 _CORRECTIONS = {key: figures[0].mean for key, figures in _parse(_CORRECTED, 4).items()}
 WASSERSTEIN = {key: figures[0] for key, figures in _parse(_WASSERSTEIN, 3).items()}
 
@@ -128,7 +123,7 @@ def paper_figure(quantity: str, dataset: str, model: str, conv: str | None) -> P
     quantity : clean, robust (at the main radius), close (at the smaller one), clean of 100 (images), or an attack
     """
     key = (dataset, model, str(conv))
-    for quantities, table in _TABLES.items():
+    for quantities, table in _TABLES:
         if quantity in quantities and quantities.index(quantity) < len(row := table.get(key, ())):
             return Printed(row[quantities.index(quantity)], _CORRECTIONS.get((quantity, *key)))
     return None

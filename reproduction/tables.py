@@ -8,8 +8,8 @@ from statistics import fmean, pstdev
 
 import numpy as np
 import pandas as pd
-from benchmarks import distances, speed
 
+from benchmarks import distances, speed
 from isoconv.cli.output import format_radius
 from isoconv.train.config import default_epsilons
 from reproduction import paper
@@ -31,7 +31,8 @@ from reproduction.cells import (
 from reproduction.frames import NAMES, Table, Tabulate, format_seconds, tabulate_figures
 from reproduction.paper import Figure, Printed
 
-Row, Ours = dict[str, str], dict[str, Figure | None]
+Row = dict[str, str]
+Ours = dict[str, Figure | None]
 RULE = (
     "Against the paper: d: our mean minus the paper's, the higher of its printed and its corrected one; s² the sum of the "
     "squares of the two deviations (one seed: the paper's, twice); within: |d| ≤ 2s, better: d > 2s, worse: d < −2s."
@@ -85,9 +86,9 @@ def _beside_paper(ours: Ours, cell: ClassifierCell, heading: str, close: bool = 
     }
 
 
-def _accuracy(record: object, cell: Cell, which: int = 0) -> tuple[Ours, Row]:
+def _accuracy(record: object, cell: ClassifierCell, which: int = 0) -> tuple[Ours, Row]:
     """Return clean and certified accuracy at one of the data set's radii, as figures and as columns."""
-    radius = str(default_epsilons(cell.dataset if isinstance(cell, ClassifierCell) else "")[which])
+    radius = str(default_epsilons(cell.dataset)[which])
     if not isinstance(record, Classifiers):
         word = "failed" if isinstance(record, Failure) else "missing"
         return {"clean": None, "robust": None}, {"clean %": word, "certified %": word}
@@ -317,6 +318,7 @@ def _certificate_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")[["", "accuracy", "certificates broken", "time", "on"]]
 
 
+_EFFECTIVE = "Effective: entries of the kernels that are applied, and biases. Raw: the parameters trained."
 _BOTH = ("clean %", "certified %")
 _SIDE = "A time is of all seeds of a line, trained side by side on one GPU."
 _TABLES: dict[str, Tabulate] = {
@@ -327,12 +329,7 @@ _TABLES: dict[str, Tabulate] = {
     "attacks": _tabulate_attacks,
     "wasserstein": _tabulate_critics,
     "wasserstein-cifar10": _tabulate_critics,
-    "parameters": tabulate_figures(
-        "Number of parameters",
-        _parameter_frame,
-        "Effective: entries of the kernels that are applied, and biases. Raw: the parameters trained.",
-        texts=3,
-    ),
+    "parameters": tabulate_figures("Number of parameters", _parameter_frame, _EFFECTIVE, texts=3),
     "training-time": tabulate_figures("Time of training BCOP", lambda f: _variant_frame(f, "time", "memory"), _SIDE),
     "longer": tabulate_figures("BCOP Large on CIFAR-10, 200 epochs", lambda f: _variant_frame(f, *_BOTH)),
     "paths": tabulate_figures("The fast path and the paper's", lambda f: _variant_frame(f, *_BOTH, "time"), _SIDE),

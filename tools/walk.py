@@ -1,6 +1,6 @@
 """Count the Python frames that one layer's forward pass goes through after an optimiser step, and the files they are in.
 
-    python tools/walk.py            # prints the counts, then the calls
+python tools/walk.py            # prints the counts, then the calls
 """
 
 import sys
