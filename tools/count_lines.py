@@ -1,7 +1,7 @@
 """Count lines of code per room of src/isoconv: docstrings, comments and blank lines do not count.
 
-    python tools/count_lines.py              # beside the lines of before the rebuild, results/code_lines.json
-    python tools/count_lines.py reproduction # the files of another folder
+python tools/count_lines.py              # beside the lines of before the rebuild, results/code_lines.json
+python tools/count_lines.py reproduction # the files of another folder
 """
 
 import ast

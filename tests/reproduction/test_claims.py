@@ -2,26 +2,15 @@
 
 import json
 import re
-from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from isoconv.errors import IsoconvError
+from reproduction import cells as stored
 from reproduction.__main__ import PAGES, fill_page
-from reproduction.cells import (
-    RESULTS,
-    ROOT,
-    TARGETS,
-    AttackCell,
-    ClassifierCell,
-    Classifiers,
-    Figures,
-    cells_of,
-    read_result,
-    read_results,
-    result_path,
-)
+from reproduction.cells import RESULTS, ROOT, TARGETS, ClassifierCell, Figures, cells_of, read_result, result_path
 
 # Folders of other tools, and files that no target shows: how the default recipe was chosen, what explains a line.
 OTHERS = ("mutations", "code_lines.json")
@@ -44,12 +33,12 @@ def test_the_tables_of_a_page_are_made_from_the_results(name):
 
 
 def test_every_table_is_on_one_page_and_complete():
-    marked = list(chain.from_iterable(re.findall(r"<!-- ([a-z0-9-]+) -->", page(name)) for name in PAGES))
+    marked = [target for name in PAGES for target in re.findall(r"<!-- ([a-z0-9-]+) -->", page(name))]
     drawn = [target for target in TARGETS if target.startswith("figure-")]
     assert sorted(marked) == sorted(set(TARGETS) - {*drawn, "imports"})
     for target in set(TARGETS) - {"imports"}:
-        assert all(record.status == "ok" for record in read_results(RESULTS, cells_of(target)).values())
-        assert set(read_results(RESULTS, cells_of(target))) == set(cells_of(target))
+        results = stored.read_results(RESULTS, cells_of(target))
+        assert set(results) == set(cells_of(target)) and all(record.status == "ok" for record in results.values())
 
 
 def test_a_changed_figure_is_noticed(tmp_path):
@@ -83,15 +72,11 @@ def test_the_readme_of_the_results_names_every_folder():
     assert all(f"`{path.name}{'/' * path.is_dir()}`" in text for path in RESULTS.iterdir() if path.name != "README.md")
 
 
+WRONG = [({"conv": "rko"}, "'rko'"), ({"epochs": "thirty"}, "epochs"), ({"images": None}, "images")]
+
+
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"conv": "rko"}, "conv 'rko'"),
-        ({"epochs": "thirty"}, "epochs"),
-        ({"images": None}, "images"),
-        ({"surprise": 1}, "surprise"),
-        ({"status": "failed"}, "Failure"),
-    ],
+    ("change", "named"), [*WRONG, ({"surprise": 1}, "surprise"), ({"status": "failed"}, "Failure")]
 )
 def test_a_file_that_is_of_another_cell_is_refused(tmp_path, change, named):
     cell = ClassifierCell("cifar10", "large", "bcop")
@@ -102,19 +87,11 @@ def test_a_file_that_is_of_another_cell_is_refused(tmp_path, change, named):
         read_result(tmp_path, cell)
 
 
-# Figures outside of tables ------------------------------------------------------------------------------------------
-
-
-def mean(record: Classifiers, quantity: str) -> float:
-    values = [s.clean if quantity == "clean" else s.robust[quantity] for s in record.results]
-    return sum(values) / len(values)
-
-
 def test_the_comparison_with_others():
     large, steps = read_result(RESULTS, ClassifierCell("cifar10", "large", "bcop")), figures("speed/steps")
-    assert isinstance(large, Classifiers)
+    clean, robust = fmean(s.clean for s in large.results), fmean(s.robust[str(36 / 255)] for s in large.results)
     text = page("docs/comparison.md")
-    assert f"mean of 5 seeds | 2.5 M | {mean(large, 'clean'):.1f} | {mean(large, str(36 / 255)):.1f} |" in text
+    assert f"mean of 5 seeds | 2.5 M | {clean:.1f} | {robust:.1f} |" in text
     longer = figures("variants/cifar10-large-bcop-200-epochs")["alone, seed 0"]
     assert f"| 2.5 M | {longer['clean']:.1f} | {longer[f'certified at {36 / 255}']:.1f} |" in text
     steepest = 1e3 * figures("speed/time")["bcop, default"]["median"]
@@ -148,8 +125,8 @@ def test_the_time_that_all_of_it_took():
     wanted = [cell for cell in cells_of("all") if cell.kind in ("classifiers", "attacks", "critics")]
     wanted = [cell for cell in wanted if not (cell.kind == "critics" and (cell.dataset == "cifar10" or cell.lr))]
     seconds: dict[str, float] = {}
-    for cell, record in read_results(RESULTS, wanted).items():
-        spent = sum(s.seconds for s in record.results) if isinstance(cell, AttackCell) else record.train_seconds
+    for cell, record in stored.read_results(RESULTS, wanted).items():
+        spent = sum(s.seconds for s in record.results) if cell.kind == "attacks" else record.train_seconds
         seconds[record.hardware] = seconds.get(record.hardware, 0.0) + spent
     assert seconds.keys() == {"NVIDIA H200", "CPU, 1 thread"}
     text = page("docs/paper.md")

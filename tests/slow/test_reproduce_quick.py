@@ -1,4 +1,4 @@
-"""`python -m reproduction table1 --quick`: the whole of table 1, from training to rows, in under three minutes on two cores."""
+"""`python -m reproduction table1 --quick`: all of table 1, from training to rows, in under three minutes on two cores."""
 
 import json
 import os
