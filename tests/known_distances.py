@@ -234,11 +234,6 @@ def funnel_pair(dimension: int, count: int, seed: int = 0, draws: int = 2**17) -
     )
 
 
-def funnel_pairs(seed: int = 0) -> list[KnownPair]:
-    """The benchmark's 28 pairs: D = 2 … 128, N = 4, 16, 64, 256."""
-    return [funnel_pair(dimension, count, seed) for dimension in FUNNEL_DIMENSIONS for count in FUNNEL_COUNTS]
-
-
 @functools.cache
 def _funnel_distance(dimension: int, count: int, seed: int, draws: int) -> tuple[float, float]:
     """E‖X − T(X)‖ and its standard error."""

@@ -4,9 +4,9 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from isoconv.errors import IsoconvError
 
@@ -41,6 +41,27 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             os.replace(name, path)
     except BaseException as error:
         for name in temporary.values():
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+        if isinstance(error, OSError):
+            raise IsoconvError(f"Cannot write {path}: {error.strerror}.") from None
+        raise
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write to piece by piece, which takes its place when the block ends without an error, or not at all."""
+    name = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException as error:
+        if name is not None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
         if isinstance(error, OSError):

@@ -16,10 +16,12 @@ class Record:
     """Base of frozen dataclasses that live in files. Fields are int, float, str, bool, None, tuples, dicts or records.
 
     A field's annotation is what a file must hold for it: `from_fields` raises one line that names the field otherwise.
-    Numbers must be finite unless the field is listed in `may_be_infinite`.
+    Numbers must be finite unless the field is listed in `may_be_infinite`. Unknown fields are refused, or with
+    `ignores_unknown` left out: for records that need only a part of a file.
     """
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ()
+    ignores_unknown: ClassVar[bool] = False
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data, ready for JSON."""
@@ -34,12 +36,12 @@ class Record:
 
     @classmethod
     def from_fields(cls, fields: Any, source: str = "") -> Self:
-        """Make the record of plain data, which came from `source`. Unknown, missing and misfit fields are refused."""
+        """Make the record of plain data, which came from `source`. Raise if fields are unknown, missing or misfit."""
         where = f" in {source}" if source else ""
         if not isinstance(fields, dict):
             raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got {type(fields).__name__}.")
         known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        if unknown := [name for name in fields if name not in known]:
+        if (unknown := [name for name in fields if name not in known]) and not cls.ignores_unknown:
             raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got an unknown one, {unknown[0]!r}.")
         annotations, values = typing.get_type_hints(cls), {}
         for name, field in known.items():

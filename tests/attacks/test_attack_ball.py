@@ -9,8 +9,8 @@ from torch import Tensor
 from attacks.attack_reference import DEVICES, exact_square, generator
 from isoconv.attacks.ball import exactly_inside, excess, into_ball, norm_bound
 
-SHAPES = [(1,), (2,), (5,), (3, 4, 4), (1, 28, 28)]
-EPSILONS = [0.0, 5e-324, 1e-200, 1e-17, 1e-9, 1e-4, 36 / 255, 1.58, 10.0]
+SHAPES = [(1,), (5,), (1, 28, 28)]
+EPSILONS = [0.0, 5e-324, 1e-200, 1e-17, 1e-9, 1e-4, 36 / 255, 10.0]
 
 
 def images_of(shape: tuple[int, ...], count: int = 6) -> Tensor:
@@ -67,9 +67,7 @@ def test_into_ball(shape: tuple[int, ...], epsilon: float, device: str) -> None:
     length = directions.flatten(1).norm(dim=1).reshape(-1, *[1] * len(shape))
     budget = torch.full((len(images),), epsilon, dtype=torch.float64)
     for candidates in (images + directions / length * epsilon, images + 3 * directions, spoilt, images):
-        points, norms = (
-            found.cpu() for found in into_ball(images.to(device), candidates.to(device), budget.to(device))
-        )
+        points, norms = (t.cpu() for t in into_ball(images.to(device), candidates.to(device), budget.to(device)))
         assert bool(((points >= 0) & (points <= 1)).all())
         for image, point, norm in zip(images, points, norms.tolist(), strict=True):
             assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(epsilon) ** 2

@@ -1,6 +1,7 @@
-"""Everything that an attack must refuse, and with which words."""
+"""Everything that an attack must refuse, in one line that names it."""
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from attacks.attack_reference import grey_images, linear_classifier
 from isoconv import IsoconvError
 from isoconv.attacks import apgd, boundary, fgsm, pgd, pointwise, rounding_search
-from isoconv.attacks.decision import _foolbox
+from isoconv.attacks.decision import import_foolbox
+from isoconv.attacks.nearest import nearest
 from isoconv.nn import MaxMin
 
 MODEL = linear_classifier(6, 3)
@@ -19,7 +21,7 @@ LABELS = torch.tensor([0, 1, 2, 0])
 
 ATTACKS: dict[str, Callable[..., Any]] = {"pgd": pgd, "fgsm": fgsm, "apgd": apgd, "rounding_search": rounding_search}
 try:
-    _foolbox()
+    import_foolbox()
     ATTACKS |= {"boundary": boundary, "pointwise": pointwise}
 except IsoconvError:
     pass
@@ -46,139 +48,102 @@ def nan_on_the_second(x: Tensor) -> Tensor:
     return logits
 
 
-# what is given instead, and what is said of it
-COMMON: dict[str, tuple[dict[str, Any], str]] = {
-    "pixels too large": ({"images": spoilt(1.01)}, r"Expected pixels in \[0, 1\]\. Got 1\.01\."),
-    "pixels negative": ({"images": spoilt(-1e-9)}, r"Expected pixels in \[0, 1\]\. Got -1e-09\."),
-    "pixels NaN": ({"images": spoilt(torch.nan)}, r"Expected pixels in \[0, 1\]\. Got nan\."),
-    "pixels infinite": ({"images": spoilt(torch.inf)}, r"Expected pixels in \[0, 1\]\. Got inf\."),
-    "bytes": (
-        {"images": torch.zeros(4, 6, dtype=torch.uint8)},
-        r"Expected floating-point images .* Got torch\.uint8\.",
-    ),
-    "complex": ({"images": torch.zeros(4, 6) * 1j}, r"Expected floating-point images .* Got torch\.complex64\."),
-    "a list": ({"images": [[0.5] * 6]}, r"Expected floating-point images .* Got list\."),
-    "one image without a batch": ({"images": IMAGES[0]}, r"Expected a batch of images \(N, …\)\. Got shape \(6,\)\."),
-    "images of nothing": ({"images": torch.zeros(4, 0)}, r"Expected a batch of images \(N, …\)\. Got shape \(4, 0\)\."),
-    "images of another shape": (
-        {"images": grey_images(4, 7)},
-        r"Expected images that the model can take in torch\.float64\. Got shape \(4, 7\): mat1 and mat2",
-    ),
-    "labels too large": ({"labels": torch.tensor([0, 1, 3, 0])}, r"Expected labels from 0 to 2\. Got 3\."),
-    "labels negative": ({"labels": torch.tensor([0, -1, 2, 0])}, r"Expected labels from 0 to 2\. Got -1\."),
-    "too few labels": ({"labels": LABELS[:3]}, r"one label for each of 4 images\. Got shape \(3,\)\."),
-    "labels in a column": ({"labels": LABELS[:, None]}, r"one label for each of 4 images\. Got shape \(4, 1\)\."),
-    "labels not whole": ({"labels": LABELS.float()}, r"Expected integer labels\. Got torch\.float32\."),
-    "labels true or false": ({"labels": LABELS > 0}, r"Expected integer labels\. Got torch\.bool\."),
-    "a list of labels": ({"labels": [0, 1, 2, 0]}, r"Expected integer labels\. Got list\."),
-    "budget negative": ({"epsilon": -0.1}, r"Expected (epsilon|radii) finite and not negative\. Got -0\.1\."),
-    "budget NaN": ({"epsilon": float("nan")}, r"Expected (epsilon|radii) finite and not negative\. Got nan\."),
-    "budget infinite": ({"epsilon": float("inf")}, r"Expected (epsilon|radii) finite and not negative\. Got inf\."),
-    "budget a word": ({"epsilon": "0.1"}, r"Expected (epsilon|radii), one number or one for each of 4 .* Got '0\.1'\."),
-    "budget true": (
-        {"epsilon": True},
-        r"Expected (epsilon|radii), one number or one for each of 4 images\. Got True\.",
-    ),
-    "too few budgets": ({"epsilon": torch.ones(3)}, r"one for each of 4 images\. Got torch\.float32 of shape \(3,\)\."),
-    "whole budgets": ({"epsilon": torch.ones(4, dtype=torch.int64)}, r"Got torch\.int64 of shape \(4,\)\."),
-    "one of the budgets NaN": (
-        {"epsilon": torch.tensor([0.1, torch.nan, 0.1, 0.1])},
-        r"Expected (epsilon|radii) finite and not negative\. Got nan\.",
-    ),
-    "one of the budgets negative": ({"epsilon": torch.tensor([0.1, 0.1, 0.1, -1.0])}, r"not negative\. Got -1\.0\."),
-    "a function for a model": ({"model": lambda x: x}, r"Expected a torch\.nn\.Module\. Got function\."),
-    "one class": (
-        {"model": nn.Linear(6, 1)},
-        r"Expected logits \(4, classes\) of at least 2 classes\. Got .*\(4, 1\)\.",
-    ),
-    "logits of an image": (
-        {"model": Returns(lambda x: x[:, None])},
-        r"Expected logits \(4, classes\) .* \(4, 1, 6\)\.",
-    ),
-    "logits of one image": (
-        {"model": Returns(lambda x: x[:1])},
-        r"Expected logits \(4, classes\) .* Got shape \(1, 6\)\.",
-    ),
-    "two answers": ({"model": Returns(lambda x: (x, x))}, r"Expected logits \(4, classes\) .* Got tuple\."),
-    "NaN": ({"model": Returns(nan_on_the_second)}, r"Expected a model that gives numbers\. Got NaN for image 1\."),
-    "a layer of ours that refuses": (
-        {"model": nn.Sequential(nn.Linear(6, 3), MaxMin())},
-        r"^MaxMin: Expected .* Got 3\.",
-    ),
-    "batch size zero": ({"batch_size": 0}, r"Expected batch_size, a whole number of at least 1\. Got 0\."),
-    "batch size half": ({"batch_size": 2.5}, r"Expected batch_size, a whole number of at least 1\. Got 2\.5\."),
-    "no such device": ({"device": "abacus"}, r"Expected a device that has float64\. Got 'abacus': "),
-    "no such GPU": ({"device": "cuda:99"}, r"Expected a device that has float64\. Got 'cuda:99': "),
-    "a device without numbers": ({"device": "meta"}, r"Expected a device that has float64\. Got 'meta': "),
-}
+# What is passed instead, and what the message must name. Each case meets two of the attacks, which share one check.
+COMMON: list[tuple[dict[str, Any], str]] = [
+    ({"images": spoilt(1.01)}, r"pixels .* Got 1\.01"),
+    ({"images": spoilt(-1e-9)}, r"pixels .* Got -1e-09"),
+    ({"images": spoilt(torch.nan)}, r"pixels .* Got nan"),
+    ({"images": torch.zeros(4, 6, dtype=torch.uint8)}, r"images .* Got torch\.uint8"),
+    ({"images": torch.zeros(4, 6) * 1j}, r"images .* Got torch\.complex64"),
+    ({"images": [[0.5] * 6]}, r"images .* Got list"),
+    ({"images": IMAGES[0]}, r"batch of images .* \(6,\)"),
+    ({"images": torch.zeros(4, 0)}, r"batch of images .* \(4, 0\)"),
+    ({"images": grey_images(4, 7)}, r"images that the model can take .* \(4, 7\)"),
+    ({"labels": torch.tensor([0, 1, 3, 0])}, r"labels from 0 to 2\. Got 3"),
+    ({"labels": torch.tensor([0, -1, 2, 0])}, r"labels from 0 to 2\. Got -1"),
+    ({"labels": LABELS[:3]}, r"one label for each of 4 images\. Got shape \(3,\)"),
+    ({"labels": LABELS[:, None]}, r"one label for each of 4 images\. Got shape \(4, 1\)"),
+    ({"labels": LABELS.float()}, r"integer labels\. Got torch\.float32"),
+    ({"labels": LABELS > 0}, r"integer labels\. Got torch\.bool"),
+    ({"labels": [0, 1, 2, 0]}, r"integer labels\. Got list"),
+    ({"epsilon": -0.1}, r"(epsilon|radii) .*not negative\. Got -0\.1"),
+    ({"epsilon": float("nan")}, r"(epsilon|radii) finite .* Got nan"),
+    ({"epsilon": float("inf")}, r"(epsilon|radii) finite .* Got inf"),
+    ({"epsilon": "0.1"}, r"(epsilon|radii), one number or one for each .* Got '0\.1'"),
+    ({"epsilon": True}, r"(epsilon|radii), one number or one for each .* Got True"),
+    ({"epsilon": torch.ones(3)}, r"one for each of 4 images\. Got .*\(3,\)"),
+    ({"epsilon": torch.ones(4, dtype=torch.int64)}, r"one for each of 4 images\. Got torch\.int64"),
+    ({"epsilon": torch.tensor([0.1, torch.nan, 0.1, 0.1])}, r"(epsilon|radii) finite .* Got nan"),
+    ({"epsilon": torch.tensor([0.1, 0.1, 0.1, -1.0])}, r"not negative\. Got -1\.0"),
+    ({"model": lambda x: x}, r"torch\.nn\.Module\. Got function"),
+    ({"model": nn.Linear(6, 1)}, r"at least 2 classes\. Got .*\(4, 1\)"),
+    ({"model": Returns(lambda x: x[:, None])}, r"logits \(4, classes\) .* \(4, 1, 6\)"),
+    ({"model": Returns(lambda x: x[:1])}, r"logits \(4, classes\) .* \(1, 6\)"),
+    ({"model": Returns(lambda x: (x, x))}, r"logits \(4, classes\) .* Got tuple"),
+    ({"model": Returns(nan_on_the_second)}, r"numbers\. Got NaN for image 1"),
+    ({"model": nn.Sequential(nn.Linear(6, 3), MaxMin())}, r"^MaxMin: .* Got 3"),
+    ({"batch_size": 0}, r"batch_size, .* at least 1\. Got 0"),
+    ({"batch_size": 2.5}, r"batch_size, .* at least 1\. Got 2\.5"),
+    ({"device": "abacus"}, r"device .* Got 'abacus'"),
+    ({"device": "cuda:99"}, r"device .* Got 'cuda:99'"),
+    ({"device": "meta"}, r"device .* Got 'meta'"),
+]
+NAMES = cycle(ATTACKS)
+PAIRS = [(name, *case) for case in COMMON for name in (next(NAMES), next(NAMES))]
+
+OWN: list[tuple[str, dict[str, Any], str]] = [
+    ("pgd", {"steps": 0}, r"steps, .* at least 1\. Got 0"),
+    ("pgd", {"steps": 1.5}, r"steps, .* Got 1\.5"),
+    ("pgd", {"restarts": 0}, r"restarts, .* Got 0"),
+    ("pgd", {"step_size": 0.0}, r"step_size .*positive\. Got 0\.0"),
+    ("pgd", {"step_size": float("nan")}, r"step_size finite .* Got nan"),
+    ("pgd", {"step_size": "big"}, r"step_size .* Got 'big'"),
+    ("pgd", {"seed": -1}, r"seed, .* at least 0\. Got -1"),
+    ("apgd", {"steps": 0}, r"steps, .* Got 0"),
+    ("apgd", {"restarts": -2}, r"restarts, .* Got -2"),
+    ("apgd", {"targets": 0}, r"targets, .* Got 0"),
+    ("apgd", {"seed": 0.5}, r"seed, .* Got 0\.5"),
+    ("apgd", {"loss": "cw"}, r"loss .* margin, dlr, .* Got 'cw'"),
+    ("apgd", {"loss": "dlr", "model": linear_classifier(6, 2), "labels": LABELS % 2}, r"3 classes .*'dlr'\. Got 2"),
+    ("apgd", {"loss": "targeted-dlr"}, r"4 classes .*'targeted-dlr'\. Got 3"),
+    ("rounding_search", {"steps": 0}, r"steps, .* Got 0"),
+    ("rounding_search", {"rounds": 0}, r"rounds, .* Got 0"),
+    ("rounding_search", {"candidates": 0}, r"candidates, .* Got 0"),
+    ("rounding_search", {"seed": -1}, r"seed, .* Got -1"),
+    ("pgd", {"model": Returns(lambda x: x.detach()[:, :3]), "labels": IMAGES[:, :3].argmax(dim=1)}, r"differentiated"),
+]
 
 
-def called(attack: Callable[..., Any], **changes: Any) -> Any:
-    given: dict[str, Any] = {"model": MODEL, "images": IMAGES, "labels": LABELS, "epsilon": 0.1} | changes
-    return attack(given.pop("model"), given.pop("images"), given.pop("labels"), given.pop("epsilon"), **given)
+def call(attack: Callable[..., Any], **changes: Any) -> Any:
+    arguments: dict[str, Any] = {"model": MODEL, "images": IMAGES, "labels": LABELS, "epsilon": 0.1} | changes
+    positional = [arguments.pop(name) for name in ("model", "images", "labels", "epsilon")]
+    return attack(*positional, **arguments)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("case", COMMON)
-def test_refused_by_all(name: str, case: str) -> None:
-    changes, message = COMMON[case]
+def refuse(attack: Callable[..., Any], message: str, **changes: Any) -> None:
     with pytest.raises(IsoconvError, match=message) as caught:
-        called(ATTACKS[name], **changes)
+        call(attack, **changes)
     assert "\n" not in str(caught.value)
 
 
-OWN: dict[str, tuple[str, dict[str, Any], str]] = {
-    "pgd steps": ("pgd", {"steps": 0}, r"Expected steps, a whole number of at least 1\. Got 0\."),
-    "pgd half a step": ("pgd", {"steps": 1.5}, r"Expected steps, a whole number of at least 1\. Got 1\.5\."),
-    "pgd restarts": ("pgd", {"restarts": 0}, r"Expected restarts, a whole number of at least 1\. Got 0\."),
-    "pgd step size zero": ("pgd", {"step_size": 0.0}, r"Expected step_size finite and positive\. Got 0\.0\."),
-    "pgd step size NaN": ("pgd", {"step_size": float("nan")}, r"Expected step_size finite and positive\. Got nan\."),
-    "pgd step size word": ("pgd", {"step_size": "big"}, r"Expected step_size finite and positive\. Got 'big'\."),
-    "pgd seed": ("pgd", {"seed": -1}, r"Expected seed, a whole number of at least 0\. Got -1\."),
-    "apgd steps": ("apgd", {"steps": 0}, r"Expected steps, a whole number of at least 1\. Got 0\."),
-    "apgd restarts": ("apgd", {"restarts": -2}, r"Expected restarts, a whole number of at least 1\. Got -2\."),
-    "apgd targets": ("apgd", {"targets": 0}, r"Expected targets, a whole number of at least 1\. Got 0\."),
-    "apgd seed": ("apgd", {"seed": 0.5}, r"Expected seed, a whole number of at least 0\. Got 0\.5\."),
-    "apgd loss": ("apgd", {"loss": "cw"}, r"Expected loss to be one of margin, dlr, .* Got 'cw'\."),
-    "apgd two classes": (
-        "apgd",
-        {"loss": "dlr", "model": linear_classifier(6, 2), "labels": LABELS % 2},
-        r"Expected at least 3 classes for the loss 'dlr'\. Got 2\.",
-    ),
-    "apgd three classes": (
-        "apgd",
-        {"loss": "targeted-dlr"},
-        r"Expected at least 4 classes for the loss 'targeted-dlr'\. Got 3\.",
-    ),
-    "rounding steps": ("rounding_search", {"steps": 0}, r"Expected steps, a whole number of at least 1\. Got 0\."),
-    "rounding rounds": ("rounding_search", {"rounds": 0}, r"Expected rounds, a whole number of at least 1\. Got 0\."),
-    "rounding candidates": ("rounding_search", {"candidates": 0}, r"Expected candidates, a whole number .* Got 0\."),
-    "rounding seed": ("rounding_search", {"seed": -1}, r"Expected seed, a whole number of at least 0\. Got -1\."),
-    "no gradient": (
-        "pgd",
-        {"model": Returns(lambda x: x.detach()[:, :3]), "labels": IMAGES[:, :3].argmax(dim=1)},
-        r"Expected logits that can be differentiated in the pixels\. Got a constant\.",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", OWN)
-def test_refused(case: str) -> None:
-    name, changes, message = OWN[case]
-    with pytest.raises(IsoconvError, match=message) as caught:
-        called(ATTACKS[name], **changes)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("name", "changes", "message"), [*PAIRS, *OWN], ids=[f"{c[0]} {c[2]}" for c in [*PAIRS, *OWN]])
+def test_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    refuse(ATTACKS[name], message, **changes)
 
 
 def test_decision_attacks_check_their_counts_before_foolbox() -> None:
-    with pytest.raises(IsoconvError, match=r"Expected steps, a whole number of at least 1\. Got 0\."):
-        called(boundary, steps=0)
-    with pytest.raises(IsoconvError, match=r"Expected queries, a whole number of at least 1\. Got 0\."):
-        called(pointwise, queries=0)
+    refuse(boundary, r"steps, .* at least 1\. Got 0", steps=0)
+    refuse(pointwise, r"queries, .* at least 1\. Got 0", queries=0)
+
+
+def test_nearest() -> None:
+    for options, word in (({"rounds": -1}, "rounds"), ({"certified": -0.5}, "certified"), ({"steps": 0}, "steps")):
+        with pytest.raises(IsoconvError, match=f"Expected {word}"):
+            nearest(MODEL, IMAGES, LABELS, **options)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_images_are_no_mistake(name: str) -> None:
-    result = called(ATTACKS[name], images=IMAGES[:0], labels=LABELS[:0])
+    result = call(ATTACKS[name], images=IMAGES[:0], labels=LABELS[:0])
     assert result.images.shape == (0, 6) and result.images.dtype == torch.float64
     assert result.success.tolist() == [] and result.accuracy != result.accuracy

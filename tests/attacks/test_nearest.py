@@ -1,30 +1,25 @@
 """The nearest adversarial example: right where it is known, honest everywhere, and never inside a certificate."""
 
-import pytest
 import torch
-from torch import nn
 
 from attacks.attack_reference import (
+    Lead,
+    assert_norms,
     easy_images,
-    exact_square,
     generator,
     grey_images,
     linear_classifier,
-    logits64,
-    minimal_distances,
+    linear_problem,
     wrong,
 )
-from isoconv import IsoconvError
 from isoconv.attacks.nearest import nearest
 from isoconv.certify import Certifier
 from isoconv.models import Small
 
 
 def test_it_finds_the_boundary_of_a_linear_classifier():
-    model, images = linear_classifier(12, 4), grey_images(20, 12)
-    labels = logits64(model, images).argmax(dim=1)
+    model, images, labels, least = linear_problem(20, 4, 12)
     found = nearest(model, images, labels)
-    least = minimal_distances(model, images, labels)
     assert bool(found.success.all()) and bool(found.clean.all())
     assert bool((found.norms >= least * (1 - 1e-9)).all())
     assert float((found.norms / least).max()) < 1.02
@@ -36,16 +31,13 @@ def test_every_point_keeps_its_promises():
     labels[0] = (labels[0] + 1) % 4
     found = nearest(model, images, labels, rounds=3, steps=10)
     assert bool(wrong(model, found.images, labels)[found.success].all())
-    assert bool(((found.images >= 0) & (found.images <= 1)).all())
-    for image, point, norm in zip(images, found.images, found.norms.tolist(), strict=True):
-        assert float(exact_square(image, point)) <= norm**2 * (1 + 1e-12)
+    assert_norms(images, found, found.epsilon)
     assert not bool(found.clean[0]) and float(found.norms[0]) == 0 and torch.equal(found.images[0], images[0])
 
 
 def test_it_is_never_within_a_certified_radius():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Small((1, 8, 8), 5)
+    torch.manual_seed(0)
+    model = Small((1, 8, 8), 5)
     images = torch.rand(10, 1, 8, 8, generator=generator(), dtype=torch.float64)
     certified = Certifier(model, (1, 8, 8))(images)
     found = nearest(model, images, certified.prediction, certified=certified.radius)
@@ -56,12 +48,10 @@ def test_it_is_never_within_a_certified_radius():
 
 
 def test_nothing_is_found_where_there_is_nothing():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
-    with torch.no_grad():
-        model[1].weight.fill_(1e-3)
-        model[1].bias.copy_(torch.tensor([1.0, 0.0]))
     images = grey_images(3, 6)
-    found = nearest(model, images, torch.zeros(3, dtype=torch.int64), rounds=2, steps=5)
+    found = nearest(
+        Lead(lambda x: 1 + 1e-3 * x.sum(dim=1)), images, torch.zeros(3, dtype=torch.int64), rounds=2, steps=5
+    )
     assert not bool(found.success.any()) and bool(found.clean.all())
     assert torch.equal(found.images, images) and float(found.norms.max()) == 0
     farthest = (images - (images < 0.5).double()).norm(dim=1)
@@ -69,8 +59,8 @@ def test_nothing_is_found_where_there_is_nothing():
 
 
 def test_more_rounds_are_never_worse_and_progress_is_told():
-    model, images = linear_classifier(12, 3, seed=3), grey_images(6, 12)
-    labels, seen = logits64(model, images).argmax(dim=1), []
+    model, images, labels, _ = linear_problem(6, 3, 12)
+    seen = []
     few = nearest(model, images, labels, rounds=1)
     many = nearest(model, images, labels, rounds=6, progress=lambda done, total: seen.append((done, total)))
     assert bool((many.norms <= few.norms).all())
@@ -80,17 +70,3 @@ def test_more_rounds_are_never_worse_and_progress_is_told():
 def test_no_images():
     found = nearest(linear_classifier(6, 3), torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
     assert len(found.norms) == 0
-
-
-BAD = {
-    "rounds": ({"rounds": -1}, "Expected rounds, a whole number of at least 0. Got -1."),
-    "certified": ({"certified": -0.5}, "Expected certified finite and not negative. Got -0.5."),
-    "steps": ({"steps": 0}, "Expected steps, a whole number of at least 1. Got 0."),
-}
-
-
-@pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
-def test_bad_input(options, message):
-    model, images = linear_classifier(6, 3), grey_images(2, 6)
-    with pytest.raises(IsoconvError, match=message):
-        nearest(model, images, logits64(model, images).argmax(dim=1), **options)

@@ -9,28 +9,18 @@ from torch import Tensor, nn
 
 from attacks.attack_reference import (
     DEVICES,
+    Lead,
+    assert_norms,
     exact_square,
     generator,
     grey_images,
-    linear_classifier,
+    linear_problem,
     logits64,
-    minimal_distances,
     wrong,
 )
-from isoconv.attacks import AttackResult, rounding_search
-from isoconv.attacks.ball import excess
-from isoconv.attacks.deployed import Deployed
-from isoconv.attacks.findings import Findings
-from isoconv.attacks.rounding_search import _neighbours, _offsets, _on_the_line, _refute
+from isoconv.attacks import rounding_search
+from isoconv.attacks.search import Deployed
 from isoconv.models import Small
-
-
-def assert_proved(result: AttackResult, images: Tensor, radii: Tensor) -> None:
-    """All the points, refuting or not, lie within the radius, and no norm is understated."""
-    for image, point, norm, radius in zip(images, result.images, result.norms.tolist(), radii.tolist(), strict=True):
-        assert exact_square(image, point) <= min(Fraction(norm), Fraction(radius)) ** 2
-        assert norm <= radius
-    assert bool(((result.images >= 0) & (result.images <= 1)).all())
 
 
 def cancelling(features: int) -> tuple[nn.Sequential, Tensor]:
@@ -68,7 +58,7 @@ def test_a_badly_conditioned_network() -> None:
     result = rounding_search(model, images, torch.tensor(predictions), claimed)
     assert bool(result.clean.all())
     assert bool(result.success.all())
-    assert_proved(result, images, claimed)
+    assert_norms(images, result, claimed)
     for point, prediction in zip(result.images, predictions, strict=True):
         exact = constant + sum(Fraction(v) * Fraction(p) for v, p in zip(w.tolist(), point.tolist(), strict=True))
         assert (exact > 0) == (prediction == 0)  # the real network is right there,
@@ -87,28 +77,22 @@ def test_the_plain_radius_of_a_linear_classifier(features: int, device: str) -> 
 
     the logits' errors are below 152·2⁻⁵³·Σ|w_i x_i| < 2e-13 each, so that 1e-12 less leaves room for all of them.
     """
-    model = linear_classifier(features, 3)
-    images = grey_images(12, features)
-    predictions = logits64(model, images).argmax(dim=1)
-    radii = minimal_distances(model, images, predictions)
+    model, images, predictions, radii = linear_problem(12, 3, features)
     model.to(device)
     result = rounding_search(model, images, predictions, radii)
     assert int(result.success.sum()) >= 4
-    assert_proved(result, images, radii)
+    assert_norms(images, result, radii)
     assert bool((result.margins[result.success] <= 0).all())
     safe = radii - 1e-12
     careful = rounding_search(model, images, predictions, safe)
     assert not bool(careful.success.any())
-    assert_proved(careful, images, safe)
+    assert_norms(images, careful, safe)
     assert bool((careful.margins < 1e-10).all())  # it did get there
 
 
 def test_neighbours_find_what_the_line_does_not() -> None:
     """A little inside the radius, where it takes some luck with the rounding: more rounds refute more."""
-    model = linear_classifier(150, 3)
-    images = grey_images(12, 150)
-    predictions = logits64(model, images).argmax(dim=1)
-    radii = minimal_distances(model, images, predictions)
+    model, images, predictions, radii = linear_problem(12, 3, 150)
     few, many = 0, 0
     for less in (2e-16, 5e-16):
         inside = radii - less
@@ -127,7 +111,7 @@ def test_a_lipschitz_network_below_its_radius() -> None:
     radii = (top.values[:, 0] - top.values[:, 1]) / (2**0.5 * 1.001) - 1e-9
     result = rounding_search(model, images, top.indices[:, 0], radii, steps=20, rounds=2, candidates=16)
     assert bool(result.clean.all()) and not bool(result.success.any())
-    assert_proved(result, images, radii)
+    assert_norms(images, result, radii)
 
 
 class BatchOfOne(nn.Module):
@@ -149,8 +133,7 @@ def test_what_is_out_of_reach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[int] = []
     margins = Deployed.margins
     monkeypatch.setattr(Deployed, "margins", lambda self, x, labels: asked.append(len(x)) or margins(self, x, labels))
-    model, images = linear_classifier(3, 2), grey_images(4, 3)
-    predictions = logits64(model, images).argmax(dim=1)
+    model, images, predictions, _ = linear_problem(4, 2, 3)
     rounding_search(model, images, predictions, 1e-3, steps=2, rounds=8, candidates=16)
     few = len(asked)
     asked.clear()
@@ -159,47 +142,22 @@ def test_what_is_out_of_reach_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_only_points_that_are_exactly_inside_refute() -> None:
-    """A point one float further out than the radius is nothing, whatever the network says there."""
-    images = torch.zeros(1, 2, dtype=torch.float64)
-    findings = Findings(
-        linear_classifier(2, 2), images, torch.tensor([0]), 0.5, batch_size=None, device=None, progress=None
-    )
-    findings.margins[:] = 1.0
-    half = torch.tensor(0.5, dtype=torch.float64)
-    beyond = torch.stack([torch.nextafter(half, half + 1), torch.zeros_like(half)])
-    points = torch.stack([beyond, beyond])[None]
-    refuting = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
-    _refute(findings, torch.tensor([0]), images, findings.epsilon, points, refuting)
-    assert findings.margins.tolist() == [1.0]
-    points[0, 1, 0] = 0.5
-    _refute(findings, torch.tensor([0]), images, findings.epsilon, points, refuting)
-    assert findings.margins.tolist() == [-1.0] and torch.equal(findings.points, points[:, 1])
+    """The network is right up to the last float below 1/2: a claim of 1/2 is refuted, a claim of that float is not."""
+    images, labels, below = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0]), float(np.nextafter(0.5, 0))
 
+    def lead(x: Tensor) -> Tensor:
+        inside = [exact_square(images[0], row) <= Fraction(below) ** 2 for row in x.detach()]
+        return torch.where(torch.tensor(inside), 1.0, -1.0).to(x) - 1e-9 * x.sum(dim=1)
 
-def test_candidates_walk_through_the_sphere() -> None:
-    """The line crosses it, float after float; neighbours differ from the centre by up to eight last places."""
-    images = grey_images(3, 30)
-    radii = torch.tensor([1e-6, 0.01, 0.2], dtype=torch.float64)
-    line = _on_the_line(images, grey_images(3, 30, seed=2), radii, 64)
-    beyond = excess(images.repeat_interleave(64, dim=0), line, radii.repeat_interleave(64)).reshape(3, 64)
-    assert bool(((beyond.diff(dim=1) > 0).double().mean(dim=1) > 0.4).all())  # a step for most of the steps
-    assert bool((beyond.min(dim=1).values <= 0).all()) and bool((beyond.max(dim=1).values > 0).all())
-    offsets = _offsets(64, images.shape[1:], 0, 1)
-    assert offsets.abs().max() == 8 and bool((offsets == offsets.round()).all())
-    near = _neighbours(images, offsets).reshape(3, 64, 30)
-    assert torch.equal((near - images[:, None]) * 2.0**54, offsets.expand(3, -1, -1) * spacings(images)[:, None])
-    assert len({tuple(row) for row in near[0].tolist()}) > 50
-
-
-def spacings(images: Tensor) -> Tensor:
-    """Of the floats at each pixel, in units of 2⁻⁵⁴: one for [1/4, 1/2), two for [1/2, 1)."""
-    return torch.where(images < 0.5, 1.0, 2.0)
+    refuted = rounding_search(Lead(lead), images, labels, 0.5, steps=10)
+    assert bool(refuted.success) and Fraction(below) ** 2 < exact_square(images[0], refuted.images[0]) <= Fraction(1, 4)
+    sound = rounding_search(Lead(lead), images, labels, below, steps=10)
+    assert not bool(sound.success)
+    assert_norms(images, sound, below)
 
 
 def test_a_radius_of_zero_claims_nothing() -> None:
-    model = linear_classifier(6, 3)
-    images = grey_images(4, 6)
-    predictions = logits64(model, images).argmax(dim=1)
+    model, images, predictions, _ = linear_problem(4, 3, 6)
     radii = torch.tensor([0.0, 1e-5, 0.0, 1e-5], dtype=torch.float64)
     predictions[:2] = (predictions[:2] + 1) % 3
     result = rounding_search(model, images, predictions, radii)
@@ -209,10 +167,7 @@ def test_a_radius_of_zero_claims_nothing() -> None:
 
 
 def test_determinism_progress_and_randomness() -> None:
-    model = linear_classifier(10, 3)
-    images = grey_images(7, 10)
-    predictions = logits64(model, images).argmax(dim=1)
-    radii = minimal_distances(model, images, predictions)
+    model, images, predictions, radii = linear_problem(7, 3, 10)
     told: list[tuple[int, int]] = []
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = rounding_search(model, images, predictions, radii, batch_size=3, progress=lambda *x: told.append(x))
@@ -220,10 +175,3 @@ def test_determinism_progress_and_randomness() -> None:
     again = rounding_search(model, images, predictions, radii, batch_size=3)
     assert torch.equal(first.images, again.images)
     assert told == [(3, 7), (6, 7), (7, 7)]
-
-
-def test_no_images() -> None:
-    result = rounding_search(
-        linear_classifier(3, 2), torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    )
-    assert result.images.shape == (0, 3)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import mpmath
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ MOVES = (
     nn.Dropout2d,
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+FINE = 600  # bits behind the point of what is no fraction: far beyond every error that is measured
+mpmath.mp.prec = 700
 
 
 class Exact(NamedTuple):
@@ -101,9 +104,52 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
         case nn.AvgPool1d() | nn.AvgPool2d():
             windows = _windows(module, x.whole, 0)
             return Exact(windows.sum(axis=1), x.unit / windows.shape[1])
+        case nn.ReLU6() | nn.Hardtanh():
+            low, high = (Fraction(v) for v in (module.min_val, module.max_val))
+            return _entrywise(x, lambda v: min(max(v, low), high))
+        case nn.Softsign():
+            return _entrywise(x, lambda v: v / (1 + abs(v)))
+        case nn.Tanh():
+            return _entrywise(x, lambda v: _fraction(mpmath.tanh(_real(v))))
+        case nn.Sigmoid():
+            return _entrywise(x, lambda v: _fraction(1 / (1 + mpmath.exp(-_real(v)))))
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            return _normalised(module, x)
+        case nn.ConstantPad1d() | nn.ConstantPad2d():
+            inside = _moved(lambda places: pad(places, module.padding, value=0), np.full_like(x.whole, 1))
+            moved = _moved(lambda places: pad(places, module.padding, value=0), x.whole)
+            value = Fraction(module.value) / x.unit
+            return Exact(np.where(inside == 1, moved * value.denominator, value.numerator), x.unit / value.denominator)
         case _ if isinstance(module, MOVES):
             return Exact(_moved(module, x.whole), x.unit)
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
+
+
+def _real(value: Fraction) -> mpmath.mpf:
+    return mpmath.mpf(value.numerator) / value.denominator
+
+
+def _fraction(value: mpmath.mpf) -> Fraction:
+    return Fraction(int(mpmath.nint(value * 2**FINE)), 2**FINE)
+
+
+def _entrywise(x: Exact, function: Callable[[Fraction], Fraction]) -> Exact:
+    whole = [round(function(value) * 2**FINE) for value in fractions(x)]
+    return Exact(np.array(whole, dtype=object).reshape(x.whole.shape), Fraction(1, 2**FINE))
+
+
+def _normalised(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Exact) -> Exact:
+    """Batch normalisation in evaluation, channel by channel."""
+    ones, zeros = torch.ones(len(x.whole)), torch.zeros(len(x.whole))
+    given = (module.weight, module.bias, module.running_mean, module.running_var)
+    columns = [v if v is not None else other for v, other in zip(given, (ones, zeros, zeros, ones), strict=True)]
+    channels = []
+    for channel, gamma, beta, mean, variance in zip(x.whole, *(c.tolist() for c in columns), strict=True):
+        slope = _fraction(mpmath.mpf(gamma) / mpmath.sqrt(_real(Fraction(variance) + Fraction(module.eps))))
+        shift, middle = Fraction(beta), Fraction(mean)
+        one = Exact(np.asarray(channel, dtype=object), x.unit)
+        channels.append(_entrywise(one, lambda v, a=slope, b=shift, m=middle: (v - m) * a + b).whole)
+    return Exact(np.stack(channels), Fraction(1, 2**FINE))
 
 
 def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray) -> np.ndarray:

@@ -1,20 +1,18 @@
 """Ways in which somebody has tried to break a certificate, and succeeded; none of them works any more."""
 
-import json
 import math
 from fractions import Fraction
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
+from certify.certificates import check, read, write, write_all
 from isoconv import IsoconvError
-from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy, write_certificate
-from isoconv.check.__main__ import main as check
+from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy
 from isoconv.nn import Scale
 from isoconv.wasserstein.bound import wasserstein_lower_bound
 from isoconv.wasserstein.vector_critic import NearestAnchor
@@ -23,9 +21,9 @@ from isoconv.wasserstein.vector_critic import NearestAnchor
 @pytest.mark.parametrize("scale", [1.1, 1.5, 0.5, 2.4])
 def test_upsampling_by_fractions(scale: float) -> None:
     """Which pixels are taken is a matter of rounding, and torch's gradient counts others than its forward takes."""
-    with pytest.raises(IsoconvError, match=r"^Expected an nn.Upsample by whole numbers. Got .*, of which no bound is"):
+    with pytest.raises(IsoconvError, match="whole numbers"):
         lipschitz_bound(nn.Sequential(nn.Upsample(scale_factor=scale)), (1, 2))
-    with pytest.raises(IsoconvError, match=r"^Expected an nn.Upsample by whole numbers. Got 1.5, of which"):
+    with pytest.raises(IsoconvError, match=r"whole numbers\. Got 1\.5"):
         lipschitz_bound(nn.Sequential(nn.Upsample(size=3)), (1, 2))
 
 
@@ -60,7 +58,7 @@ def test_a_sequence_that_calls_otherwise() -> None:
     class Louder(nn.Sequential):
         _compiled_call_impl = staticmethod(lambda x: 10 * x)
 
-    with pytest.raises(IsoconvError, match=r"^Expected modules with a known Lipschitz constant. Got Louder at model"):
+    with pytest.raises(IsoconvError, match="Louder at model, which has a _compiled_call_impl"):
         lipschitz_bound(Louder(nn.Linear(2, 2)), (2,))
 
 
@@ -75,7 +73,7 @@ def test_compiling_is_no_patch() -> None:
 @pytest.mark.parametrize("make", [nn.ZeroPad2d, lambda pads: nn.ConstantPad2d(pads, 0.5)], ids=["zeros", "constant"])
 def test_padding_of_channels_and_of_the_batch(pads: tuple[int, ...], make) -> None:
     model = nn.Sequential(make(pads), nn.Flatten(), nn.Linear(4, 2))
-    with pytest.raises(IsoconvError, match=r"^Expected padding of the image alone. Got \(0, 0, .* at 0\.$"):
+    with pytest.raises(IsoconvError, match=r"padding of the image alone.* at 0"):
         lipschitz_bound(model, (1, 2, 2))
 
 
@@ -83,7 +81,7 @@ def test_a_bias_that_is_no_parameter() -> None:
     layer = nn.Linear(2, 2)
     del layer.bias
     layer.bias = torch.ones(2)  # type: ignore[assignment]
-    with pytest.raises(IsoconvError, match=r"^Expected weights and biases that are parameters. Got others in Linear"):
+    with pytest.raises(IsoconvError, match="bias as a parameter of Linear at 0"):
         lipschitz_bound(nn.Sequential(layer), (2,))
 
 
@@ -124,16 +122,9 @@ def signs(n: int = 400) -> tuple[nn.Sequential, Tensor]:
 def test_logits_moved_by_what_a_second_run_may_differ_by(arithmetic: str, tmp_path, capsys) -> None:
     """Logits in the file may lie off those that are recomputed; a radius that only they carry is refused."""
     net, x = signs()
-    certifier = Certifier(net, (x.shape[1],), arithmetic=arithmetic)
-    found = certifier(x)
-    file, weights, pixels = tmp_path / "c.json", tmp_path / "w.safetensors", tmp_path / "x.npy"
-    write_certificate(file, certifier, found)  # without labels
-    save_file(net.state_dict(), weights)
-    np.save(pixels, x.numpy())
-    arguments = [str(file), str(weights), "--images", str(pixels)]
+    arguments = write_all(net, x, tmp_path, arithmetic=arithmetic)  # without labels
     assert check(arguments) == 0
-    table = json.loads(file.read_text())
-    (image,) = table["images"]
+    table, (image,) = read(Path(arguments[0]))
     offset, slope = (float.fromhex(table[name]) for name in ("error_offset", "error_slope"))
     p, logits = image["prediction"], [float.fromhex(logit) for logit in image["logits"]]
     moved = 1.99 * (offset + slope * float(x.norm()))
@@ -144,35 +135,18 @@ def test_logits_moved_by_what_a_second_run_may_differ_by(arithmetic: str, tmp_pa
     image["logits"], image["radius"] = [logit.hex() for logit in logits], radius.hex()
     truth = Fraction(abs(float((net[0].weight[0] - net[0].weight[1]).detach().double() @ x[0]))) / Fraction(5, 4)
     assert Fraction(radius) > truth  # a lie
-    file.write_text(json.dumps(table))
+    write(Path(arguments[0]), table, [image])
     capsys.readouterr()
     assert check(arguments) == 1 and "the network's margin to class" in capsys.readouterr().out
 
 
 def test_a_factor_that_float32_cannot_hold(tmp_path, capsys) -> None:
     net = nn.Sequential(nn.Linear(2, 2), Scale(1.0))
-    certifier = Certifier(net, (2,), arithmetic="float32")
-    write_certificate(tmp_path / "c.json", certifier, certifier(torch.tensor([[0.5, 0.25]])))
-    save_file(net.state_dict(), tmp_path / "w.safetensors")
-    table = json.loads((tmp_path / "c.json").read_text())
-    factor = 1 - 2.0**-30
-    table["layers"][1]["settings"]["factor"] = factor.hex()
-    (tmp_path / "c.json").write_text(json.dumps(table))
-    assert check([str(tmp_path / "c.json"), str(tmp_path / "w.safetensors")]) == 1
-    assert "float32 cannot hold the factor" in capsys.readouterr().out
-
-
-def test_networks_whose_file_could_not_be_checked(tmp_path) -> None:
-    x = torch.rand(1, 2)
-    alone = Certifier(nn.Linear(2, 2), (2,))
-    with pytest.raises(IsoconvError, match=r"^Expected a network whose layers have names. Got one Linear: put it into"):
-        write_certificate(tmp_path / "c.json", alone, alone(x))
-    rough = Certifier(nn.Sequential(nn.Linear(2, 2).half()), (2,))
-    with pytest.raises(
-        IsoconvError, match=r"^Expected weights in float32 or float64, for which there is a checker. Got"
-    ):
-        write_certificate(tmp_path / "c.json", rough, rough(x))
-    assert not list(tmp_path.iterdir())
+    arguments = write_all(net, torch.tensor([[0.5, 0.25]]), tmp_path, arithmetic="float32")
+    table, images = read(Path(arguments[0]))
+    table["nodes"][1]["settings"]["factor"] = (1 - 2.0**-30).hex()
+    write(Path(arguments[0]), table, images)
+    assert check(arguments) == 1 and "float32 cannot hold" in capsys.readouterr().out
 
 
 def test_radii_of_all_kinds_of_numbers() -> None:

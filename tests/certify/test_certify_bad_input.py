@@ -1,9 +1,7 @@
 """What must not be certified says so in one line: what was expected, what came."""
 
 import math
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,18 +9,12 @@ import torch
 from torch import nn
 
 from isoconv import IsoconvError
-from isoconv.certify import (
-    Certifier,
-    certified_radius,
-    lipschitz_bound,
-    robust_accuracy,
-    weights_sha256,
-    write_certificate,
-)
-from isoconv.nn import BCOPConv2d, MaxMin
+from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy
+from isoconv.nn import MaxMin
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1])
+ROW = nn.Unflatten(1, (1, 4))
 
 
 def model() -> nn.Module:
@@ -30,68 +22,48 @@ def model() -> nn.Module:
     return nn.Linear(4, 3)
 
 
+def after(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), *layers)
+
+
 def refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(IsoconvError, match=message) as error:
         call()
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).startswith("Expected")
 
 
-OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"p": 0.5}, "Expected a norm with p of at least 1. Got 0.5."),
-    ({"p": 0}, "Expected a norm with p of at least 1. Got 0."),
-    ({"p": math.nan}, "Expected a norm with p of at least 1. Got nan."),
-    ({"p": -math.inf}, "Expected a norm with p of at least 1. Got -inf."),
-    ({"p": "2"}, "Expected a norm"),
-    ({"p": None}, "Expected a norm"),
-    ({"arithmetic": "float16"}, "Expected arithmetic to be one of float64, float32. Got 'float16'."),
-    ({"arithmetic": torch.float64}, "Expected arithmetic to be one of float64, float32. Got torch.float64."),
-    ({"criterion": "pair"}, "Expected criterion to be one of pairs, per-class. Got 'pair'."),
-    ({"criterion": None}, "Expected criterion to be one of pairs, per-class. Got None."),
-    ({"input_range": (1, 0)}, r"Expected an input range such as \(0, 1\). Got \(1, 0\)."),
-    ({"input_range": (0, 0)}, r"Expected an input range such as \(0, 1\). Got \(0, 0\)."),
-    ({"input_range": (0, math.inf)}, r"Expected an input range such as \(0, 1\). Got \(0, inf\)."),
-    ({"input_range": (math.nan, 1)}, r"Expected an input range such as \(0, 1\). Got \(nan, 1\)."),
-    ({"input_range": (0,)}, "Expected an input range"),
-    ({"input_range": (0, 1, 2)}, "Expected an input range"),
-    ({"input_range": None}, "Expected an input range"),
-    ({"input_range": 255}, "Expected an input range"),
-    ({"input_range": ("a", "b")}, "Expected an input range"),
-    ({"batch_size": 0}, "Expected .*batch"),
-    ({"batch_size": -1}, "Expected .*batch"),
-    ({"batch_size": 2.5}, "Expected .*batch"),
-    ({"batch_size": None}, "Expected .*batch"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=lambda value: str(value)[:50])
-def test_options(options: dict[str, Any], message: str) -> None:
-    refused(lambda: certified_radius(model(), X, **options), message)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"p": p} for p in (0.5, 0, math.nan, -math.inf, "2", None)),
+        *({"arithmetic": a} for a in ("float16", torch.float64)),
+        *({"criterion": c} for c in ("pair", None)),
+        *({"input_range": r} for r in ((1, 0), (0, 0), (0, math.inf), (math.nan, 1), (0,), (0, 1, 2), None, 255, "ab")),
+        *({"batch_size": b} for b in (0, -1, 2.5, None)),
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any]) -> None:
+    words = {"p": "norm", "input_range": "input range", "batch_size": "batch"}
+    (name,) = options
+    refused(lambda: certified_radius(model(), X, **options), words.get(name, name))
 
 
 INPUTS: dict[str, tuple[Any, str]] = {
-    "int32": (X.int(), "Expected inputs as a floating-point tensor .* Got torch.int32."),
-    "uint8": (X.to(torch.uint8), "Expected inputs as a floating-point tensor .* Got torch.uint8."),
-    "bool": (X.bool(), "Expected inputs as a floating-point tensor .* Got torch.bool."),
-    "complex": (X.to(torch.complex64), "Expected inputs as a floating-point tensor .* Got torch.complex64."),
-    "numpy": (X.numpy(), r"Expected a batch of inputs \(N, …\). Got"),
-    "list": (X.tolist(), r"Expected a batch of inputs \(N, …\). Got"),
-    "none": (None, r"Expected a batch of inputs \(N, …\). Got None."),
-    "no batch": (X[0], r"Expected a batch of inputs \(N, …\). Got \(4,\)."),
-    "a number": (X[0, 0], r"Expected a batch of inputs \(N, …\). Got \(\)."),
-    "too wide": (torch.rand(2, 5), "Expected an input that Linear at model can take"),
-    "too deep": (
-        torch.rand(2, 1, 4),
-        r"Expected a classifier with at least two logits. Got outputs of shape \(1, 3\).",
-    ),
-    "pixels to 255": (X * 255, "Expected pixels from 0 to 1. Got values from .* to "),
-    "negative pixels": (-X, "Expected pixels from 0 to 1. Got values from -"),
-    "just above": (torch.full((1, 4), math.nextafter(1, 2), dtype=torch.float64), "Expected pixels from 0 to 1. Got"),
-    "nan beside a large one": (
-        torch.tensor([[math.nan, 3, 0, 0]]),
-        "Expected pixels from 0 to 1. Got values from 0 to 3.",
-    ),
-    "meta": (X.to("meta"), "Expected"),
-    "sparse": (X.to_sparse(), "Expected"),
+    "int32": (X.int(), "floating-point tensor .* Got torch.int32"),
+    "uint8": (X.to(torch.uint8), "floating-point tensor .* Got torch.uint8"),
+    "complex": (X.to(torch.complex64), "floating-point tensor .* Got torch.complex64"),
+    "numpy": (X.numpy(), "batch of inputs"),
+    "none": (None, "batch of inputs .*None"),
+    "no batch": (X[0], r"batch of inputs .*\(4,\)"),
+    "too wide": (torch.rand(2, 5), "Linear at model can take"),
+    "too deep": (torch.rand(2, 1, 4), r"at least two logits. Got outputs of shape \(1, 3\)"),
+    "pixels to 255": (X * 255, "pixels from 0 to 1"),
+    "negative pixels": (-X, "pixels from 0 to 1. Got values from -"),
+    "just above": (torch.full((1, 4), math.nextafter(1, 2), dtype=torch.float64), "pixels from 0 to 1"),
+    "nan beside a large one": (torch.tensor([[math.nan, 3, 0, 0]]), "Got values from 0 to 3"),
+    "meta": (X.to("meta"), "a value for each pixel"),
+    "sparse": (X.to_sparse(), "a value for each pixel"),
 }
 
 
@@ -101,123 +73,82 @@ def test_inputs(name: str) -> None:
     refused(lambda: certified_radius(model(), x), message)
 
 
-def lazy() -> nn.Module:
-    return nn.LazyLinear(3)
-
-
-def complex_weights() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, about complex modules
-        return nn.Linear(4, 3).to(torch.complex64)
-
-
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
-    "none": (lambda: None, "Expected"),
-    "a function": (lambda: torch.relu, "Expected"),
-    "empty": (lambda: nn.Sequential(), "Expected"),
-    "lazy": (lazy, "Expected weights that are real numbers. Got lazy ones"),
-    "meta": (lambda: nn.Linear(4, 3, device="meta"), "Expected"),
-    "complex": (complex_weights, "Expected .*complex"),
-    "one logit": (
-        lambda: nn.Linear(4, 1),
-        r"Expected a classifier with at least two logits. Got outputs of shape \(1,\).",
-    ),
-    "images as outputs": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1)),
-        "Expected",
-    ),
-    "convolution of vectors": (
-        lambda: nn.Conv2d(1, 2, 3),
-        r"Expected an input \(channels, height, width\) for Conv2d at model. Got \(4,\).",
-    ),
-    "odd channels": (lambda: nn.Sequential(nn.Linear(4, 3), MaxMin()), "Expected a number of channels that 2 divides"),
-    "softmax": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), "Got Softmax at 1"),
-    "dropped features": (lambda: nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout()), "Got AlphaDropout at 1"),
+    "none": (lambda: None, "Got NoneType"),
+    "a function": (lambda: torch.relu, "torch.nn.Module"),
+    "empty": (lambda: nn.Sequential(), "at least one module"),
+    "one logit": (lambda: nn.Linear(4, 1), r"at least two logits. Got outputs of shape \(1,\)"),
+    "images as outputs": (lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1)), "two logits"),
+    "convolution of vectors": (lambda: nn.Conv2d(1, 2, 3), r"\(channels, height, width\) for Conv2d at model"),
+    "odd channels": (lambda: after(MaxMin()), "2 divides"),
+    "softmax": (lambda: after(nn.Softmax(1)), "Got Softmax at 1"),
+    "dropped features": (lambda: after(nn.AlphaDropout()), "Got AlphaDropout at 1"),
     "instance norm": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2)), "Got InstanceNorm1d at 1"),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "Got BatchNorm1d at 1: fold it"),
-    "adaptive pooling": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.AdaptiveAvgPool1d(3), nn.Flatten()),
-        "Got AdaptiveAvgPool1d at 1",
+    "norm of the batch": (lambda: after(nn.BatchNorm1d(3, track_running_stats=False)), "statistics.*BatchNorm1d at 1"),
+    "a window beside the image": (
+        lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.MaxPool1d(2, 1, 1, dilation=2), nn.Flatten()),
+        "reach the image.*MaxPool1d at 1",
     ),
-    "max pooling with ceil": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.AvgPool1d(3, ceil_mode=True), nn.Flatten()),
-        "divides by the same number everywhere",
-    ),
-    "constant padding": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.ConstantPad1d(1, 0.5), nn.Flatten()),
-        "Got ConstantPad1d at 1",
-    ),
-    "transposed convolution": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.ConvTranspose1d(1, 1, 2), nn.Flatten()),
-        "Got ConvTranspose1d at 1",
-    ),
-    "flattened batch": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), "Expected"),
-    "pooling with indices": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.MaxPool1d(1, return_indices=True)),
-        "Expected",
-    ),
-    "softsign": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softsign()), "Got Softsign at 1"),
+    "clipped to infinity": (lambda: after(nn.Hardtanh(0, math.inf)), "Hardtanh at 1"),
+    "adaptive pooling": (lambda: nn.Sequential(ROW, nn.AdaptiveAvgPool1d(3)), "Got AdaptiveAvgPool1d at 1"),
+    "pooling with ceil": (lambda: nn.Sequential(ROW, nn.AvgPool1d(3, ceil_mode=True)), "same number everywhere"),
+    "padding with NaN": (lambda: nn.Sequential(ROW, nn.ConstantPad1d(1, math.nan)), "ConstantPad1d at 1"),
+    "transposed convolution": (lambda: nn.Sequential(ROW, nn.ConvTranspose1d(1, 1, 2)), "Got ConvTranspose1d at 1"),
+    "flattened batch": (lambda: after(nn.Flatten(0)), "batch as it is"),
+    "pooling with indices": (lambda: nn.Sequential(ROW, nn.MaxPool1d(1, return_indices=True)), "MaxPool1d at 1"),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
+    """Refused as soon as a radius is asked for, and not only when a file is written."""
     make, message = MODELS[name]
     refused(lambda: certified_radius(make(), X), message)
 
 
-def test_float64_weights_for_a_float32_certificate() -> None:
-    refused(
-        lambda: certified_radius(model().double(), X, arithmetic="float32"),
-        "Expected float32 weights for a float32 certificate. Got float64 ones.",
-    )
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Hardtanh(0.1, 1.0)],
+        [nn.Hardtanh(0.0, 0.1)],
+        [nn.Unflatten(1, (1, 3)), nn.ConstantPad1d(1, 0.1), nn.Flatten()],
+        [nn.BatchNorm1d(3, eps=1e-40)],
+    ],
+    ids=str,
+)
+def test_numbers_that_float32_cannot_hold(layers: list[nn.Module]) -> None:
+    """Another function would be computed."""
+    for norm in (layer for layer in layers if isinstance(layer, nn.BatchNorm1d)):
+        norm.running_var.zero_()  # type: ignore[union-attr]
+    assert (certified_radius(after(*layers), X) >= 0).all()
+    refused(lambda: certified_radius(after(*layers), X, arithmetic="float32"), "that float32 can hold")
 
 
-def test_a_float64_image_for_a_float32_certificate() -> None:
-    refused(
-        lambda: certified_radius(model(), X.double() / 3, arithmetic="float32"),
-        "Expected inputs that float32 can hold, for a float32 certificate. Round them first.",
-    )
+def test_float64_numbers_for_a_float32_certificate() -> None:
+    refused(lambda: certified_radius(model().double(), X, arithmetic="float32"), "float32 weights")
+    refused(lambda: certified_radius(model(), X.double() / 3, arithmetic="float32"), "inputs that float32 can hold")
 
 
-SHAPES: list[tuple[Any, str]] = [
-    ((), r"Expected input_shape without the batch, such as \(3, 32, 32\). Got \(\)."),
-    ((0,), r"Expected input_shape without the batch, such as \(3, 32, 32\). Got \(0,\)."),
-    ((-4,), r"Expected input_shape without the batch, such as \(3, 32, 32\). Got \(-4,\)."),
-    ((5,), "Expected an input that Linear at model can take"),
-    ((4.0,), "Expected input_shape"),
-    (4, "Expected input_shape"),
-    (None, "Expected input_shape"),
-    ("4", "Expected input_shape"),
-]
-
-
-@pytest.mark.parametrize(("shape", "message"), SHAPES, ids=lambda value: str(value)[:30])
-def test_shapes(shape: Any, message: str) -> None:
+@pytest.mark.parametrize("shape", [(), (0,), (-4,), (5,), (4.0,), 4, None, "4"], ids=str)
+def test_shapes(shape: Any) -> None:
+    message = "Linear at model" if shape == (5,) else "input_shape"
     refused(lambda: Certifier(model(), shape), message)
     refused(lambda: lipschitz_bound(model(), shape), message)
 
 
 def test_certifier_of_another_shape() -> None:
-    certifier = Certifier(model(), (4,))
-    refused(lambda: certifier(torch.rand(2, 5)), r"Expected inputs of shape \(N, 4\). Got \(2, 5\).")
-    strided = Certifier(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(4), nn.Flatten()), (1, 4, 4))
-    refused(lambda: strided(torch.rand(2, 1, 5, 5)), r"Expected inputs of shape \(N, 1, 4, 4\). Got \(2, 1, 5, 5\).")
+    refused(lambda: Certifier(model(), (4,))(torch.rand(2, 5)), r"shape \(N, 4\). Got \(2, 5\)")
 
 
 DATA: dict[str, tuple[Any, str]] = {
-    "label too large": ((X, torch.tensor([0, 3])), "Expected labels from 0 to 2, for 3 logits. Got 0 to 3."),
-    "negative label": ((X, torch.tensor([-1, 0])), "Expected labels from 0 to 2, for 3 logits. Got -1 to 0."),
-    "labels of no whole numbers": ((X, Y.double()), "Expected a whole number as label of each of 2 images"),
-    "too few labels": ((X, Y[:1]), r"Expected a whole number as label of each of 2 images. Got \(1,\)."),
-    "labels in a row": ((X, Y[None]), r"Expected a whole number as label of each of 2 images. Got \(1, 2\)."),
-    "no images": ((X[:0], Y[:0]), "Expected at least one image. Got none."),
-    "pixels to 255": ((255 * X, Y), "Expected pixels from 0 to 1. Got values from .* to"),
-    "no labels": ((X, None), "Expected"),
+    "label too large": ((X, torch.tensor([0, 3])), "labels from 0 to 2.* Got 0 to 3"),
+    "negative label": ((X, torch.tensor([-1, 0])), "labels from 0 to 2.* Got -1 to 0"),
+    "labels of no whole numbers": ((X, Y.double()), "whole number"),
+    "too few labels": ((X, Y[:1]), "each of 2 images"),
+    "no images": ((X[:0], Y[:0]), "at least one image"),
+    "no labels": ((X, None), "images and labels"),
     "labels as a list": ((X, [0, 1]), "Expected"),
     "images alone": (X, "Expected"),
-    "a single": ((X,), "Expected"),
-    "none": (None, "Expected"),
 }
 
 
@@ -227,71 +158,14 @@ def test_data(name: str) -> None:
     refused(lambda: robust_accuracy(model(), data, [0.1]), message)
 
 
-EPSILONS: list[tuple[Any, str]] = [
-    ([-1.0], "Expected radii of at least 0. Got -1"),
-    ([0.1, math.nan], "Expected radii of at least 0. Got nan"),
-    (["a"], "Expected radii"),
-    ([None], "Expected radii"),
-    (0.1, "Expected"),
-    (None, "Expected"),
-]
-
-
-@pytest.mark.parametrize(("epsilons", "message"), EPSILONS, ids=lambda value: str(value)[:30])
-def test_epsilons(epsilons: Any, message: str) -> None:
-    refused(lambda: robust_accuracy(model(), (X, Y), epsilons), message)
-
-
-@pytest.mark.parametrize("epsilon", [-1.0, math.nan, None, "a"])
-def test_epsilons_asked_for_later(epsilon: Any) -> None:
-    found = robust_accuracy(model(), (X, Y))
-    refused(lambda: found.at(epsilon), "Expected radii of at least 0")
+@pytest.mark.parametrize("epsilons", [[-1.0], [0.1, math.nan], ["a"], [None], 0.1, None], ids=str)
+def test_epsilons(epsilons: Any) -> None:
+    refused(lambda: robust_accuracy(model(), (X, Y), epsilons), "radii")
+    if isinstance(epsilons, list):
+        refused(lambda: robust_accuracy(model(), (X, Y)).at(epsilons[-1]), "radii of at least 0")
 
 
 @pytest.mark.parametrize("options", [{"p": math.inf}, {"arithmetic": "float32"}, {"criterion": "per-class"}], ids=str)
 def test_options_beside_a_certifier_are_not_ignored(options: dict[str, Any]) -> None:
     """The certifier has its own: a user who asks for another norm must not get L2 radii."""
-    certifier = Certifier(model(), (4,))
-    refused(lambda: robust_accuracy(certifier, (X, Y), [0.1], **options), "Expected")
-
-
-def test_files(tmp_path: Path) -> None:
-    certifier = Certifier(nn.Sequential(model()), (4,))
-    found = certifier(X)
-    missing = tmp_path / "missing" / "certificate.json"
-    refused(lambda: write_certificate(missing, certifier, found), "Cannot write .*No such file")
-    refused(lambda: write_certificate(tmp_path, certifier, found), "Cannot write .*Is a directory")
-    other = Certifier(nn.Sequential(model()), (4,), p=1)
-    refused(lambda: write_certificate(tmp_path / "c.json", other, other(X)), "Expected a certificate for p = 2")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "labels", [Y[:1], torch.tensor([0, 7]), torch.tensor([-1, 0]), Y.double() + 0.5, Y[None]], ids=str
-)
-def test_labels_in_files(tmp_path: Path, labels: torch.Tensor) -> None:
-    certifier = Certifier(nn.Sequential(model()), (4,))
-    found = certifier(X)
-    refused(lambda: write_certificate(tmp_path / "c.json", certifier, found, labels), "Expected")
-    assert not list(tmp_path.iterdir())
-
-
-def test_certificates_of_another_certifier_are_not_written(tmp_path: Path) -> None:
-    """Radii of one network under the weights of another."""
-    weak = model()
-    with torch.no_grad():
-        weak.weight.div_(100)
-    found = Certifier(weak, (4,))(X)
-    refused(lambda: write_certificate(tmp_path / "c.json", Certifier(model(), (4,)), found), "Expected")
-
-
-def test_hash_of_bfloat16() -> None:
-    assert len(weights_sha256(model().to(torch.bfloat16))) == 64
-
-
-def test_a_layer_that_was_never_fed(tmp_path: Path) -> None:
-    """A kernel of isoconv is built on demand; nothing has to be run before it is certified."""
-    torch.manual_seed(0)
-    layers = nn.Sequential(BCOPConv2d(1, 4, 3), MaxMin(), nn.Flatten(), nn.Linear(4 * 16, 3))
-    radius = certified_radius(layers, torch.rand(2, 1, 4, 4))
-    assert radius.shape == (2,) and (radius >= 0).all()
+    refused(lambda: robust_accuracy(Certifier(model(), (4,)), (X, Y), [0.1], **options), "no options")

@@ -25,6 +25,15 @@ def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
+def normalised(model: nn.Module, mean: float = 0.5, variance: float = 0.3) -> nn.Module:
+    """With statistics that were not measured anywhere."""
+    for norm in (m for m in model.modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))):
+        generator = torch.Generator().manual_seed(7)
+        norm.running_mean.copy_(torch.randn(norm.num_features, generator=generator) * mean)
+        norm.running_var.copy_(torch.rand(norm.num_features, generator=generator) * variance)
+    return seeded(model)
+
+
 def head(features: int, *before: nn.Module) -> nn.Module:
     return seeded(nn.Sequential(*before, nn.Flatten(), nn.Linear(features, 3)))
 
@@ -64,6 +73,15 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "abs": (head(36, nn.Conv2d(2, 4, 3), Abs()), (2, 5, 5)),
     "scale": (seeded(nn.Sequential(nn.Linear(9, 4), Scale(TENTH), Abs(), nn.Linear(4, 3), Scale(-4 * TENTH))), (9,)),
     "scale alone": (Scale(TENTH), (3,)),
+    "relu6": (head(36, nn.Conv2d(2, 4, 3), Scale(16.0), nn.ReLU6()), (2, 5, 5)),
+    "hardtanh": (head(36, nn.Conv2d(2, 4, 3), nn.Hardtanh(TENTH, 0.25)), (2, 5, 5)),
+    "tanh": (head(36, nn.Conv2d(2, 4, 3), nn.Tanh()), (2, 5, 5)),
+    "sigmoid": (head(36, nn.Conv2d(2, 4, 3), Scale(-64.0), nn.Sigmoid()), (2, 5, 5)),
+    "softsign": (head(36, nn.Conv2d(2, 4, 3), nn.Softsign()), (2, 5, 5)),
+    "constant pad": (head(60, nn.ConstantPad2d((1, 0, 3, -1), TENTH)), (2, 4, 4)),
+    "batch norm": (normalised(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten())), (2, 5, 5)),
+    "batch norm, far off": (normalised(nn.Sequential(nn.Linear(9, 4), nn.BatchNorm1d(4, 0.3)), 4.0, 1e-9), (9,)),
+    "batch norm alone": (normalised(nn.BatchNorm1d(3, affine=False)), (3,)),
     "average pooling": (head(18, nn.AvgPool2d(3, stride=2, padding=1)), (2, 5, 6)),
     "average pooling 1d": (head(6, nn.AvgPool1d(3, padding=1)), (2, 7)),
     "max pooling": (head(18, nn.MaxPool2d(3, stride=2, padding=1)), (2, 5, 6)),

@@ -136,7 +136,7 @@ class Doubled(nn.Module):
     [
         (nn.Sequential(nn.Linear(4, 4), Doubled()), (4,), "Got Doubled at 1"),
         (Doubled(), (4,), "Got Doubled at model"),
-        (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 4, 4), "Expected an nn.Upsample with mode 'nearest'"),
+        (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 4, 4), "mode 'nearest'"),
         (nn.AvgPool2d(3, 2, 1, count_include_pad=False), (1, 8, 8), "divides by the same number everywhere"),
         (nn.AvgPool2d(3, 2, ceil_mode=True), (1, 8, 8), "divides by the same number everywhere"),
         (nn.LayerNorm(4), (4,), "Got LayerNorm"),

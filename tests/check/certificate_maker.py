@@ -3,6 +3,7 @@
 It shares no code with the checker, nor with the certifier that users call.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -25,6 +26,10 @@ mpmath.mp.dps = 60
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 PADS = (nn.CircularPad1d, nn.CircularPad2d)
 GENEROUS = 1 + 1e-6
+CLAIM = (
+    "For every image listed and every input within its radius (L2) of it, this network, run in the arithmetic stated "
+    "with sums in any order, predicts the class stated. A radius of 0 claims nothing."
+)
 
 
 class Scale(nn.Module):
@@ -101,8 +106,44 @@ def settings(module: nn.Module) -> dict[str, Any]:
     return {"group_size": module.group_size} if type(module).__name__ == "GroupSort" else {}
 
 
+def settings_2(module: nn.Module, shape: Sequence[int]) -> dict[str, Any]:
+    """The settings of version 2: those of version 1 spelt out, and those of more kinds."""
+    found = settings(module)
+    match module:
+        case nn.Conv1d() | nn.Conv2d():
+            flat = list(module._reversed_padding_repeated_twice)
+            found["padding"] = [flat[n : n + 2] for n in range(0, len(flat), 2)][::-1]
+        case nn.MaxPool1d() | nn.MaxPool2d():
+            found["ceil_mode"] = module.ceil_mode
+        case nn.AvgPool1d() | nn.AvgPool2d():
+            found |= {"ceil_mode": module.ceil_mode, "count_include_pad": module.count_include_pad,
+                      "divisor_override": getattr(module, "divisor_override", None)}  # fmt: skip
+        case nn.Flatten():
+            found = {name: value % (len(shape) + 1) for name, value in found.items()}
+        case nn.Unflatten():
+            found = {"dim": module.dim, "unflattened_size": list(module.unflattened_size)}
+        case nn.PixelUnshuffle() | nn.PixelShuffle():
+            found = {"factor": next(iter(found.values()))}
+        case nn.Hardtanh() if type(module) is nn.Hardtanh:
+            found = {"min_val": float(module.min_val).hex(), "max_val": float(module.max_val).hex()}
+        case nn.LeakyReLU():
+            found = {"negative_slope": module.negative_slope.hex()}
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            found = {"eps": module.eps.hex()}
+        case nn.Upsample():
+            found = {"factors": [int(module.scale_factor)] * (len(shape) - 1)}
+    if "Pad" in type(module).__name__:
+        flat = list(module.padding)
+        found = {"padding": [flat[n : n + 2] for n in range(0, len(flat), 2)][::-1]}
+        if "Constant" in type(module).__name__:
+            found["value"] = float(module.value).hex()
+    return found
+
+
 def without_bias(module: nn.Module, x: Tensor) -> Tensor:
-    """The linear part, in float64."""
+    """The linear part, in float64; of what is not linear, all of it."""
+    if not any(True for _ in module.parameters()) or isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return copy.deepcopy(module).double()(x)
     zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters() if name.endswith("bias")}
     weights = {name: p.double() for name, p in module.named_parameters()}
     return torch.func.functional_call(module, {**weights, **{n: z.double() for n, z in zeros.items()}}, (x,))
@@ -133,7 +174,9 @@ def norm_on_torus(weight: Tensor, stride: int, size: Sequence[int]) -> float:
     return float(torch.linalg.svdvals(torch.cat(aliases, -1)).max()) / stride
 
 
-def linear_norm(module: nn.Module, shape: Sequence[int]) -> float:
+def linear_norm(module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
+    if torus is not None and isinstance(module, nn.Conv2d):
+        return norm_on_torus(module.weight.detach(), 1, torus)
     if math.prod(shape) <= 1100:
         return spectral_norm(dense(module, shape))
     parts = list(module) if isinstance(module, nn.Sequential) else [module]
@@ -172,7 +215,7 @@ class Layer(NamedTuple):
     skipped: bool  # is such a pad
 
 
-def traced(model: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
+def traced(model: nn.Module, input_shape: Sequence[int], torus: Sequence[int] | None = None) -> list[Layer]:
     x = torch.zeros(1, *input_shape, dtype=torch.float64)
     result: list[Layer] = []
     found = list(leaves(model))
@@ -183,29 +226,58 @@ def traced(model: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
         y = without_bias(module, x)
         start = result[-1].shape if pad is not None else x.shape[1:]
         bounded = module if pad is None else nn.Sequential(pad, module)
-        norm = 1.0 if skipped else constant(bounded, module, start)
+        norm = 1.0 if skipped else constant(bounded, module, start, torus)
         result.append(Layer(name, module, start, y.shape[1:], norm, pad, skipped))
         pad = module if skipped else None
         x = y
     return result
 
 
-def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int]) -> float:
+def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
     match module:
+        case nn.Conv1d() | nn.Conv2d() if torus is not None:
+            return linear_norm(bounded, shape, torus) * (1 + 1e-9)
         case nn.Conv1d() | nn.Conv2d() | nn.Linear():
             return linear_norm(bounded, shape) * GENEROUS
         case nn.AvgPool1d() | nn.AvgPool2d():
+            if math.prod(shape) > 4000:  # whole images: disjoint windows
+                return math.prod(settings(module)["kernel_size"]) ** -0.5 * GENEROUS
             return spectral_norm(dense(module, shape)) * GENEROUS
-        case nn.CircularPad1d() | nn.CircularPad2d() | nn.MaxPool1d() | nn.MaxPool2d():
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            return up(max(gains(module)))
+        case nn.LeakyReLU():
+            return max(1.0, abs(module.negative_slope))
+        case nn.Sigmoid():
+            return 0.25
+        case nn.Upsample() | nn.MaxPool1d() | nn.MaxPool2d():
+            return up(mpmath.sqrt(largest_count(module, shape)))
+        case _ if type(module).__name__.startswith(("Circular", "Reflection", "Replication")):
             return up(mpmath.sqrt(largest_count(module, shape)))
         case Scale():
             return abs(module.factor)
     return 1.0
 
 
+def gains(module: nn.Module) -> list[Any]:
+    """|γ|/√(v + ε) of each channel of a batch normalisation."""
+    weight = torch.ones_like(module.running_var) if module.weight is None else module.weight
+    pairs = zip(weight.tolist(), module.running_var.tolist(), strict=True)
+    return [abs(g) / mpmath.sqrt(mpmath.mpf(v) + mpmath.mpf(module.eps)) for g, v in pairs]
+
+
+def at_zero(layer: Layer) -> Any:
+    """‖f(0)‖ of what does not round and is not 0 there."""
+    x = torch.zeros(1, *layer.shape, dtype=torch.float64)
+    return mpmath.sqrt(mpmath.fsum(mpmath.mpf(v) ** 2 for v in layer.module(x).flatten().tolist()))
+
+
 def copies(layer: Layer) -> int:
     """The largest number of outputs that are the same because a circular padding has gone around: by comparing windows."""
     module = layer.module
+    pads = list(module._reversed_padding_repeated_twice)
+    if module.padding_mode in ("reflect", "replicate") and any(pads):
+        image = torch.arange(math.prod(layer.shape[1:]), dtype=torch.float64).reshape(1, 1, *layer.shape[1:])
+        return int(torch.bincount(nn.functional.pad(image, pads, mode=module.padding_mode).flatten().long()).max())
     wraps = layer.fused is not None or (module.padding_mode == "circular" and any(module.padding))
     if not wraps:
         return 1
@@ -228,7 +300,8 @@ def error_terms(layers: Sequence[Layer], arithmetic: str) -> tuple[Any, Any]:
         L = mpmath.mpf(layer.norm)
         n, A, B = products_and_norms(layer, L)
         if n is None:
-            size, error = tuple(L * s for s in size), tuple(L * e for e in error)
+            constant = at_zero(layer) if type(layer.module).__name__.startswith(("Hard", "Constant")) else 0
+            size, error = (L * size[0] + constant, L * size[1]), tuple(L * e for e in error)
             continue
         gamma = (n + 1) * unit / (1 - (n + 1) * unit)
         outputs = mpmath.sqrt(math.prod(layer.result))
@@ -247,6 +320,18 @@ def products_and_norms(layer: Layer, L: Any) -> tuple[int | None, Any, Any]:
         return 0, L, mpmath.mpf(0)
     if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)):
         return math.prod(settings(module)["kernel_size"]), L, mpmath.mpf(0)
+    if isinstance(module, (nn.Softsign, nn.Tanh)):
+        return 2 if isinstance(module, nn.Softsign) else 15, 1, mpmath.mpf(0)
+    if isinstance(module, nn.Sigmoid):
+        return 15, 0, mpmath.sqrt(math.prod(layer.result))
+    if isinstance(module, nn.LeakyReLU):
+        return 1, L, mpmath.mpf(0)
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        bias = torch.zeros(len(module.running_var)) if module.bias is None else module.bias
+        parts = zip(gains(module), module.running_mean.tolist(), bias.tolist(), strict=True)
+        positions = math.prod(layer.result[1:])
+        squares = mpmath.fsum((2 * (g + 1e-30) * abs(m) + abs(b)) ** 2 for g, m, b in parts)
+        return 7, max(gains(module)) * (1 + mpmath.mpf(10) ** -30), mpmath.sqrt(positions * squares)
     if not isinstance(module, (*CONVOLUTIONS, nn.Linear)):
         return None, None, None
     weight = module.weight.detach().double().abs()
@@ -333,12 +418,14 @@ class Certificate:
         images: int = 3,
         arithmetic: str = "float64",
         at_the_centre: float | None = None,
+        torus: Sequence[int] | None = None,
+        version: int = 1,
     ) -> None:
         # With room for logits that are computed again, in float64; 1 is the most that can be claimed of those in the file.
         self.at_the_centre = at_the_centre or {"float64": 3.0, "float32": 1 + 2.0**-20}[arithmetic]
         self.folder, self.model, self.arithmetic = folder, model.eval(), arithmetic
         self.input_shape = tuple(input_shape)
-        self.layers = traced(model, input_shape)
+        self.layers = traced(model, input_shape, torus)
         assert len(self.layers[-1].result) == 1
         classes = self.layers[-1].result[0]
         pairs = pair_constants(self.layers, classes)
@@ -350,7 +437,7 @@ class Certificate:
         self.table: dict[str, Any] = {
             "format": "isoconv certificate",
             "version": 1,
-            "claim": "An honest one.",
+            "claim": CLAIM,
             "arithmetic": arithmetic,
             "norm": "2",
             "input_shape": list(input_shape),
@@ -370,6 +457,27 @@ class Certificate:
         }  # fmt: skip
         self.model_file = folder / "model.safetensors"
         self.save_model()
+        self.version = version
+        if version == 2:
+            self._upgrade()
+
+    def _upgrade(self) -> None:
+        """Make it a certificate of version 2; the table's "images" are its lines."""
+        del self.table["claim"]
+        nodes = self.table.pop("layers")
+        for before, node, layer in zip([None, *nodes], nodes, self.layers, strict=False):
+            inputs = ["input" if before is None else before["name"]]
+            node |= {"module": layer.name, "inputs": inputs, "settings": settings_2(layer.module, layer.shape)}
+        needs = any(isinstance(layer.module, (nn.Tanh, nn.Sigmoid)) for layer in self.layers)
+        self.table |= {"version": 2, "isoconv": "test", "nodes": nodes, "output": nodes[-1]["name"],
+                       "assumptions": ["elementary functions err by at most 8 units in the last place"] * needs}  # fmt: skip
+
+    def text(self, table: dict[str, Any]) -> str:
+        """The file: of version 2 a line for the network, one for each image."""
+        if self.version == 1 or not isinstance(table.get("images"), list):
+            return json.dumps(table)
+        lines = [{**table, "images": len(table["images"])}, *table["images"]]
+        return "".join(json.dumps(line) + "\n" for line in lines)
 
     def _image(self, k: int, pairs: list[list[float]], alpha: float, beta: float) -> dict[str, Any]:
         x = self.pixels[k]
@@ -382,7 +490,7 @@ class Certificate:
 
     def logits(self, x: Tensor) -> Tensor:
         dtype = getattr(torch, self.arithmetic)
-        weights = {name: p.to(dtype) for name, p in self.model.state_dict().items()}
+        weights = {name: p.to(dtype) if p.is_floating_point() else p for name, p in self.model.state_dict().items()}
         return torch.func.functional_call(self.model, weights, (x.to(dtype),)).detach().double()
 
     def save_model(self) -> None:
@@ -394,12 +502,16 @@ class Certificate:
         if change is not None:
             change(table)
         file = self.folder / "certificate.json"
-        file.write_text(json.dumps(table))
+        file.write_text(self.text(table))
         if images is None:
             return check(file, self.model_file)
         np.save(self.folder / "images.npy", images)
         return check(file, self.model_file, "--images", self.folder / "images.npy")
 
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        return self.table["layers" if self.version == 1 else "nodes"]
+
     def layer(self, kind: str, number: int = 0) -> int:
         """The position of the number-th layer of a kind."""
-        return [i for i, entry in enumerate(self.table["layers"]) if entry["kind"] == kind][number]
+        return [i for i, entry in enumerate(self.entries) if entry["kind"] == kind][number]

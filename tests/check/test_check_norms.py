@@ -1,5 +1,6 @@
 """What the checker of certificates rests on: its proofs of norms against dense singular values, and its exact arithmetic."""
 
+import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from check.certificate_maker import norm_on_torus, spectral_norm
-from isoconv.check import exact, geometry, norms, products, unit_circle
+from isoconv.check import Budget, exact, norms
 
 # -------------------------------------------------------------------------------------------------- norms, by numpy
 
@@ -40,33 +41,49 @@ OPERATORS = [
 ]  # fmt: skip
 
 
-def written_out(kernel: np.ndarray, groups: int, window: geometry.Window) -> np.ndarray:
+BUDGET = Budget(0, unlimited=True)
+
+
+def window_of(sizes, taps, strides, dilations, pads, circular) -> norms.Window:
+    mode = "circular" if circular else "zeros"
+    axes = (
+        norms.Axis(size, k, s, d, before, after, mode)
+        for size, k, s, d, (before, after) in zip(sizes, taps, strides, dilations, pads, strict=True)
+    )
+    return norms.Window(tuple(axes))
+
+
+def prove(kernel, groups, window, claim: float) -> norms.Estimate:
+    return norms.convolution_norm(kernel, groups, window, Fraction(claim), BUDGET, "it")
+
+
+def written_out(kernel: np.ndarray, groups: int, window: norms.Window) -> np.ndarray:
     """The operator as a matrix, from the definition: output j sees the input at j·stride + t·dilation − before."""
     outputs, per_group, *taps = kernel.shape
     (a, b), counts = window.axes, [axis.outputs for axis in window.axes]
     matrix = np.zeros((outputs, *counts, groups * per_group, a.size, b.size))
     for o, j, k, i, t, u in np.ndindex(outputs, *counts, per_group, *taps):
         y, x = j * a.stride + t * a.dilation - a.before, k * b.stride + u * b.dilation - b.before
-        if window.circular:
+        if window.mode == "circular":
             y, x = y % a.size, x % b.size
         if 0 <= y < a.size and 0 <= x < b.size:
             matrix[o, j, k, o // (outputs // groups) * per_group + i, y, x] += kernel[o, i, t, u]
     return matrix.reshape(outputs * math.prod(counts), -1)
 
 
-def operator(row: tuple, seed: int = 0) -> tuple[np.ndarray, int, geometry.Window, float]:
+def operator(row: tuple, seed: int = 0) -> tuple[np.ndarray, int, norms.Window, float]:
     inputs, outputs, groups, sizes, taps, *rest = row
     kernel = np.random.default_rng(seed).standard_normal((groups * outputs, inputs, *taps)).astype(np.float32)
     kernel = kernel.astype(np.float64)
-    window = geometry.window(sizes, taps, *rest)
+    window = window_of(sizes, taps, *rest)
     return kernel, groups, window, spectral_norm(written_out(kernel, groups, window))
 
 
 @pytest.mark.parametrize("row", OPERATORS, ids=str)
 def test_norms_of_convolutions_against_dense_singular_values(row):
     kernel, groups, window, true = operator(row)
-    assert norms.convolution_norm(kernel, groups, window, Fraction(true * (1 + 1e-9))) is None
-    estimate = norms.convolution_norm(kernel, groups, window, Fraction(true * (1 - 1e-9)))
+    assert prove(kernel, groups, window, true * (1 + 1e-9)) is None
+    estimate = prove(kernel, groups, window, true * (1 - 1e-9))
     assert estimate == pytest.approx(true, rel=1e-8)
     parts = kernel.reshape(groups, -1, *kernel.shape[1:])
     assert norms.dense_norm(parts, window, Fraction(true * (1 + 1e-9))) is None
@@ -81,13 +98,13 @@ def test_large_circular_convolutions_go_by_the_torus(row, monkeypatch):
     """
     monkeypatch.setattr(norms, "_DENSE_WORK", 0)
     kernel, groups, window, true = operator(row)
-    assert norms.convolution_norm(kernel, groups, window, Fraction(true * (1 - 1e-9))) is not None
+    assert prove(kernel, groups, window, true * (1 - 1e-9)) is not None
     common = tuple(math.gcd(axis.stride, axis.size) for axis in window.axes)
     once_around = tuple((axis.reach, 0) for axis in window.axes)
-    one_turn = geometry.window(row[3], row[4], common, row[6], once_around, circular=True)
+    one_turn = window_of(row[3], row[4], common, row[6], once_around, circular=True)
     bound = spectral_norm(written_out(kernel, groups, one_turn)) * math.sqrt(window.copies)
     assert bound >= true * (1 - 1e-12)
-    assert norms.convolution_norm(kernel, groups, window, Fraction(bound * (1 + 1e-9))) is None
+    assert prove(kernel, groups, window, bound * (1 + 1e-9)) is None
     if all(axis.whole_circle for axis in window.axes):
         assert bound == pytest.approx(true, rel=1e-12)
 
@@ -98,14 +115,14 @@ def test_large_zero_padded_convolutions_go_by_a_larger_torus(row, monkeypatch):
     monkeypatch.setattr(norms, "_DENSE_WORK", 0)
     kernel, groups, window, true = operator(row)
     parts = kernel.reshape(groups, -1, *kernel.shape[1:])
-    assert norms.convolution_norm(kernel, groups, window, Fraction(true * (1 - 1e-9))) is not None
+    assert prove(kernel, groups, window, true * (1 - 1e-9)) is not None
     folds = tuple(axis.stride for axis in window.axes)
-    for sizes in zip(*(axis.circles() for axis in window.axes), strict=False):
+    for sizes in itertools.product(*(axis.circles() for axis in window.axes)):
         assert norms.torus_norm(parts, window, sizes, folds, Fraction(true * (1 - 1e-9))) is not None
     if folds == (1, 1) and groups == 1 and all(axis.dilation == 1 for axis in window.axes):
         sizes = [axis.size + axis.taps - 1 for axis in window.axes]
         bound = norm_on_torus(torch.from_numpy(kernel), 1, sizes)
-        assert norms.convolution_norm(kernel, groups, window, Fraction(bound * (1 + 1e-9))) is None
+        assert prove(kernel, groups, window, bound * (1 + 1e-9)) is None
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (5, 9), (9, 5), (40, 40), (64, 300), (300, 64)], ids=str)
@@ -121,8 +138,8 @@ def test_norms_of_matrices_against_singular_values(shape, kind):
     elif kind == "wide range":
         matrix = matrix * 10.0 ** generator.integers(-200, 3, shape)
     true = spectral_norm(matrix)
-    assert norms.matrix_norm(matrix, Fraction(true * (1 + 1e-9))) is None
-    assert norms.matrix_norm(matrix, Fraction(true * (1 - 1e-9))) == pytest.approx(true, rel=1e-8)
+    assert norms.matrix_norm(matrix, Fraction(true * (1 + 1e-9)), BUDGET, "it") is None
+    assert norms.matrix_norm(matrix, Fraction(true * (1 - 1e-9)), BUDGET, "it") == pytest.approx(true, rel=1e-8)
 
 
 def test_exact_norms_of_integer_matrices_are_not_passed_by_one():
@@ -192,11 +209,11 @@ def test_products_are_exact(shape):
     m, terms, n = shape
     generator = np.random.default_rng(m)
     left, right = integers(generator, m, terms), integers(generator, terms, n)
-    limbs = products.product(left, right)
+    limbs = exact.multiply(left, right)
     expected = [[sum(Fraction(int(a)) * int(b) for a, b in zip(row, column, strict=True)) for column in right.T]
                 for row in left]  # fmt: skip
     assert (value(limbs) == np.array(expected, object)).all()
-    balanced = products.normalised(limbs)
+    balanced = exact.normalise(limbs)
     assert (value(balanced) == value(limbs)).all()
     assert all(np.abs(limb).max() <= 1 << 17 for limb in balanced[:-1])
 
@@ -206,35 +223,35 @@ def test_products_of_the_largest_numbers_over_more_terms_than_one_piece_has():
     terms = (1 << 20) + 3
     largest = 2**17 - 1 + (2**17 - 1) * 2**18 + (2**17 - 1) * 2**36
     numbers = np.full((1, terms), largest, np.int64)
-    assert value(products.product(numbers, numbers.T))[0, 0] == terms * largest**2
+    assert value(exact.multiply(numbers, numbers.T))[0, 0] == terms * largest**2
     lowest = np.full((1, terms), -(2**53), np.int64)
-    assert value(products.product(lowest, numbers.T))[0, 0] == -terms * largest * 2**53
+    assert value(exact.multiply(lowest, numbers.T))[0, 0] == -terms * largest * 2**53
 
 
 def test_batches_of_products_are_exact():
     generator = np.random.default_rng(0)
     left, right = integers(generator, 4, 3, 5), integers(generator, 4, 5, 2)
     expected = np.stack([a.astype(object) @ b.astype(object) for a, b in zip(left, right, strict=True)])
-    assert (value(products.product(left, right)) == expected).all()
+    assert (value(exact.multiply(left, right)) == expected).all()
 
 
 def test_digits_refuse_what_they_cannot_hold():
     for number in (2**53 + 1, -(2**53) - 1, -(2**63), 2**63 - 1):
         with pytest.raises(ArithmeticError, match="beyond 2"):
-            products.digits(np.array([[number]], np.int64))
+            exact.digits(np.array([[number]], np.int64))
 
 
 def test_rescaling_rounds_by_less_than_one():
     generator = np.random.default_rng(1)
     left, right = integers(generator, 6, 9), integers(generator, 9, 6) // 16
-    limbs = products.product(left, right)
-    error = products.rescaled(limbs).astype(object) * 2**53 - value(limbs)
+    limbs = exact.multiply(left, right)
+    error = exact.rescale(limbs).astype(object) * 2**53 - value(limbs)
     assert np.abs(error).max() < 2**53
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 16, 34, 97])
 def test_the_unit_circle_is_right_to_the_last_bit(parts):
-    cosines, sines = unit_circle.circle(parts)
+    cosines, sines = exact.circle(parts)
     with mpmath.workdps(60):
         for j in range(parts):
             angle = 2 * mpmath.pi * j / parts

@@ -1,5 +1,7 @@
 """The paper's networks: their sizes, their Lipschitz constants, their plain forms, what trains and what does not."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -7,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, DCGANCritic, Large, Small
-from isoconv.nn import BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear
+from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, DCGANCritic, Large, Small
+from isoconv.nn import METHODS, BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear
+from isoconv.nn.methods import Method, load
 
 LIPSCHITZ = [conv for conv in CONVOLUTIONS if conv not in ("standard", "svcm")]  # svcm only after a projection
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (1, 8, 8)
@@ -28,9 +31,27 @@ def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
     return plain
 
 
-def test_the_names():
-    assert set(CONVOLUTIONS) == {"bcop", "bcop-fixed", "rko", "ossn", "svcm", "rkl2ne", "standard"}
-    assert set(ACTIVATIONS) == {"maxmin", "relu"}
+def test_a_method_that_is_added_in_one_place_is_a_choice_everywhere(monkeypatch):
+    toy = Method("toy", "Toy", "isoconv.nn.reshaped:RKL2NEConv2d", "a toy")
+    monkeypatch.setitem(METHODS, "toy", toy)
+    model = Small(TINY, conv="toy")
+    assert [type(m).__name__ for m in model.modules()].count("RKL2NEConv2d") == 2
+    with pytest.raises(isoconv.IsoconvError, match="standard, toy"):
+        Small(TINY, conv="other")
+
+
+def test_the_records_are_read_without_torch():
+    code = "import sys; from isoconv.nn import METHODS; from isoconv.models import MODELS; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {type(model.make((1, 16, 16))).__name__ for model in MODELS.values()} == {
+        "Small",
+        "Large",
+        "FC3",
+        "DCGANCritic",
+    }
+    assert all(
+        issubclass(load(method.layer), nn.Module) and method.title and method.summary for method in METHODS.values()
+    )
 
 
 @pytest.mark.parametrize("conv", CONVOLUTIONS)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers import LAYERS, is_built, is_manifold, made, singular_values
+from isoconv.models import Small
+from isoconv.nn import OrthogonalLinear, built_weight
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": torch.enable_grad,
@@ -242,7 +244,7 @@ def test_not_stale_after_reset_parameters(name):
 
 @pytest.mark.parametrize("way", ["data", "numpy"])
 @built
-def test_refresh_after_an_edit_that_torch_cannot_see(name, way):
+def test_not_stale_after_an_edit_that_torch_cannot_see(name, way):
     layer, x = made(name)
     before = warm(layer, x)
     for p in layer.parameters():
@@ -251,7 +253,6 @@ def test_refresh_after_an_edit_that_torch_cannot_see(name, way):
             p.data.copy_(new)
         else:
             p.detach().numpy()[...] = new.numpy()
-    layer.refresh()
     assert_current(layer, before)
 
 
@@ -272,6 +273,79 @@ def test_not_stale_after_the_methods_own_changes(name, call):
     warm(layer, x)
     getattr(layer, call)()
     assert_current(layer, None)
+
+
+@pytest.mark.parametrize("name", [name for name in STEADY if name != "1d ranks"])
+def test_gradient_descent_through_data(name):
+    """`p.data.add_(p.grad, alpha=-rate)`, as in many a tutorial."""
+    layer, x = made(name)
+    goal = torch.randn_like(layer(x))
+    losses = []
+    for _ in range(15):
+        layer.zero_grad()
+        loss = (layer(x) - goal).square().mean()
+        loss.backward()
+        for p in layer.parameters():
+            p.data.add_(p.grad, alpha=-0.05)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.99 * losses[0]
+    assert_current(layer.eval(), None)
+
+
+@pytest.fixture
+def in_one_go(monkeypatch):
+    """Compare as on a GPU: all layers of a model when the first one asks. Counts the comparisons."""
+    monkeypatch.setattr(built_weight, "COMPARED_IN_ONE_GO", {"cpu"})
+    asked: list[int] = []
+    compare = built_weight._find_unchanged
+    monkeypatch.setattr(built_weight, "_find_unchanged", lambda *a: asked.append(1) or compare(*a))
+    return asked
+
+
+def test_a_moving_average_through_data_is_seen_with_one_comparison_a_call(in_one_go):
+    model, average = (Small((1, 8, 8)).eval() for _ in range(2))
+    x = torch.rand(2, 1, 8, 8)
+    with torch.no_grad():
+        model(x), average(x)
+        in_one_go.clear()
+        for calls in range(1, 4):
+            for p, q in zip(average.parameters(), model.parameters(), strict=True):
+                p.data.lerp_(q.data, 0.5)
+            expected = copy.deepcopy(average)(x)
+            assert torch.equal(average(x), expected)
+            assert torch.equal(average(x), expected)
+            assert len(in_one_go) == 2 * calls
+        assert torch.equal(model(x), copy.deepcopy(model)(x))
+        assert built_weight._CALL.frame is None  # nothing of a call stays
+
+
+def test_what_was_compared_in_one_call_does_not_serve_another(in_one_go):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([OrthogonalLinear(4, 4), OrthogonalLinear(4, 4)])
+
+        def forward(self, x, part):
+            return self.parts[part](x)
+
+    model, x = Branches().eval(), torch.rand(2, 4)
+    model(x, 0), model(x, 1)
+    for _ in range(5):
+        model(x, 0)  # compares both
+        model.parts[1].matrix.data.neg_()
+        assert torch.equal(model(x, 1), copy.deepcopy(model)(x, 1))
+        model.parts[0].matrix.data.neg_()
+        assert torch.equal(model.parts[0].weight, copy.deepcopy(model).parts[0].weight)
+    tied = nn.Sequential(model.parts[0], model.parts[0])
+    assert torch.equal(tied(x), copy.deepcopy(tied)(x))
+
+    def turn(layer, _):
+        layer.matrix.data.neg_()
+
+    hook = model.parts[0].register_forward_pre_hook(turn)
+    first = model.parts[0](x)
+    assert not torch.allclose(model.parts[0](x), first, atol=1e-3)
+    hook.remove()
 
 
 # Never built twice ----------------------------------------------------------------------------------------------------

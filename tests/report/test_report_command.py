@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from isoconv.report.command import train_command
-from isoconv.report.records import run_record
-from isoconv.report.run_files import read_run_files
+from isoconv.report import read_run_files
+from isoconv.report.command import command_of, train_command
 from report.report_runs import config, fake_run
 
 OUT = Path("runs/x")
@@ -46,5 +45,7 @@ def test_the_seeds_of_a_run_share_a_command(tmp_path):
         run = fake_run(tmp_path / f"seed-{seed}", config(seed=seed))
         text = (run / "result.json").read_text()
         (run / "result.json").write_text(text.replace('"replicas": 1', '"replicas": 2'))
-    command = run_record(read_run_files(tmp_path / "seed-1"), "x", [])["command"]
-    assert command == f"isoconv train digits --model small --epochs 3 --seeds 0,1 --out {tmp_path}"
+    assert (
+        command_of(read_run_files(tmp_path / "seed-1"))
+        == f"isoconv train digits --model small --epochs 3 --seeds 0,1 --out {tmp_path}"
+    )

@@ -12,12 +12,11 @@ import pytest
 from isoconv.errors import IsoconvError
 from isoconv.report import page as page_module
 from isoconv.report import write_report
-from isoconv.report.fragments import _bound, _percent
-from isoconv.report.records import _floored, short_names
+from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent
 from report.report_runs import RADII, config, fake_run
 
 HOSTILE = "<script>alert(1)</script>"
-QUOTES = "\"><img src=x onerror=alert(1)> ' & {{data}} </script><!-- \u2028"
+QUOTES = "\"><img src=x onerror=alert(1)> ' & {{ data }} {% raw %} </script><!-- \u2028"
 
 
 class Elements(HTMLParser):
@@ -156,11 +155,8 @@ def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
     assert [run["gallery"] is None for run in data_of(text)] == [False, False, True]
     assert "<b>c</b>: The gallery is left out" in text
     monkeypatch.setattr(page_module, "LARGEST", 10_000)
-    with pytest.raises(IsoconvError, match=r"Expected runs that fit into a page of 0 MB. Got 3"):
+    with pytest.raises(IsoconvError, match=r"Got 3: make pages of fewer"):
         made(tmp_path, *runs)
-
-
-# Where it is written ------------------------------------------------------------------------------------------------
 
 
 def test_a_report_is_replaced(tmp_path):
@@ -172,22 +168,18 @@ def test_a_report_is_replaced(tmp_path):
 def test_anything_else_is_not(tmp_path, content):
     run = fake_run(tmp_path / "a")
     (tmp_path / "page.html").write_bytes(content)
-    with pytest.raises(
-        IsoconvError, match=r"^Expected a new file, or an isoconv report to replace. .*page.html is som"
-    ):
+    with pytest.raises(IsoconvError, match=r"page.html is something else"):
         write_report([run], tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == content
 
 
 def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(
-        IsoconvError, match=r"^Expected a file for the report, such as .*report.html. Got .*, a folder.$"
-    ):
+    with pytest.raises(IsoconvError, match=r"Expected a file for the report, .* a folder"):
         write_report([fake_run(tmp_path / "a")], tmp_path)
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(IsoconvError, match=r"^Expected a folder to write the report to. There is no .*nowhere\.$"):
+    with pytest.raises(IsoconvError, match=r"There is no .*nowhere"):
         write_report([fake_run(tmp_path / "a")], tmp_path / "nowhere" / "page.html")
 
 
@@ -195,39 +187,37 @@ def test_a_full_disk_leaves_the_old_page(tmp_path, monkeypatch):
     run = fake_run(tmp_path / "a")
     before = made(tmp_path, run)
 
-    def full(path: Path, text: str) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page_module, "write_text", full)
-    with pytest.raises(IsoconvError, match=r"^Cannot write the report to .*page.html: No space left on device\.$"):
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(IsoconvError, match=r"page.html: No space left on device"):
         write_report([run], tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "page.html"]
 
 
 def test_no_runs(tmp_path):
-    with pytest.raises(IsoconvError, match=r"Expected at least one run to report on. Got none."):
+    with pytest.raises(IsoconvError, match=r"at least one run"):
         write_report([], tmp_path / "page.html")
-
-
-# Numbers and names --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "radius", [0.3, 1.3448956699999999, 2.7269855499999998, 36 / 255, 1.58, 1e-9, 0.123456789, 7.000000009999]
 )
 def test_a_radius_on_the_page_is_never_larger_than_in_the_file(radius):
-    (shown,) = _floored([radius]) or (0.0,)
+    (shown,) = round_radii_down([radius]) or (0.0,)
     assert shown <= radius < shown + 1.1e-8
 
 
 def test_bounds_are_rounded_up_and_shares_down():
     for value in (1.0000012, 1.00000049, 22.783348249, 0.99954914, 123456789.1, 1.0, 0.0012345678):
-        assert value <= float(_bound(value)) <= value * (1 + 2e-6)
-    assert (
-        _percent(59.69, 10_000) == "59.69 %"
-        and _percent(37.8, 1000) == "37.8 %"
-        and _percent(100 / 3 * 2, 3) == "66.6 %"
-    )
+        assert value <= float(show_bound(value)) <= value * (1 + 2e-6)
+    assert [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (200 / 3, 3))] == [
+        "59.69 %",
+        "37.8 %",
+        "66.6 %",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -240,4 +230,4 @@ def test_bounds_are_rounded_up_and_shares_down():
     ],
 )
 def test_runs_have_names_that_tell_them_apart(paths, names):
-    assert short_names([Path(path) for path in paths]) == names
+    assert name_runs([Path(path) for path in paths]) == names

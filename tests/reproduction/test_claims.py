@@ -13,7 +13,7 @@ from reproduction.__main__ import PAGES, fill_page
 from reproduction.cells import RESULTS, ROOT, TARGETS, ClassifierCell, Figures, cells_of, read_result, result_path
 
 # Folders of other tools, and files that no target shows: how the default recipe was chosen, what explains a line.
-OTHERS = ("mutations", "code_lines.json")
+OTHERS = ("mutations", "rebuild", "shift", "code_lines.json")
 NOTES = [f"recipes/{n}.json" for n in ("cifar10-large-first", "cifar10-large-second", "cifar10-small-first")]
 NOTES += [f"recipes/mnist-{m}-{n}.json" for m in ("small", "large") for n in ("first", "second")]
 NOTES += ["generators/stl10.json", "generators/cifar10.json", "variants/last-epochs.json", "speed/queues.json"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel_1d, random_projector
 
@@ -31,6 +32,11 @@ class Draw:
     def projector(self, n: int, rank: int) -> Tensor:
         return random_projector(n, rank, generator=self.generator, dtype=torch.float64)
 
+    def ranks(self, n: int, count: int, total: int) -> tuple[int, ...]:
+        """Ranks between 0 and n with this sum."""
+        places = torch.randperm(n * count, generator=self.generator)[:total] % count
+        return tuple(torch.bincount(places, minlength=count).tolist())
+
     def kernel(self, n: int, ranks: tuple[int, ...], sign: int | None = None) -> Tensor:
         """A 1-D kernel of the paper's form."""
         return bcop_kernel_1d(self.orthogonal(n, sign), [self.projector(n, rank) for rank in ranks])
@@ -53,6 +59,13 @@ class Draw:
                 delayed[delay:, :, channel] = taps[: K - delay, :, channel]
             taps = delayed @ self.orthogonal(n)
         return taps.permute(1, 2, 0).contiguous(), winding
+
+
+def circular(x: Tensor, kernel: Tensor) -> Tensor:
+    """Convolve as a layer does: an even kernel is padded by k/2 before and k/2 − 1 after."""
+    k = kernel.shape[-1]
+    before, after = k // 2, (k - 1) // 2
+    return F.conv2d(F.pad(x, (before, after, before, after), mode="circular"), kernel)
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -4,24 +4,10 @@ from itertools import product
 
 import pytest
 import torch
-from torch.nn import functional as F
 
+from isoconv import theory
 from isoconv.linalg.bcop import bcop_kernel, projector_rank
-from isoconv.theory import (
-    BCOPFactors,
-    BCOPNetwork,
-    double,
-    double_network,
-    orthogonality_residual,
-    path_2d,
-    real_channels,
-)
-
-
-def circular(x, kernel):
-    k = kernel.shape[-1]
-    before, after = (k // 2, k // 2 - 1) if k % 2 == 0 else (k // 2, k // 2)
-    return F.conv2d(F.pad(x, (before, after, before, after), mode="circular"), kernel)
+from theory.conftest import circular
 
 
 def maxmin(x):
@@ -37,12 +23,12 @@ def run(network, x, biases):
 
 def random_factors(draw, m, n, K):
     families = ([draw.projector(n, draw.integer(0, n)) for _ in range(K - 1)] for _ in range(2))
-    return BCOPFactors(draw.orthogonal(n)[:m], *families)
+    return theory.BCOPFactors(draw.orthogonal(n)[:m], *families)
 
 
 def random_network(draw, m=3, n=4, size=4):
     rest = [random_factors(draw, n, n, 3), random_factors(draw, n, n, 2)]
-    return BCOPNetwork(random_factors(draw, m, n, 2), rest, draw.orthogonal(n * size * size)[:5])
+    return theory.BCOPNetwork(random_factors(draw, m, n, 2), rest, draw.orthogonal(n * size * size)[:5])
 
 
 @pytest.mark.parametrize(("n", "K"), [(1, 2), (2, 2), (3, 3), (4, 4)])
@@ -50,11 +36,11 @@ def test_one_convolution(draw, n, K):
     for sign in (1, -1):
         H, P, Q = random_factors(draw, n, n, K)
         H = draw.orthogonal(n, sign)
-        doubled = double(H, P, Q)
+        doubled = theory.double(H, P, Q)
         assert float(torch.linalg.det(doubled.H)) == pytest.approx(1)
         assert {int(projector_rank(p)) for p in (*doubled.P, *doubled.Q)} == {n}
         kernel, doubled_kernel = bcop_kernel(H, P, Q), bcop_kernel(*doubled)
-        assert orthogonality_residual(doubled_kernel) < 1e-13
+        assert theory.orthogonality_residual(doubled_kernel) < 1e-13
         x = draw.normal(2, 2 * n, 6, 5)  # the dummies carry anything
         assert (circular(x, doubled_kernel)[:, :n] - circular(x[:, :n], kernel)).abs().max() < 1e-13
 
@@ -63,23 +49,23 @@ def test_all_components_become_one(draw):
     """Kernels from all 2(n + 1)² components of n channels: once doubled, paths of orthogonal kernels join them."""
     n = 2
     doubled = [
-        double(draw.orthogonal(n, sign), [draw.projector(n, p)], [draw.projector(n, q)])
+        theory.double(draw.orthogonal(n, sign), [draw.projector(n, p)], [draw.projector(n, q)])
         for sign, p, q in product((1, -1), range(n + 1), range(n + 1))
     ]
     for other in doubled[1:]:
-        path = path_2d(doubled[0], other)
+        path = theory.path_2d(doubled[0], other)
         assert (path(0.0) - bcop_kernel(*doubled[0])).abs().max() < 1e-12
         assert (path(1.0) - bcop_kernel(*other)).abs().max() < 1e-12
-        assert max(orthogonality_residual(path(t / 8)) for t in range(9)) < 1e-13
+        assert max(theory.orthogonality_residual(path(t / 8)) for t in range(9)) < 1e-13
 
 
 @pytest.mark.parametrize("m", [1, 3, 4])
 def test_a_network(draw, m):
     n = 4
     network = random_network(draw, m)
-    doubled = double_network(network)
+    doubled = theory.double_network(network)
     for kernel in doubled.kernels():
-        assert orthogonality_residual(kernel) < 1e-13
+        assert theory.orthogonality_residual(kernel) < 1e-13
     for layer in (doubled.first, *doubled.rest):
         assert {int(projector_rank(p)) for p in (*layer.P, *layer.Q)} == {n}
     for layer in doubled.rest:
@@ -87,7 +73,7 @@ def test_a_network(draw, m):
     rows = doubled.head @ doubled.head.mT
     assert (rows - torch.eye(5, dtype=torch.float64)).abs().max() < 1e-13
     biases = [draw.normal(n) for _ in network.kernels()]
-    wide = [torch.zeros(2 * n, dtype=torch.float64).index_copy(0, real_channels(n), bias) for bias in biases]
+    wide = [torch.zeros(2 * n, dtype=torch.float64).index_copy(0, theory.real_channels(n), bias) for bias in biases]
     x = draw.normal(3, m, 4, 4)
     expected = run(network, x, biases)
     assert expected.abs().max() > 0.1
@@ -97,17 +83,19 @@ def test_a_network(draw, m):
 def test_without_the_permutation_channels_meet_dummies(draw):
     """Real channels first, as the paper has it: MaxMin then compares each with a dummy, and the function changes."""
     network = random_network(draw)
-    doubled = double_network(network)
-    order = torch.cat([real_channels(4), torch.tensor([i for i in range(8) if i not in real_channels(4)])])
+    doubled = theory.double_network(network)
+    order = torch.cat(
+        [theory.real_channels(4), torch.tensor([i for i in range(8) if i not in theory.real_channels(4)])]
+    )
 
     def reorder(matrix):
         return matrix[order][:, order]
 
     def plain(layer, H):
-        return BCOPFactors(H, [reorder(p) for p in layer.P], [reorder(q) for q in layer.Q])
+        return theory.BCOPFactors(H, [reorder(p) for p in layer.P], [reorder(q) for q in layer.Q])
 
     head = doubled.head.reshape(5, 8, -1)[:, order].flatten(1)
-    naive = BCOPNetwork(
+    naive = theory.BCOPNetwork(
         plain(doubled.first, doubled.first.H[:, order]),
         [plain(layer, reorder(layer.H)) for layer in doubled.rest],
         head,

@@ -185,7 +185,7 @@ def test_fit_of_an_own_network_with_a_smaller_last_batch_and_a_resume(tmp_path: 
             model,
             loader,
             lambda model, x, y: nn.functional.cross_entropy(model(x), y),
-            lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate, capturable=True),
+            lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate),
             epochs=12,
             folder=tmp_path / folder,
             device="cuda",

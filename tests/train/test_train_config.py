@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from isoconv.errors import IsoconvError
+from isoconv.nn.methods import METHODS
+from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.losses import LOSSES, Loss, Option
 from train.toys import toy_config, train_toy
@@ -25,7 +27,8 @@ def test_json_round_trip(tmp_path):
 
 def test_the_json_holds_every_setting_as_plain_data():
     fields = json.loads(toy_config(seed=3).to_json())
-    assert fields.keys() == TrainConfig.__dataclass_fields__.keys()
+    assert fields.keys() == TrainConfig.__dataclass_fields__.keys() - {"loss_options"}
+    assert json.loads(toy_config(loss_options={"margin": 0.5}).to_json())["loss_options"] == {"margin": 0.5}
     assert fields["input_shape"] == [1, 8, 8] and fields["classes"] == list("abcd") and fields["seed"] == 3
 
 
@@ -116,11 +119,22 @@ def test_unknown_and_invalid_settings_in_a_file_are_refused(tmp_path):
             TrainConfig.read(path)
 
 
-def test_a_configuration_of_an_older_version_is_read(tmp_path):
-    fields = json.loads(toy_config().to_json())
-    del fields["loss_options"]
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert TrainConfig.read(tmp_path / "config.json") == toy_config()
+def test_a_configuration_of_an_older_version_is_read():
+    path = pretrained_folder("mnist-small") / "config.json"
+    assert TrainConfig.read(path).to_json() == path.read_text()  # and written as it was
+
+
+def test_a_new_method_is_one_record(monkeypatch):
+    """It is a choice, and the recipes know what it wants."""
+    for on_manifold, optimiser in ((True, "steepest"), (False, "adam")):
+        method = replace(METHODS["rko"], name="toy", on_manifold=on_manifold)
+        monkeypatch.setitem(METHODS, "toy", method)
+        assert toy_config(**(recipe_settings("default", "mnist", "toy") | {"conv": "toy"})).optimiser == optimiser
+
+
+def test_an_unknown_method_is_refused_by_a_recipe():
+    with pytest.raises(IsoconvError, match="soc"):
+        recipe_settings("default", "mnist", "soc")
 
 
 def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
@@ -138,7 +152,7 @@ def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
     assert second == pytest.approx(3 * first, rel=1e-3)
 
 
-def test_losses_and_schedules_are_read_without_torch():
-    code = "import sys; from isoconv.train.losses import LOSSES; from isoconv.train.schedules import SCHEDULES; "
-    code += "assert 'torch' not in sys.modules and 'hinge' in LOSSES and 'linear' in SCHEDULES"
+def test_losses_recipes_and_the_rest_are_read_without_torch():
+    code = "import sys; from isoconv.train import LOSSES, OPTIMISERS, RECIPES, SCHEDULES, recipe_settings; "
+    code += "recipe_settings('default', 'mnist', 'bcop'); assert 'hinge' in LOSSES and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.certifier import Certified, Certifier, checked_batch_size, joined
+from isoconv.certify.certifier import Certified, Certifier, check_batch_size, join
 from isoconv.errors import IsoconvError
 
 _BEYOND = 1e300  # any radius; whole numbers may be too large to be a float
@@ -60,7 +60,7 @@ class RobustAccuracy:
 
     def at(self, epsilon: float) -> float:
         """Certified accuracy at ε; at 0, clean accuracy."""
-        (epsilon,) = _checked_radii([epsilon])
+        (epsilon,) = _check_radii([epsilon])
         return self.clean if epsilon == 0 else _percent(self.right & (self.certificates.radius >= epsilon))
 
     def curve(self) -> tuple[Tensor, Tensor]:
@@ -86,29 +86,24 @@ def robust_accuracy(
     torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.
     """
     images, labels = _images_and_labels(data)
-    epsilons = _checked_radii(epsilons)
-    checked_batch_size(batch_size)
+    epsilons = _check_radii(epsilons)
+    check_batch_size(batch_size)
     if isinstance(model, Certifier) and options:
         raise IsoconvError(f"Expected no options beside a certifier, which has its own. Got {', '.join(options)}.")
     certifier = model if isinstance(model, Certifier) else Certifier(model, images.shape[1:], **options)  # type: ignore[arg-type]
     classes = certifier.pair_constants.shape[0]
     if not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise IsoconvError(
-            f"Expected labels from 0 to {classes - 1}, for {classes} logits. Got {int(labels.min())} to {int(labels.max())}."
-        )
+        raise IsoconvError(f"Expected labels from 0 to {classes - 1}. Got {int(labels.min())} to {int(labels.max())}.")
     # A table, because on a GPU division by a number is multiplication by its rounded reciprocal.
-    bytes_as_numbers = torch.arange(256, dtype=torch.float64) / 255
-    if certifier.arithmetic == "float32":
-        bytes_as_numbers = bytes_as_numbers.float()
     device = next((p.device for p in certifier.network.parameters()), images.device)
-    bytes_as_numbers = bytes_as_numbers.to(device)
+    bytes_as_numbers = (torch.arange(256, dtype=torch.float64) / 255).to(device, getattr(torch, certifier.arithmetic))
     parts = []
     for start in range(0, len(images), batch_size):
         part = images[start : start + batch_size].to(device)
         parts.append(certifier(bytes_as_numbers[part.int()] if part.dtype == torch.uint8 else part).cpu())
         if progress is not None:
             progress(min(start + batch_size, len(images)), len(images))
-    found = joined(parts)
+    found = join(parts)
     labels = labels.cpu()
     right = _right(found, labels)
     certified = {float(e): _percent(right & (found.radius >= e) if e > 0 else right) for e in epsilons}
@@ -120,7 +115,7 @@ def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
     if len(whole) == 2 and all(isinstance(part, Tensor) for part in whole):
         images, labels = whole
     else:
-        images, labels = _gathered(data)
+        images, labels = _gather(data)
     if labels.shape != images.shape[:1] or labels.is_floating_point():
         raise IsoconvError(
             f"Expected a whole number as label of each of {len(images)} images. Got {tuple(labels.shape)}."
@@ -130,7 +125,7 @@ def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
     return images, labels
 
 
-def _gathered(data: Any) -> tuple[Tensor, Tensor]:
+def _gather(data: Any) -> tuple[Tensor, Tensor]:
     """The images and labels of batches (x, y), or of a data set of one image each, whose y is one number."""
     if hasattr(data, "__iter__"):
         found = list(data)
@@ -157,7 +152,7 @@ def _gathered(data: Any) -> tuple[Tensor, Tensor]:
     return torch.cat(xs), torch.cat(ys)
 
 
-def _checked_radii(epsilons: Iterable[float]) -> list[float]:
+def _check_radii(epsilons: Iterable[float]) -> list[float]:
     if not isinstance(epsilons, Iterable) or isinstance(epsilons, str):
         raise IsoconvError(f"Expected radii as a list of numbers. Got {epsilons}.")
     found: list[float] = []

@@ -26,10 +26,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.forward_error import ARITHMETICS, LARGEST_NORM, forward_error
-from isoconv.certify.layers import Layer, checked_shape, layers_of, refuse_global_hooks, refuse_strangers
-from isoconv.certify.lipschitz import LayerBound, LipschitzBound, layer_bound
-from isoconv.certify.other_norms import lipschitz_bound_in_norm
+from isoconv.certify.composition import (
+    LARGEST_NORM,
+    constant_in_norm,
+    describe_bounds,
+    forward_error,
+    network_constants,
+    node_bound,
+)
+from isoconv.certify.graph import check_shape, nodes_of, refuse_global_hooks, refuse_strangers
+from isoconv.certify.rules import ARITHMETICS, Node
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
 from isoconv.linalg.rounding import add_up, gamma, mul_up, sqrt_up, up
@@ -84,30 +90,26 @@ class Certifier:
         if not isinstance(p, (int, float)) or not p >= 1:
             raise IsoconvError(f"Expected a norm with p of at least 1. Got {p}.")
         self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
-        self.input_range, self.input_shape = _checked_range(input_range), checked_shape(input_shape)
+        self.input_range, self.input_shape = _check_range(input_range), check_shape(input_shape)
         refuse_strangers(model)
         self.deployed = plain(model).eval().requires_grad_(False)  # as it is kept in a file
-        if arithmetic == "float32" and any(p.dtype == torch.float64 for p in self.deployed.parameters()):
+        if arithmetic == "float32" and any(t.dtype == torch.float64 for t in self.deployed.state_dict().values()):
             raise IsoconvError("Expected float32 weights for a float32 certificate. Got float64 ones.")
         self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run
-        self.layers = layers_of(self.network, self.input_shape)
-        with torch.no_grad():
-            self.bounds = [_with_room(layer_bound(layer), layer) for layer in self.layers]
-        self.lipschitz = LipschitzBound(
-            mul_up(1.0, *self.bounds),
-            tuple(LayerBound(x.name, x.kind, b) for x, b in zip(self.layers, self.bounds, strict=True)),
-        )
-        self.error = forward_error(self.layers, self.bounds, arithmetic)
-        output = self.layers[-1].output_shape
+        self.nodes = nodes_of(self.network, self.input_shape)
+        self.bounds = [_add_room(node_bound(node), node) for node in self.nodes]
+        self.lipschitz = describe_bounds(self.nodes, self.bounds)
+        self.error = forward_error(self.nodes, self.bounds, arithmetic)
+        output = self.nodes[-1].output_shape
         if len(output) != 1 or output[0] < 2:
             raise IsoconvError(f"Expected a classifier with at least two logits. Got outputs of shape {tuple(output)}.")
         self.pair_constants = self._pair_constants()
 
     def _pair_constants(self) -> Tensor:
-        """L_ij for p = 2, (classes, classes): float64, on the CPU."""
-        classes, last = self.layers[-1].output_shape[0], self.layers[-1].module
+        """Return L_ij for p = 2, (classes, classes): float64, on the CPU."""
+        classes, last = self.nodes[-1].output_shape[0], self.nodes[-1].module
         if type(last) is nn.Linear:
-            before = mul_up(1.0, *self.bounds[:-1])
+            before = network_constants(self.nodes, self.bounds)[self.nodes[-1].inputs[0]]
             if self.criterion == "pairs":
                 own = row_distance_bounds(last.weight).clamp(max=mul_up(_SQRT2, self.bounds[-1]))
             else:
@@ -132,7 +134,7 @@ class Certifier:
         return replace(found, radius=torch.where(finite, found.radius, 0.0))
 
     def from_logits(self, logits: Tensor, norm: Tensor) -> Certified:
-        """What follows from computed logits (N, classes) of inputs whose norms are at most `norm` (N,)."""
+        """Certify from computed logits (N, classes) of inputs whose norms are at most `norm` (N,)."""
         prediction = logits.argmax(dim=1)
         numerators = _down(logits.gather(1, prediction[:, None]) - logits)
         times = 1 + _AT_THE_CENTRE[self.arithmetic]  # and once in the ball
@@ -146,17 +148,15 @@ class Certifier:
         return Certified(prediction, radius, logits, norm)
 
     def _radius(self, numerators: Tensor, prediction: Tensor, others: Tensor) -> Tensor:
-        """The largest r for every competitor j, and the smallest of these, in the norm asked for."""
+        """Return the smallest over all competitors j of the largest r, in the norm asked for."""
         stretch, slope = self._stretch(), mul_up(_SQRT2, self.error.slope)
         two = _smallest_quotient(numerators, _up(self.pair_constants + slope), prediction, others)
         if self.p == 2:
             return two
         radius = two if stretch == 1 else _down(two / stretch)
         if self.p in (1, math.inf):
-            try:
-                own = lipschitz_bound_in_norm(self.layers, self.p)
-            except IsoconvError:
-                return radius  # a module without a bound in this norm
+            if (own := constant_in_norm(self.nodes, self.p)) is None:
+                return radius
             # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
             constant = add_up(mul_up(1.0 if self.p == 1 else 2.0, own), mul_up(slope, stretch))
             constants = torch.full_like(self.pair_constants, constant)
@@ -164,12 +164,12 @@ class Certifier:
         return radius
 
     def _stretch(self) -> float:
-        """‖·‖_2 ≤ stretch·‖·‖_p for vectors of the input's dimension."""
+        """Return the stretch in ‖·‖_2 ≤ stretch·‖·‖_p for vectors of the input's dimension."""
         power = 0.0 if self.p <= 2 else 0.5 - (0.0 if self.p == math.inf else 1 / self.p)
         return 1.0 if power == 0 else up(up(float(math.prod(self.input_shape)) ** up(power)) * (1 + 2.0**-50))
 
     def logits(self, x: Tensor) -> Tensor:
-        """The network's outputs in the certificate's arithmetic, as float64. Modules in place work on a copy."""
+        """Run the network in the certificate's arithmetic; logits as float64. Modules in place work on a copy."""
         with _sums_as_they_are(self.arithmetic, x):
             return self.network(x.to(getattr(torch, self.arithmetic), copy=True)).double()
 
@@ -181,14 +181,11 @@ class Certifier:
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise IsoconvError(
-                f"Expected inputs as a floating-point tensor of pixels in {self.input_range}. Got {kind}."
-            )
+            raise IsoconvError(f"Expected inputs as a floating-point tensor of pixels. Got {kind}.")
         self.check_dense(x)
         if x.shape[1:] != self.input_shape or x.dim() != len(self.input_shape) + 1:
-            raise IsoconvError(
-                f"Expected inputs of shape (N, {', '.join(map(str, self.input_shape))}). Got {tuple(x.shape)}."
-            )
+            expected = ", ".join(map(str, self.input_shape))
+            raise IsoconvError(f"Expected inputs of shape (N, {expected}). Got {tuple(x.shape)}.")
         if self.arithmetic == "float32" and x.dtype == torch.float64 and not torch.equal(x.float().double(), x):
             raise IsoconvError("Expected inputs that float32 can hold, for a float32 certificate. Round them first.")
         low, high = self.input_range
@@ -197,40 +194,40 @@ class Certifier:
             found = f"{float(finite.min()):g} to {float(finite.max()):g}"
             raise IsoconvError(f"Expected pixels from {low:g} to {high:g}. Got values from {found}.")
         device = next((p.device for p in self.network.parameters()), x.device)
-        return x.detach().to(device, torch.float64)
+        return x.detach().as_subclass(Tensor).to(device, torch.float64)
 
 
-def checked_batch_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> None:
     if not isinstance(batch_size, int) or batch_size < 1:
         raise IsoconvError(f"Expected a batch size of at least 1. Got {batch_size}.")
 
 
-def joined(parts: Sequence[Certified]) -> Certified:
-    """Batches as one."""
+def join(parts: Sequence[Certified]) -> Certified:
+    """Join batches to one."""
     names = ("prediction", "radius", "logits", "input_norm")
     return Certified(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
 def certify(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Certified:
-    """Predictions that are proved, and how far they hold; `options` are those of `Certifier`."""
+    """Return proved predictions and how far they hold; `options` are those of `Certifier`."""
     if not isinstance(x, Tensor) or x.dim() < 2:
         came = tuple(x.shape) if isinstance(x, Tensor) else None if x is None else type(x).__name__
         raise IsoconvError(f"Expected a batch of inputs (N, …). Got {came}.")
-    checked_batch_size(batch_size)
+    check_batch_size(batch_size)
     certifier = Certifier(model, x.shape[1:], **options)  # type: ignore[arg-type]
     certifier.check_dense(x)
-    return joined([certifier(part) for part in (x.split(batch_size) if len(x) else [x])])
+    return join([certifier(part) for part in (x.split(batch_size) if len(x) else [x])])
 
 
 def certified_radius(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Tensor:
-    """For each input (N, …), a radius within which the prediction of `plain(model)`, run in float64, cannot change.
+    """Return a radius for each input (N, …) within which the prediction of `plain(model)` in float64 cannot change.
 
     float64, (N,); 0 where nothing is proved (equal logits, NaN, infinities). `options` are those of `Certifier`.
     """
     return certify(model, x, batch_size=batch_size, **options).radius
 
 
-def _checked_range(given: tuple[float, float]) -> tuple[float, float]:
+def _check_range(given: tuple[float, float]) -> tuple[float, float]:
     numbers = [n for n in given if isinstance(n, (int, float))] if isinstance(given, (tuple, list)) else []
     if len(numbers) != 2 or len(given) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
         shown = tuple(given) if isinstance(given, (tuple, list)) else given
@@ -238,9 +235,8 @@ def _checked_range(given: tuple[float, float]) -> tuple[float, float]:
     return float(numbers[0]), float(numbers[1])
 
 
-def _with_room(bound: float, layer: Layer) -> float:
-    exact = layer.merged or type(layer.module) not in (nn.Conv1d, nn.Conv2d, nn.Linear, nn.AvgPool1d, nn.AvgPool2d)
-    return bound if exact else mul_up(bound, 1 + _ROOM)
+def _add_room(bound: float, node: Node) -> float:
+    return mul_up(bound, 1 + _ROOM) if node.rule.from_weights and not node.merged else bound
 
 
 # Rounding towards the safe side -----------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ def _down(value: Tensor) -> Tensor:
 
 
 def _norm_up(x: Tensor) -> Tensor:
-    """Upper bounds of the norms of float64 inputs; the smallest normal number covers squares that vanish."""
+    """Return upper bounds of the norms of float64 inputs, with what covers squares that vanish."""
     flat = x.flatten(1)
     norms = torch.linalg.vector_norm(flat, dim=1) * (1 + gamma(flat.shape[1] + 8))
     return _up(_up(norms) + mul_up(2.0**-511, sqrt_up(float(flat.shape[1]))))
@@ -268,7 +264,7 @@ def _smallest_quotient(numerators: Tensor, constants: Tensor, prediction: Tensor
 
 @contextmanager
 def _sums_as_they_are(arithmetic: str, x: Tensor) -> Iterator[None]:
-    """No autocast, no TF32, no Winograd and no FFT, which libraries may otherwise choose."""
+    """Switch off autocast, TF32, Winograd and FFT, which libraries may otherwise choose."""
     without_autocast = torch.autocast(x.device.type, enabled=False)
     with without_autocast, torch.backends.cudnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
         if arithmetic == "float64":

@@ -1,47 +1,43 @@
 """The bound of a torch convolution as it stands: strides, groups, dilation, and whatever it pads with."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isoconv.certify.copies import copying_bound
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums
 from isoconv.linalg.rounding import mul_up, sqrt_up
 
-Pads = Sequence[tuple[int, int]]
+Convolution = nn.Conv1d | nn.Conv2d
+Pads = Sequence[Sequence[int]]  # (before, after) per axis
 
 
-def convolution_bound(module: nn.Conv1d | nn.Conv2d, shape: torch.Size, circular: Pads | None = None) -> float:
-    """An upper bound of the module's norm on inputs (C, …) of `shape`.
+def convolution_bound(
+    module: Convolution, settings: Mapping[str, Any], shape: torch.Size, circular: Pads | None = None
+) -> float:
+    """Return an upper bound of the module's norm on inputs (C, …) of `shape`; `settings` are spelt out for each axis.
 
     `circular`: (before, after) per axis of circular padding in front of it, bounded as one with the convolution.
     """
-    size = tuple(shape[1:])
-    kernel = _dilated(module.weight, module.dilation)
-    mode = module.padding_mode
-    pads = pads_of(module) if circular is None else list(circular)
+    size, stride, mode = tuple(shape[1:]), settings["stride"], module.padding_mode
+    parts = _spread(module.weight, settings["dilation"]).chunk(module.groups)
+    pads = settings["padding"] if circular is None else circular
     if circular is not None or mode == "circular":
-        return _per_group(kernel, module, lambda part: _circular_bound(part, module.stride, size, pads))
-    if mode == "zeros" or not any(any(pad) for pad in pads):
-        return _per_group(kernel, module, lambda part: conv_norm_bound(part, module.stride, size, "zeros"))
-    if mode in ("reflect", "replicate"):
-        # The padding copies pixels; what follows is a convolution of the padded image with no padding of its own.
-        padded = tuple(n + before + after for n, (before, after) in zip(size, pads, strict=True))
-        bound = _per_group(kernel, module, lambda part: conv_norm_bound(part, module.stride, padded, "zeros"))
-        return mul_up(bound, _copies_of_padding(size, pads, mode))
-    raise IsoconvError(f"Expected padding with zeros, circular, reflect or replicate. Got {mode!r}.")
-
-
-def _per_group(kernel: Tensor, module: nn.Conv1d | nn.Conv2d, bound) -> float:  # type: ignore[no-untyped-def]
-    """Groups work on different channels side by side: the largest of their norms, not the product."""
-    return max(bound(part) for part in kernel.chunk(module.groups))
+        return max(_circular_bound(part, stride, size, pads) for part in parts)
+    # Groups work on different channels side by side: the largest of their norms, not the product.
+    if mode == "zeros" or not any(map(any, pads)):
+        return max(conv_norm_bound(part, stride, size, "zeros") for part in parts)
+    # Reflect and replicate copy pixels; what follows is a convolution of the padded image with no padding of its own.
+    padded = tuple(n + before + after for n, (before, after) in zip(size, pads, strict=True))
+    bound = max(conv_norm_bound(part, stride, padded, "zeros") for part in parts)
+    return mul_up(bound, _copies_of_padding(size, pads, mode))
 
 
 def _circular_bound(kernel: Tensor, stride: Sequence[int], size: tuple[int, ...], pads: Pads) -> float:
-    """Of a convolution without padding of an image that was padded circularly.
+    """Bound a convolution without padding of an image that was padded circularly.
 
     Its outputs are those of the circular convolution at stride s, or a part of them; where the padding reaches further
     around than the image, each of them occurs up to `turns` times.
@@ -64,27 +60,26 @@ def _turns(taps: Sequence[int], stride: Sequence[int], size: tuple[int, ...], pa
 
 
 def absolute_sums(
-    module: nn.Conv1d | nn.Conv2d, shape: torch.Size, circular: Pads | None = None
+    module: Convolution, settings: Mapping[str, Any], shape: torch.Size, circular: Pads | None = None
 ) -> tuple[float, float]:
-    """Upper bounds of the largest row sum and the largest column sum of |A|, A the module's matrix.
+    """Return upper bounds of the largest row sum and the largest column sum of |A|, A the module's matrix.
 
     These are the norms of |A| for p = ∞ and p = 1 (so of A too), and the root of their product bounds it for p = 2.
     """
-    size = tuple(shape[1:])
-    kernel = _dilated(module.weight, module.dilation)
-    pads = pads_of(module) if circular is None else list(circular)
+    size, mode = tuple(shape[1:]), module.padding_mode
+    kernel = _spread(module.weight, settings["dilation"])
+    pads = settings["padding"] if circular is None else circular
     copies = 1.0
-    if circular is not None or module.padding_mode == "circular":
-        copies = float(_turns(kernel.shape[2:], module.stride, size, pads))
-    elif module.padding_mode in ("reflect", "replicate") and any(any(pad) for pad in pads):
-        copies = mul_up(*(_copies_of_padding(size, pads, module.padding_mode) for _ in range(2)))
-    rows = max(largest_absolute_sums(part)[0] for part in kernel.chunk(module.groups))
-    columns = max(largest_absolute_sums(part)[1] for part in kernel.chunk(module.groups))
-    return rows, mul_up(columns, copies)
+    if circular is not None or mode == "circular":
+        copies = float(_turns(kernel.shape[2:], settings["stride"], size, pads))
+    elif mode != "zeros" and any(map(any, pads)):
+        copies = mul_up(*(_copies_of_padding(size, pads, mode) for _ in range(2)))
+    sums = [largest_absolute_sums(part) for part in kernel.chunk(module.groups)]
+    return max(rows for rows, _ in sums), mul_up(max(columns for _, columns in sums), copies)
 
 
-def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
-    """The kernel with zeros between its taps."""
+def _spread(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
+    """Return the kernel with zeros between its taps."""
     for axis, d in enumerate(dilation, start=2):
         if d > 1:
             taps = kernel.shape[axis]
@@ -94,19 +89,34 @@ def _dilated(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
     return kernel
 
 
-def pads_of(module: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
-    """(before, after) per axis of what the module pads by itself."""
+def padding_of(module: Convolution) -> list[tuple[int, int]]:
+    """Return (before, after) per axis of what the module pads by itself."""
     if module.padding_mode != "zeros":  # torch goes by this list, made when the module was
         flat = list(module._reversed_padding_repeated_twice)
         return list(zip(flat[-2::-2], flat[-1::-2], strict=True))
+    taps = module.weight.shape[2:]
     if module.padding == "valid":
-        return [(0, 0)] * len(module.kernel_size)
+        return [(0, 0)] * len(taps)
     if module.padding == "same":  # torch puts the odd one behind
-        reach = [(k - 1) * d for k, d in zip(module.weight.shape[2:], module.dilation, strict=True)]
+        dilation = [module.dilation] * len(taps) if isinstance(module.dilation, int) else module.dilation
+        reach = [(k - 1) * d for k, d in zip(taps, dilation, strict=True)]
         return [(r // 2, r - r // 2) for r in reach]
-    return [(int(p), int(p)) for p in module.padding]
+    padding = [module.padding] * len(taps) if isinstance(module.padding, int) else module.padding
+    return [(int(p), int(p)) for p in padding]
 
 
 def _copies_of_padding(size: tuple[int, ...], pads: Pads, mode: str) -> float:
-    flat = [pad for pair in reversed(list(pads)) for pad in pair]
+    flat = [pad for pair in reversed(pads) for pad in pair]
     return copying_bound(lambda pixels: F.pad(pixels, flat, mode=mode), (1, *size))
+
+
+def copying_bound(copy: Callable[[Tensor], Tensor], shape: Sequence[int]) -> float:
+    """Return √m for a map that copies a pixel of its input (1, *shape) m times at the most; see Note [Kinds].
+
+    Counted by what comes out, not by a gradient: of some modules torch's gradient counts other pixels than they take.
+    """
+    pixels = torch.arange(math.prod(shape), dtype=torch.float64)
+    found, moved = (copy(values.reshape(1, *shape)).flatten() for values in (pixels, pixels + len(pixels)))
+    taken = found[moved - found == len(pixels)].long()  # the others are constants
+    most = float(torch.bincount(taken, minlength=1).max())
+    return sqrt_up(most) if most != 1 else 1.0

@@ -2,6 +2,42 @@
 
 It shares no code with the certifier that writes the files and imports nothing of isoconv, so that a mistake in one is not
 a mistake in the other. What is trusted: Python's integers and fractions, and that a floating-point product of whole
-numbers is exact as long as every partial sum stays below 2⁵³ (see `products`). Floating-point factorisations are used
+numbers is exact as long as every partial sum stays below 2⁵³ (see `exact`). Floating-point factorisations are used
 only to guess witnesses, which are then verified exactly (see `norms`).
+
+To read it: `proof` says what is checked, in order; `kinds` is the table of all kinds of module; `norms` proves the norm of a
+matrix or a convolution; `exact` is the arithmetic; `certificate` and `files` read what others wrote.
 """
+
+
+class Invalid(Exception):  # noqa: N818 - a verdict on the certificate, not an error of the program
+    """The certificate claims something that is false or that could not be proved."""
+
+
+class Malformed(Exception):  # noqa: N818
+    """The input cannot be read as a certificate, a model or a file of images, or exceeds a limit."""
+
+
+class Budget:
+    """How much may still be computed, in multiplications of a matrix product; other work is converted to those.
+
+    Everything that takes time proportional to a number in a file is paid for before it is done, so that no file takes
+    longer than its size allows: about 20 s on two slow cores up to 10 MB, and in proportion above that.
+    """
+
+    SMALL = 10_000_000  # bytes
+    MULTIPLICATIONS = 80_000_000_000
+
+    def __init__(self, size: int, unlimited: bool = False) -> None:
+        self.left = float("inf") if unlimited else self.MULTIPLICATIONS * max(1.0, size / self.SMALL)
+
+    def affords(self, work: int) -> bool:
+        return work <= self.left
+
+    def spend(self, work: int, what: object) -> None:
+        if not self.affords(work):
+            raise Malformed(
+                f"{what} needs more computation than the limit for files of this size "
+                f"({self.MULTIPLICATIONS:.0e} multiplications per 10 MB); --unlimited lifts it."
+            )
+        self.left -= work

@@ -4,7 +4,7 @@ Proves again, from the weights and in exact arithmetic, everything that a certif
 only Python and numpy, imports nothing of isoconv, and also runs as a plain folder: python path/to/check FILE MODEL.
 
 Prints one line. Exit code 0, "valid: …": proved, and the line says what was not checked. 1, "INVALID: …": something is
-false or could not be proved. 2: the input could not be read.
+false or could not be proved. 2: the input could not be read, or exceeds a limit that the line names.
 """
 
 import argparse
@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 if __package__:
-    from .examination import Invalid, Malformed, examine
+    from . import Invalid, Malformed
+    from .proof import examine
 else:  # run as a plain folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from check.examination import Invalid, Malformed, examine  # type: ignore[import-not-found,no-redef]
+    from check.proof import examine  # type: ignore[import-not-found,no-redef]
+
+    from check import Invalid, Malformed  # type: ignore[import-not-found,no-redef]
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, like every other error."""
+        """Exit with one line, like every other error."""
         self.exit(2, f"{message}. Usage: check FILE MODEL [--images FILE.npy]\n")
 
 
@@ -31,22 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", metavar="FILE", type=Path, help="the certificate")
     parser.add_argument("model", metavar="MODEL", type=Path, help="a .safetensors file, or a run's folder")
     parser.add_argument("--images", metavar="FILE.npy", type=Path, help="the images, to recompute their logits too")
+    parser.add_argument("--unlimited", action="store_true", help="check it however long that takes")
     options = parser.parse_args(arguments)
     try:
-        _say(f"valid: {examine(options.file, options.model, options.images)}", sys.stdout)
+        _say(f"valid: {examine(options.file, options.model, options.images, options.unlimited)}", sys.stdout)
         return 0
     except Invalid as reason:
         _say(f"INVALID: {reason}", sys.stdout)
         return 1
     except Malformed as reason:
         _say(str(reason), sys.stderr)
-    except (MemoryError, ArithmeticError):
-        _say("The network of this certificate is too large to check.", sys.stderr)
+    except Exception as error:  # what is not understood is not valid
+        _say(f"The certificate cannot be checked: {type(error).__name__}, {error}.", sys.stderr)
     return 2
 
 
 def _say(line: str, stream: TextIO) -> None:
-    """One line, whatever names from a file are in it and whatever characters the terminal knows."""
+    """Print one line, whatever names from a file are in it and whatever characters the terminal knows."""
     encoding = stream.encoding or "utf-8"
     line = "".join(character if character.isprintable() else "?" for character in line)
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream)

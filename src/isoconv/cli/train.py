@@ -115,8 +115,8 @@ def train(
         print(json.dumps([result.to_fields() for result in results]))
         return
     if results[0].clean is not None:
-        plural = "s" * (config.epochs != 1)
-        print_results(results, f"{config.model}, {config.conv}, {config.data}, {config.epochs:,} epoch{plural}")
+        epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"
+        print_results(results, f"{config.model}, {config.conv}, {Path(config.data).name}, {epochs_done}")
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
     print_line(f"The run is in {out}. To see it: isoconv report {words}")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from isoconv.certify import weights_sha256
-from isoconv.certify.layers import Layer, layers_of
+from isoconv.certify import Node, weights_sha256
+from isoconv.certify.graph import nodes_of, refuse_strangers
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
 from isoconv.version import __version__
@@ -21,7 +21,7 @@ class Deployed:
     """A plain network in evaluation mode, taken apart, and the arithmetic in which it will be run."""
 
     network: nn.Module
-    layers: list[Layer]
+    nodes: list[Node]
     input_shape: tuple[int, ...]
     dtype: str
     classes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Deployed:
         )
 
     def metadata(self) -> dict[str, str]:
-        """What goes into the file beside the weights."""
+        """Return what goes into the file beside the weights."""
         return {
             "isoconv.version": __version__,
             "isoconv.weights_sha256": self.sha256,
@@ -55,25 +55,29 @@ def deploy(model: nn.Module, input_shape: Sequence[int], dtype: str, classes: Se
     """Check that `model` can be exported, and take it apart."""
     if dtype not in DTYPES:
         raise IsoconvError(f"Expected dtype to be one of {', '.join(DTYPES)}. Got {dtype!r}.")
+    refuse_strangers(model)
     network = plain(model).eval().requires_grad_(False).cpu()
-    kinds = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in network.state_dict().items()}
-    if len(set(kinds.values())) != 1 or not set(kinds.values()) <= set(DTYPES):
-        found = ", ".join(dict.fromkeys(kinds.values())) or "none"
+    weights = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
+    if len(kinds) != 1 or not kinds <= set(DTYPES):
+        found = ", ".join(sorted(kinds)) or "none"
         raise IsoconvError(f"Expected weights in float32, or all in float64. Got {found}.")
-    if "float64" in kinds.values() and dtype == "float32":
+    if "float64" in kinds and dtype == "float32":
         raise IsoconvError("Expected dtype float64 for float64 weights. Got float32, which would round them.")
-    for name, tensor in network.state_dict().items():
+    for name, tensor in weights.items():
         if not bool(torch.isfinite(tensor).all()):
             raise IsoconvError(f"Expected finite weights. Got infinities or NaN in {name}.")
-    layers = layers_of(model, input_shape)  # of the model itself, to refuse what `plain` would not notice
-    if classes is not None and layers[-1].output_shape != (len(classes),):
+    nodes = nodes_of(network, input_shape)
+    for node in nodes:
+        if node.rule.settings is None:
+            raise not_exportable(node, "a rule that was registered")
+    if classes is not None and nodes[-1].output_shape != (len(classes),):
         raise IsoconvError(
-            f"Expected {len(classes)} logits, one per class. Got outputs of shape {tuple(layers[-1].output_shape)}."
+            f"Expected {len(classes)} logits, one per class. Got outputs of shape {tuple(nodes[-1].output_shape)}."
         )
-    return Deployed(network, layers, tuple(input_shape), dtype, tuple(classes or ()), weights_sha256(network))
+    return Deployed(network, nodes, tuple(input_shape), dtype, tuple(classes or ()), weights_sha256(network))
 
 
-def not_exportable(layer: Layer, reason: str = "") -> IsoconvError:
-    """The error for a module that has no place in an exported file."""
-    detail = f" with {reason}" if reason else ""
-    return IsoconvError(f"Expected modules that can be exported. Got {layer.kind}{detail} at {layer.name}.")
+def not_exportable(node: Node, reason: str) -> IsoconvError:
+    """Return the error for a module that has no place in an exported file."""
+    return IsoconvError(f"Expected modules that can be exported. Got {node.kind} with {reason} at {node.name}.")

@@ -1,19 +1,20 @@
 """A plain network as a safetensors file with a small Python file beside it, which needs torch and safetensors alone."""
 
+import inspect
 import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
-from isoconv.certify.layers import Layer
+from isoconv.certify import Node
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy, not_exportable
 from isoconv.files import check_writable, write_files
-from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 from isoconv.version import __version__
 
 
@@ -43,7 +44,7 @@ def export_torch(
 
 
 def code_path(weights: Path) -> Path:
-    """Beside the weights and named like them, with underscores where Python's `import` would stumble."""
+    """Return the name of the code beside the weights, with underscores where Python's `import` would stumble."""
     if weights.suffix != ".safetensors":
         raise IsoconvError(f"Expected a file name that ends in .safetensors. Got {weights.name}.")
     name = re.sub(r"\W", "_", weights.stem, flags=re.ASCII)
@@ -51,11 +52,13 @@ def code_path(weights: Path) -> Path:
 
 
 def torch_code(deployed: Deployed, weights_name: str) -> str:
-    """The Python file that builds the network and loads its weights."""
-    classes = [_CLASSES[kind] for kind in _CLASSES if any(type(x.module) is kind for x in deployed.layers)]
-    layers = {layer.name: layer for layer in deployed.layers}
-    network = _expression(deployed.network, "", layers, indent=1)
-    return _TEMPLATE.format(
+    """Return the Python file that builds the network and loads its weights."""
+    used = {node.kind for node in deployed.nodes}
+    classes = [inspect.getsource(kind).rstrip() for name, kind in _OURS.items() if name in used]
+    expressions = {node.path: _expression(node) for node in deployed.nodes}
+    network = _sequence(deployed.network, "", expressions, indent=1)
+    template = Path(__file__).with_name("exported.txt").read_text(encoding="utf-8")
+    return template.format(
         version=__version__,
         claim="\n".join(textwrap.wrap(deployed.claim, 110)),
         shape=", ".join(["N", *map(str, deployed.input_shape)]),
@@ -70,17 +73,15 @@ def torch_code(deployed: Deployed, weights_name: str) -> str:
     )
 
 
-def _expression(module: nn.Module, name: str, layers: dict[str, Layer], indent: int) -> str:
-    """The Python expression that makes a module: a Sequential line by line, anything else on one."""
+def _sequence(module: nn.Module, path: str, expressions: dict[str, str], indent: int) -> str:
+    """Return the Python expression that makes a module: a Sequential line by line, anything else on one."""
     if type(module) is not nn.Sequential:
-        layer = layers[name or "model"]
-        for kind, settings in _SETTINGS.items():
-            if type(module) is kind:
-                prefix = "" if kind in _CLASSES else "nn."
-                return f"{prefix}{kind.__name__}({_arguments(module, *settings)})"
-        raise not_exportable(layer)
-    children = {key: f"{name}.{key}" if name else key for key in module._modules}
-    made = {key: _expression(module._modules[key], path, layers, indent + 1) for key, path in children.items()}  # type: ignore[arg-type]
+        return expressions[path]
+    children = {key: child for key, child in module._modules.items() if child is not None}
+    made = {
+        key: _sequence(child, f"{path}.{key}" if path else key, expressions, indent + 1)
+        for key, child in children.items()
+    }
     space, end = "    " * (indent + 1), "    " * indent
     if list(made) == [str(k) for k in range(len(made))]:
         return "nn.Sequential(\n" + "".join(f"{space}{text},\n" for text in made.values()) + f"{end})"
@@ -88,123 +89,83 @@ def _expression(module: nn.Module, name: str, layers: dict[str, Layer], indent: 
     return f"nn.Sequential(OrderedDict([\n{pairs}{end}]))"
 
 
-def _arguments(module: nn.Module, positional: tuple[str, ...], named: dict[str, Any]) -> str:
-    """Constructor arguments: those without a default, and the others where they differ from it."""
-    texts = [_literal(getattr(module, name)) for name in positional]
-    for name, default in named.items():
+def _expression(node: Node) -> str:
+    """Return the call that makes a module: arguments without a default, and the others where they differ from it."""
+    module, kind = node.module, type(node.module)
+    arguments, texts = {}, []
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name in ("device", "dtype", "inplace") or not hasattr(module, name):
+            continue
         value = getattr(module, name)
-        value = value is not None if name == "bias" else value
-        if _literal(value) != _literal(default):
-            texts.append(f"{name}={_literal(value)}")
-    return ", ".join(texts)
+        if name == "bias":
+            value = value is not None or not getattr(module, "affine", True)
+        if parameter.default is inspect.Parameter.empty:
+            texts.append(_literal(name, value))
+        elif _literal(name, value) != _literal(name, parameter.default):
+            texts.append(f"{name}={_literal(name, value)}")
+        arguments[name] = value
+    _check_twin(node, arguments)
+    return f"{'' if kind.__name__ in _OURS else 'nn.'}{kind.__name__}({', '.join(texts)})"
 
 
-def _literal(value: Any) -> str:
-    """(3, 3) as 3, everything else as Python writes it."""
-    if isinstance(value, tuple) and len(set(value)) == 1:
+def _check_twin(node: Node, arguments: dict[str, Any]) -> None:
+    """Refuse a module that was changed after it was made, so that its constructor would make another."""
+    settings = node.rule.settings
+    assert settings is not None
+    shape = node.input_shape
+    if node.circular is not None:  # counted before its padding
+        shape = torch.Size([shape[0], *(n + sum(pad) for n, pad in zip(shape[1:], node.circular, strict=True))])
+    with torch.device("meta"):
+        twin = type(node.module)(**arguments)
+    same = settings(twin, shape, node.output_shape) == node.settings
+    if not same or [t.shape for t in twin.parameters()] != [t.shape for t in node.module.parameters()]:
+        raise not_exportable(node, "settings that its constructor does not give")
+
+
+def _literal(name: str, value: Any) -> str:
+    """Return a value as Python writes it, but (3, 3) as 3 where that means the same."""
+    if name in ("kernel_size", "stride", "dilation") and isinstance(value, tuple) and len(set(value)) == 1:
         value = value[0]
     return repr(value)
 
 
-_CONVOLUTION: tuple[tuple[str, ...], dict[str, Any]] = (
-    ("in_channels", "out_channels", "kernel_size"),
-    {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True, "padding_mode": "zeros"},
-)
-_SETTINGS: dict[type[nn.Module], tuple[tuple[str, ...], dict[str, Any]]] = {
-    nn.Conv1d: _CONVOLUTION,
-    nn.Conv2d: _CONVOLUTION,
-    nn.Linear: (("in_features", "out_features"), {"bias": True}),
-    nn.CircularPad1d: (("padding",), {}),
-    nn.CircularPad2d: (("padding",), {}),
-    nn.ZeroPad1d: (("padding",), {}),
-    nn.ZeroPad2d: (("padding",), {}),
-    nn.ReLU: ((), {}),
-    nn.Flatten: ((), {"start_dim": 1, "end_dim": -1}),
-    nn.PixelShuffle: (("upscale_factor",), {}),
-    nn.PixelUnshuffle: (("downscale_factor",), {}),
-    nn.Identity: ((), {}),
-    nn.Dropout: (("p",), {}),
-    MaxMin: ((), {}),
-    GroupSort: (("group_size",), {}),
-    Abs: ((), {}),
-    Scale: (("factor",), {}),
-}
-_CLASSES: dict[type[nn.Module], str] = {
-    MaxMin: '''class MaxMin(nn.Module):
+# The modules of isoconv that a plain network may hold, as an exported file defines them: with torch alone ------------
+
+
+class MaxMin(nn.Module):
     """Channel i and channel i + C/2 become their maximum and their minimum."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=1)
         swap = second > first
-        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)''',
-    GroupSort: '''class GroupSort(nn.Module):
+        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+
+
+class GroupSort(nn.Module):
     """Sorts channels within groups, largest first; with g groups, group j holds the channels j, j + g, j + 2g, …"""
 
-    def __init__(self, group_size):
+    def __init__(self, group_size: int | None = 2) -> None:
         super().__init__()
         self.group_size = group_size
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         size = self.group_size or x.shape[1]
         groups = x.reshape(x.shape[0], size, x.shape[1] // size, *x.shape[2:])
-        return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)''',
-    Abs: """class Abs(nn.Module):
-    def forward(self, x):
-        return torch.abs(x)""",
-    Scale: """class Scale(nn.Module):
-    def __init__(self, factor):
+        return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)
+
+
+class Abs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.abs(x)
+
+
+class Scale(nn.Module):
+    def __init__(self, factor: float) -> None:
         super().__init__()
         self.factor = factor
 
-    def forward(self, x):
-        return x * self.factor""",
-}
-_TEMPLATE = '''"""A network, exported by isoconv {version}. Needs torch and safetensors, not isoconv.
-
-    model = load()                    # in evaluation mode; load(torch.float64) for another arithmetic
-    logits = model(images)            # images: ({shape}), pixels from 0 to 1
-
-{claim}
-"""
-
-import hashlib
-{ordered}from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
-from torch import nn
-
-WEIGHTS = Path(__file__).with_name({weights})
-WEIGHTS_SHA256 = "{sha256}"
-INPUT_SHAPE = {input_shape}
-CLASSES = {class_names}
-{modules}
-
-def build():
-    """The network, with weights that mean nothing yet."""
-    return {network}
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
 
 
-def weights_sha256(model):
-    """The hash that certificates name: names, types, shapes and bytes of the weights, sorted by name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        kind, shape = str(tensor.dtype).removeprefix("torch."), ",".join(map(str, tensor.shape))
-        digest.update(name.encode() + b"\\0" + kind.encode() + b"\\0" + shape.encode() + b"\\0")
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def load(dtype=torch.{dtype}):
-    """The network with the exported weights; others than those are refused."""
-    weights = load_file(WEIGHTS)
-    model = build().to(next(iter(weights.values())).dtype)
-    model.load_state_dict(weights)
-    if weights_sha256(model) != WEIGHTS_SHA256:
-        raise ValueError(f"{{WEIGHTS}} does not hold the weights that were exported.")
-    return model.to(dtype).eval().requires_grad_(False)
-
-
-if __name__ == "__main__":
-    print(load())
-'''
+_OURS: dict[str, type[nn.Module]] = {"MaxMin": MaxMin, "GroupSort": GroupSort, "Abs": Abs, "Scale": Scale}

@@ -31,8 +31,8 @@ class LayerMaker:
                 f"Expected an image whose height and width can be halved by each strided convolution: multiples of 4 for "
                 f"small and large, of 16 for dcgan. Got {self.height}×{self.width} before a convolution of stride {stride}."
             )
-        settings = {"orthogonalisation": self.orthogonalisation, "input_size": (self.height, self.width)}
-        layer: Any = self.method.make(self.channels, out_channels, kernel_size, stride, **settings)
+        shape, size = (self.channels, out_channels, kernel_size, stride), (self.height, self.width)
+        layer: Any = self.method.make(*shape, orthogonalisation=self.orthogonalisation, input_size=size)
         self.channels, self.height, self.width = out_channels, self.height // stride, self.width // stride
         return layer  # type: ignore[no-any-return]
 

@@ -68,7 +68,7 @@ class Scale(nn.Module):
 @torch.fx.wrap
 def max_min(x: Tensor) -> Tensor:
     """Return what `MaxMin` does to `x`."""
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         _check_channels(x, 2, "MaxMin")
         if x.requires_grad and torch.is_grad_enabled() and not _is_traced():
             return _max_min_with_one_bit(x)
@@ -83,7 +83,7 @@ def _max_min_with_one_bit(x: Tensor) -> Tensor:
 @torch.fx.wrap
 def group_sort(x: Tensor, group_size: int | None) -> Tensor:
     """Return what `GroupSort(group_size)` does to `x`."""
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         _check_channels(x, group_size or 1, "GroupSort")
     size = x.shape[1] if group_size is None else group_size
     groups = x.unflatten(1, [max(size, 1), x.shape[1] // max(size, 1)])
@@ -113,9 +113,13 @@ def _select(first: Tensor, second: Tensor, swap: Tensor) -> Tensor:
     return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
 
 
+def _is_jit_traced() -> bool:
+    return torch._C._get_tracing_state() is not None
+
+
 def _is_traced() -> bool:
     """Return True where a compiler, a tracer or a transform wants to see ordinary operations."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or _is_jit_traced() or torch._C._are_functorch_transforms_active()
 
 
 def _is_watched(x: Tensor) -> bool:
@@ -136,6 +140,8 @@ def _select_in_place(x: Tensor, swap: Tensor) -> Tensor:
 
 
 def _check_channels(x: Tensor, group: int, name: str) -> None:
+    if _is_jit_traced():  # where sizes are not numbers
+        return
     if x.dim() < 2:
         raise IsoconvError(f"{name}: Expected a batch (N, C, …). Got shape {tuple(x.shape)}.")
     if x.shape[1] % group:

@@ -40,7 +40,18 @@ def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tenso
     return W
 
 
-class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
+class _BCOP(LipschitzConvolution, OrthogonalisedLayer):
+    """What the layers of this file share. Frozen, they are the paper's BCOP-Fixed: random and orthogonal."""
+
+    O: nn.Parameter
+
+    def reset_parameters(self) -> None:
+        """Random orthonormal matrices; the bias uniform within ±1/√c_out."""
+        self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
+        self._reset_bias(1 / math.sqrt(self.out_channels))
+
+
+class _BCOP2d(_BCOP):
     """The parameters of Algorithm 1 for a kernel of `kernel_shape`, and the kernel that they make.
 
     O is the algorithm's O, (small, large) for the two channel counts; MN holds M₁, N₁, …, M_{K−1}, N_{K−1} in one tensor,
@@ -52,39 +63,12 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
     _matrix_names = ("O", "MN")
     MN: nn.Parameter | None
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        *,
-        padding: int | tuple[int, int] | str = "same",
-        bias: bool = True,
-        padding_mode: str = "circular",
-        orthogonalisation: str = "manifold",
-        frozen: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(orthogonalisation)
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
         c_out, c_in, taps, _ = self.kernel_shape
         small, large = sorted((c_out, c_in))
         self.O = nn.Parameter(torch.empty(small, large, **factory))
         has_choice = taps > 1 and large > 1
         self.MN = nn.Parameter(torch.empty(2 * (taps - 1), large, large // 2, **factory)) if has_choice else None
-        self._set_bias(bias, out_channels, factory)
-        self.reset_parameters()
-        self.frozen = frozen
-        if frozen:
-            self.requires_grad_(False)
-
-    def reset_parameters(self) -> None:
-        """Random orthonormal matrices; the bias uniform within ±1/√c_out."""
-        self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
-        self._reset_bias(1 / math.sqrt(self.out_channels))
 
     def _build(self, O: Tensor, MN: Tensor | None = None) -> Tensor:
         c_out, c_in, taps, _ = self.kernel_shape
@@ -94,11 +78,6 @@ class _BCOP2d(LipschitzConvolution, OrthogonalisedLayer):
         W = _bcop_taps(H, bases[0::2], bases[1::2])
         return (W if c_in >= c_out else W.mT).movedim((-4, -3), (-2, -1)).contiguous()
 
-    def extra_repr(self) -> str:
-        text = super().extra_repr()
-        text += "" if self.orthogonalisation == "manifold" else f", orthogonalisation={self.orthogonalisation!r}"
-        return text + (", frozen=True" if self.frozen else "")
-
 
 class BCOPConv2d(_BCOP2d):
     """An orthogonal convolution: every singular value of it as a linear map is 1 (circular padding, any image size).
@@ -107,7 +86,7 @@ class BCOPConv2d(_BCOP2d):
     after invertible downsampling by the stride s. `padding_mode="zeros"` is still 1-Lipschitz, but not orthogonal.
 
     orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
-    frozen : the paper's BCOP-Fixed: random orthogonal kernel and bias, not trained
+    frozen : not trained; the paper's BCOP-Fixed
 
     >>> layer = BCOPConv2d(3, 16, 3)
     >>> layer(torch.zeros(1, 3, 32, 32)).shape
@@ -160,7 +139,7 @@ class BCOPConvTranspose2d(_BCOP2d):
         return convolution if self.stride == 1 else nn.Sequential(convolution, nn.PixelShuffle(self.stride))
 
 
-class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
+class BCOPConv1d(_BCOP):
     """An orthogonal 1-D convolution, H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}]: for equal channel counts, any that there is.
 
     Replaces `torch.nn.Conv1d` with "same" padding; `weight` is (out_channels, in_channels·s, k/s).
@@ -171,45 +150,22 @@ class BCOPConv1d(LipschitzConvolution, OrthogonalisedLayer):
     """
 
     dimensions = 1
+    ranks: tuple[int, ...]
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        *,
-        padding: int | tuple[int] | str = "same",
-        ranks: int | Sequence[int] | None = None,
-        bias: bool = True,
-        padding_mode: str = "circular",
-        orthogonalisation: str = "manifold",
-        frozen: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(orthogonalisation)
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+    def __init__(self, *arguments: Any, ranks: int | Sequence[int] | None = None, **options: Any) -> None:
+        self.ranks = ranks  # type: ignore[assignment]
+        super().__init__(*arguments, **options)
+
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
         c_out, c_in, taps = self.kernel_shape
         small, large = sorted((c_out, c_in))
-        self.ranks = _checked_ranks(ranks, taps - 1, large)
+        self.ranks = _checked_ranks(self.ranks, taps - 1, large)
         self.O = nn.Parameter(torch.empty(small, large, **factory))
         # A projector of rank 0 or c has no parameters: it is 0 or I.
         bases = [f"M{i}" for i, rank in enumerate(self.ranks) if 0 < rank < large]
         for name in bases:
             self.register_parameter(name, nn.Parameter(torch.empty(large, self.ranks[int(name[1:])], **factory)))
         self._matrix_names = ("O", *bases)
-        self._set_bias(bias, out_channels, factory)
-        self.reset_parameters()
-        self.frozen = frozen
-        if frozen:
-            self.requires_grad_(False)
-
-    def reset_parameters(self) -> None:
-        """Random orthonormal matrices; the bias uniform within ±1/√c_out."""
-        self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
-        self._reset_bias(1 / math.sqrt(self.out_channels))
 
     def _build(self, O: Tensor, *M: Tensor) -> Tensor:
         c_out, c_in, _ = self.kernel_shape

@@ -92,7 +92,7 @@ class BuiltWeight(nn.Module):
             return self._weight_in_graph()
         if torch._C._are_functorch_transforms_active():
             return self._weight_under_transform()
-        if torch.jit.is_tracing():
+        if torch._C._get_tracing_state() is not None:
             self._refuse("torch.jit.trace")
         sources = self._sources()
         build = self._current_build(sources)
@@ -174,7 +174,7 @@ class OrthogonalisedLayer(BuiltWeight):
 
     _matrix_names: tuple[str, ...] = ()
 
-    def __init__(self, orthogonalisation: str) -> None:
+    def __init__(self, orthogonalisation: str = "manifold") -> None:
         super().__init__()
         if orthogonalisation not in ORTHOGONALISATIONS:
             raise IsoconvError(
@@ -297,7 +297,7 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 def _unseen_by_hooks() -> AbstractContextManager[None]:
     """Keep hooks on saved tensors away; torch.func forbids them altogether."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return nullcontext()
     return saved_tensors_hooks(Tensor.detach, Tensor.detach)
 
@@ -314,10 +314,11 @@ COMPARED_IN_ONE_GO = {"cuda", "xpu", "mps"}
 
 
 class _Call(threading.local):
-    """The outermost call of a module that is going on in this thread, and the layers that it has found unchanged."""
+    """The outermost call of a module that is going on in this thread, and which of its layers are unchanged."""
 
-    frame: FrameType | None = None
-    unchanged: frozenset[BuiltWeight] | set[BuiltWeight] = frozenset()
+    def __init__(self) -> None:
+        self.frame: FrameType | None = None
+        self.unchanged: dict[BuiltWeight, bool] = {}
 
 
 _CALL = _Call()
@@ -332,17 +333,15 @@ def _compare_in_one_go(layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
     while frame is not None:
         outermost = frame if frame.f_code is nn.Module._call_impl.__code__ else outermost
         frame = frame.f_back  # type: ignore[assignment]
-    if outermost is None:
-        return layer in _find_unchanged([layer], sources[0])
-    if _CALL.frame is not outermost:
+    if outermost is not None and _CALL.frame is not outermost:
         # The frame itself is kept, not its address, which a later call could have too.
         modules = outermost.f_locals["self"].modules()
         layers = [module for module in modules if isinstance(module, BuiltWeight) and module._kept is not None]
-        _CALL.frame, _CALL.unchanged = outermost, _find_unchanged(layers, sources[0])
-    elif layer not in _CALL.unchanged:
+        found = _find_unchanged(layers, sources[0])
+        _CALL.frame, _CALL.unchanged = outermost, {one: one in found for one in layers}
+    if outermost is None or layer not in _CALL.unchanged:
         return layer in _find_unchanged([layer], sources[0])
-    unchanged = layer in _CALL.unchanged
-    _CALL.unchanged -= {layer}
+    unchanged = _CALL.unchanged.pop(layer)
     if not _CALL.unchanged:
         _CALL.frame = None  # which holds the model's input
     return unchanged

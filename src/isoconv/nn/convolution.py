@@ -20,21 +20,29 @@ class LipschitzConvolution(BuiltWeight):
     """The part of a convolution that does not depend on how its weight is made, in one or two dimensions.
 
     Stride s is invertible downsampling followed by a stride-1 convolution of size k/s, and the image keeps its size
-    otherwise. `weight` is (c_out, c_in·sᵈ, k/s, …): the kernel that is convolved with after downsampling.
+    otherwise. `weight` is (c_out, c_in·sᵈ, k/s, …): the kernel that is convolved with after downsampling. A method is a
+    subclass with `_make_parameters`, `reset_parameters`, `_sources` and `_build`; `options` go to the class after this one.
     """
 
     dimensions = 2
     bias: nn.Parameter | None
 
-    def _set_shape(
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: int | tuple[int, ...],
-        stride: int | tuple[int, ...],
-        padding: int | tuple[int, ...] | str,
-        padding_mode: str,
+        stride: int | tuple[int, ...] = 1,
+        *,
+        padding: int | tuple[int, ...] | str = "same",
+        bias: bool = True,
+        padding_mode: str = "circular",
+        frozen: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
+        super().__init__(**options)
         self.in_channels = _positive(in_channels, "in_channels")
         self.out_channels = _positive(out_channels, "out_channels")
         self.kernel_size = self._equal_sides(kernel_size, "kernel_size")
@@ -50,6 +58,21 @@ class LipschitzConvolution(BuiltWeight):
                 f"Expected padding_mode 'circular' or 'zeros' (others are not 1-Lipschitz). Got {padding_mode!r}."
             )
         self.padding_mode = padding_mode
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._make_parameters(factory)
+        self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
+        self.reset_parameters()
+        self.frozen = frozen
+        if frozen:
+            self.requires_grad_(False)
+
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
+        """Make the parameters that the weight is built from, empty."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        raise NotImplementedError
 
     def _check_padding(self, padding: int | tuple[int, ...] | str) -> None:
         """Raise unless it is the padding that these layers have: images keep their size, or divide it by s.
@@ -79,9 +102,6 @@ class LipschitzConvolution(BuiltWeight):
         taps = (self.kernel_size // self.stride,) * self.dimensions
         return (self.out_channels, self.in_channels * self.stride**self.dimensions, *taps)
 
-    def _set_bias(self, bias: bool, size: int, factory: dict[str, Any]) -> None:
-        self.bias = nn.Parameter(torch.empty(size, **factory)) if bias else None
-
     def _reset_bias(self, bound: float) -> None:
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
@@ -107,7 +127,9 @@ class LipschitzConvolution(BuiltWeight):
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         text += "" if self.bias is not None else ", bias=False"
-        return text + ("" if self.padding_mode == "circular" else f", padding_mode={self.padding_mode!r}")
+        text += "" if self.padding_mode == "circular" else f", padding_mode={self.padding_mode!r}"
+        text += "" if getattr(self, "orthogonalisation", "manifold") == "manifold" else ", orthogonalisation='bjorck'"
+        return text + (", frozen=True" if self.frozen else "")
 
     def plain(self) -> nn.Module:
         """The same function as ordinary torch modules: padding and one strided convolution (see `isoconv.plain`)."""
@@ -120,25 +142,8 @@ class LipschitzConvolution(BuiltWeight):
 class Conv2dWithKernel(LipschitzConvolution):
     """A 2-D convolution whose parameter is a kernel in the shape of `weight`, initialised as torch initialises one."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        *,
-        padding: int | tuple[int, int] | str = "same",
-        bias: bool = True,
-        padding_mode: str = "circular",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
         self.kernel = nn.Parameter(torch.empty(self.kernel_shape, **factory))
-        self._set_bias(bias, out_channels, factory)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """torch's own initialisation of a convolution: uniform within ±1/√fan_in."""
@@ -289,8 +294,7 @@ def plain_convolution(
     """nn.Conv1d or nn.Conv2d with this weight, after a padding module where the convolution's own would not do."""
     before, after = padding
     symmetric = before == after
-    one_dimensional = weight.dim() == 3
-    kind = nn.Conv1d if one_dimensional else nn.Conv2d
+    kind = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
     convolution = skip_init(  # not to draw random numbers for weights that are given
         kind,
         weight.shape[1],
@@ -310,14 +314,8 @@ def plain_convolution(
             convolution.bias.copy_(bias)
     if symmetric:
         return convolution
-    pads: dict[tuple[bool, str], Any] = {
-        (True, "circular"): nn.CircularPad1d,
-        (True, "zeros"): nn.ZeroPad1d,
-        (False, "circular"): nn.CircularPad2d,
-        (False, "zeros"): nn.ZeroPad2d,
-    }
-    pad = pads[one_dimensional, padding_mode]
-    return nn.Sequential(pad(padding if one_dimensional else (before, after, before, after)), convolution)
+    pad = getattr(nn, f"{'Circular' if padding_mode == 'circular' else 'Zero'}Pad{weight.dim() - 2}d")
+    return nn.Sequential(pad(padding * (weight.dim() - 2)), convolution)
 
 
 def _positive(value: int, name: str) -> int:

@@ -11,7 +11,9 @@ class InvertibleDownsampling(nn.Module):
 
     def __init__(self, factor: int = 2) -> None:
         super().__init__()
-        self.factor = _checked(factor)
+        if not isinstance(factor, int) or factor < 1:
+            raise IsoconvError(f"Expected a whole factor of at least 1. Got {factor!r}.")
+        self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
         return downsample(x, self.factor)
@@ -20,18 +22,11 @@ class InvertibleDownsampling(nn.Module):
         return str(self.factor)
 
 
-class InvertibleUpsampling(nn.Module):
+class InvertibleUpsampling(InvertibleDownsampling):
     """The inverse of `InvertibleDownsampling` with the same factor."""
-
-    def __init__(self, factor: int = 2) -> None:
-        super().__init__()
-        self.factor = _checked(factor)
 
     def forward(self, x: Tensor) -> Tensor:
         return upsample(x, self.factor)
-
-    def extra_repr(self) -> str:
-        return str(self.factor)
 
 
 def downsample(x: Tensor, factor: int) -> Tensor:
@@ -86,9 +81,3 @@ def _downsample_channels_last(x: Tensor, factor: int) -> Tensor:
 
 def _size(x: Tensor) -> str:
     return "×".join(str(size) for size in x.shape[2:])
-
-
-def _checked(factor: int) -> int:
-    if not isinstance(factor, int) or factor < 1:
-        raise IsoconvError(f"Expected a whole factor of at least 1. Got {factor!r}.")
-    return factor

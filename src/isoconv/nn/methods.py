@@ -21,9 +21,9 @@ class Method:
     title : what tables print
     layer : "module:class"; called with (in_channels, out_channels, kernel_size, stride) and the options
     summary : a line for help texts
-    on_manifold : whether its parameters are kept orthonormal (then "orthogonalisation" belongs to `settings`)
+    on_manifold : whether its parameters stand for orthonormal matrices; then the layer takes `orthogonalisation`
+    sized : whether it is made for one image size; then the layer takes `input_size`
     options : arguments that the layer always gets
-    settings : which of a network's settings it takes: "orthogonalisation", "input_size"
     linear : the linear layers that go with it
     """
 
@@ -32,13 +32,16 @@ class Method:
     layer: str
     summary: str
     on_manifold: bool = False
+    sized: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    settings: tuple[str, ...] = ()
     linear: str = "isoconv.nn.linear:OrthogonalLinear"
 
-    def make(self, *shape: int, **settings: Any) -> Any:
-        """Return a convolution; of the settings it takes those that concern it."""
-        return load(self.layer)(*shape, **self.options, **{name: settings[name] for name in self.settings})
+    def make(self, *shape: int, orthogonalisation: str, input_size: tuple[int, int]) -> Any:
+        """Return a convolution (in_channels, out_channels, kernel_size, stride); it takes those settings that concern it."""
+        options = dict(self.options)
+        options |= {"orthogonalisation": orthogonalisation} if self.on_manifold else {}
+        options |= {"input_size": input_size} if self.sized else {}
+        return load(self.layer)(*shape, **options)
 
     def make_linear(self, in_features: int, out_features: int, orthogonalisation: str) -> Any:
         """Return a linear layer of a network that uses this method."""
@@ -68,56 +71,24 @@ def load(path: str) -> Any:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method(
-            "bcop",
-            "BCOP",
-            "isoconv.nn.bcop:BCOPConv2d",
-            "block convolution orthogonal parameterization: orthogonal, the paper's method",
-            on_manifold=True,
-            settings=("orthogonalisation",),
-        ),
+        Method("bcop", "BCOP", "isoconv.nn.bcop:BCOPConv2d", "orthogonal: the paper's method", on_manifold=True),
         Method(
             "bcop-fixed",
             "BCOP-Fixed",
             "isoconv.nn.bcop:BCOPConv2d",
-            "random orthogonal convolutions that are not trained",
-            on_manifold=True,
+            "orthogonal, random, not trained",
+            True,
             options={"frozen": True},
-            settings=("orthogonalisation",),
         ),
-        Method(
-            "rko",
-            "RKO",
-            "isoconv.nn.reshaped:RKOConv2d",
-            "reshaped kernel orthogonalisation: 1-Lipschitz, shrinks gradients",
-            on_manifold=True,
-            settings=("orthogonalisation",),
-        ),
-        Method(
-            "ossn",
-            "OSSN",
-            "isoconv.nn.ossn:OSSNConv2d",
-            "one-sided spectral normalisation: divided by an estimate of the norm",
-            settings=("input_size",),
-        ),
-        Method(
-            "svcm",
-            "SVCM",
-            "isoconv.nn.svcm:SVCMConv2d",
-            "singular value clipping and masking: projected now and then",
-            settings=("input_size",),
-        ),
-        Method(
-            "rkl2ne",
-            "RK-L2NE",
-            "isoconv.nn.reshaped:RKL2NEConv2d",
-            "reshaped kernel divided by a bound of its norm: 1-Lipschitz, shrinks gradients",
-        ),
+        Method("rko", "RKO", "isoconv.nn.reshaped:RKOConv2d", "1-Lipschitz: an orthonormal matrix as kernel", True),
+        Method("ossn", "OSSN", "isoconv.nn.ossn:OSSNConv2d", "divided by an estimate of its norm", sized=True),
+        Method("svcm", "SVCM", "isoconv.nn.svcm:SVCMConv2d", "projected now and then", sized=True),
+        Method("rkl2ne", "RK-L2NE", "isoconv.nn.reshaped:RKL2NEConv2d", "1-Lipschitz: divided by a bound of its norm"),
         Method(
             "standard",
             "ordinary",
             "isoconv.nn.convolution:StandardConv2d",
-            "unconstrained, for comparison: not 1-Lipschitz",
+            "unconstrained, for comparison",
             linear="torch.nn:Linear",
         ),
     )

@@ -30,9 +30,7 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if isinstance(model, (LipschitzConvolution, OrthogonalLinear)):
         return model.plain().train(model.training)
     if isinstance(model, InvertibleDownsampling):
-        return nn.PixelUnshuffle(model.factor)
-    if isinstance(model, InvertibleUpsampling):
-        return nn.PixelShuffle(model.factor)
+        return (nn.PixelShuffle if isinstance(model, InvertibleUpsampling) else nn.PixelUnshuffle)(model.factor)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
     if is_ordinary_sequence(model):
         result: nn.Module = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's

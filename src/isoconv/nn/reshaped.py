@@ -23,27 +23,9 @@ class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
 
     _matrix_names = ("matrix",)
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        *,
-        padding: int | tuple[int, int] | str = "same",
-        bias: bool = True,
-        padding_mode: str = "circular",
-        orthogonalisation: str = "manifold",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(orthogonalisation)
-        self._set_shape(in_channels, out_channels, kernel_size, stride, padding, padding_mode)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
         c_out, c_in, taps, _ = self.kernel_shape
         self.matrix = nn.Parameter(torch.empty(c_out, c_in * taps**2, **factory))
-        self._set_bias(bias, out_channels, factory)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """A random orthonormal matrix; the bias uniform within ±1/√c_out."""

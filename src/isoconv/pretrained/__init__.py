@@ -16,12 +16,12 @@ _HERE = Path(__file__).resolve().parent
 
 
 def pretrained_names() -> list[str]:
-    """The networks that there are."""
+    """Return the names of the networks."""
     return sorted(folder.name for folder in _HERE.iterdir() if (folder / "model.safetensors").is_file())
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a network, which any command takes for a run; it is not to be written to."""
+    """Return the folder of a network, which any command takes for a run; it must not be written to."""
     if name not in pretrained_names():
         raise IsoconvError(
             f"Expected a network that comes with isoconv: {', '.join(pretrained_names())}. Got {name!r}."
@@ -30,12 +30,12 @@ def pretrained_folder(name: str) -> Path:
 
 
 def is_pretrained(folder: Path) -> bool:
-    """Whether this folder is one of those that come with isoconv."""
+    """Return True if this folder is one of those that come with isoconv."""
     return folder.resolve().parent == _HERE
 
 
 def load_pretrained(name: str) -> "nn.Module":
-    """A trained network made of ordinary torch modules, in evaluation mode, on the CPU, in float32.
+    """Return a trained network made of ordinary torch modules, in evaluation mode, on the CPU, in float32.
 
     It takes images (N, C, H, W) with pixels in [0, 1], not normalised, and gives logits.
 

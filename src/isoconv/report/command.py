@@ -1,4 +1,4 @@
-"""The command that makes a run, from the configuration that it left."""
+"""The command that makes a run again, from the configuration in its folder."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from isoconv.data.load import FROM_FILES
+from isoconv.report.run_files import RunFiles
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 
 # What the command line can set; everything else follows from the data, the recipe and the method.
@@ -17,19 +18,28 @@ _APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
 _SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
 
 
+def command_of(run: RunFiles) -> str | None:
+    """Return the command that makes a run again, with all seeds that were trained side by side; None if there is none."""
+    seeds, out = [run.config.seed], run.path
+    if run.result.replicas > 1 and run.path.name == f"seed-{run.config.seed}":
+        siblings = [path.name.removeprefix("seed-") for path in run.path.parent.glob("seed-*")]
+        together = sorted(int(seed) for seed in siblings if seed.isdecimal())
+        if len(together) == run.result.replicas:
+            seeds, out = together, run.path.parent
+    return train_command(run.config, out, seeds, list(run.result.certified_accuracy))
+
+
 def train_command(
     config: TrainConfig, out: Path, seeds: Sequence[int] = (), epsilons: Sequence[float] = ()
 ) -> str | None:
-    """`isoconv train …` with every option that is not what it would be anyway; None if no options give this run.
+    """Return `isoconv train …` with every option that differs from its default; None if no options make this run.
 
     The folder of a downloaded data set is not part of a run: the command has --data DIR for it.
     """
-    usual = TrainConfig(
-        config.data, config.input_shape, config.classes, **recipe_settings(config.recipe, config.data, config.conv)
-    )
-    changed = [
-        f.name for f in fields(config) if f.name not in _APART and getattr(config, f.name) != getattr(usual, f.name)
-    ]
+    settings = recipe_settings(config.recipe, config.data, config.conv)
+    usual = TrainConfig(config.data, config.input_shape, config.classes, **settings)
+    names = [field.name for field in fields(config) if field.name not in _APART]
+    changed = [name for name in names if getattr(config, name) != getattr(usual, name)]
     if any(name not in _OPTIONS for name in changed):
         return None
     words = ["isoconv", "train", config.data]
@@ -41,11 +51,9 @@ def train_command(
     if config.recipe != "default":
         words += ["--recipe", config.recipe]
     for name in changed:
-        value = getattr(config, name)
-        option = name.replace("_", "-")
-        words += (
-            [f"--{option}" if value else f"--no-{option}"] if isinstance(value, bool) else [f"--{option}", str(value)]
-        )
+        value, option = getattr(config, name), name.replace("_", "-")
+        words.append(f"--no-{option}" if value is False else f"--{option}")
+        words += [] if isinstance(value, bool) else [str(value)]
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]

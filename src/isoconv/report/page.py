@@ -1,50 +1,64 @@
 """One self-contained HTML file: style, script, data and pictures inside it, and nothing fetched from anywhere.
 
-What users chose (names of classes, paths) reaches the page in two ways only: through `html.escape` into its text, and as
+What users chose (names of classes, paths) reaches the page in two ways only: as text that the template escapes, and as
 JSON in which no character can end the element that it stands in. The page's own policy allows no other script than its
 own, by hash, and no connection at all.
 """
 
 import base64
 import hashlib
-import html
-import json
+import math
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
+from isoconv.data.load import FROM_FILES
 from isoconv.errors import IsoconvError
 from isoconv.files import write_text
-from isoconv.report.fragments import run_details, run_notes, subtitle, table_row
-from isoconv.report.records import run_record, short_names
-from isoconv.report.run_files import Record, read_run_files
+from isoconv.report.command import command_of
+from isoconv.report.run_files import Gallery, RunFiles, read_run_files
 from isoconv.version import __version__
 
 LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, galleries first
 
-_MARK = '<meta name="generator" content="isoconv report'
+_MARK = b'<meta name="generator" content="isoconv report'
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
-# One scope: what a file defines is there for those after it.
-_SCRIPT = ("elements", "known", "chart", "robustness", "summary", "gallery", "layers", "training", "main")
-# What is in the HTML itself, and need not be in the script's data again.
-_FOR_PEOPLE = {
-    "command",
-    "config",
-    "made",
-    "notes",
-    "layers",
-    "seconds",
-    "bound",
-    "about",
-    "data",
-    "conv",
-    "arithmetic",
-}
+_SCRIPT = ("elements", "summary", "robustness", "gallery", "layers", "main")  # in one scope, each after what it needs
+_DIGITS = 8  # of a radius on the page, rounded down: it never claims more than the file
+
+
+@dataclass
+class RunView:
+    """One run as the page shows it."""
+
+    files: RunFiles
+    name: str
+    notes: list[str]
+    gallery: Gallery | None
+
+    def to_script(self) -> dict[str, object]:
+        """Return what the page's script draws."""
+        run, tested = self.files, self.files.certified or self.files.result
+        return {
+            "name": self.name,
+            "classes": run.config.classes,
+            "clean": tested.clean,
+            "images": tested.images,
+            "epsilons": list(run.result.certified_accuracy),
+            "robust": list(run.result.certified_accuracy.items()),
+            "radii": None if run.certified is None else round_radii_down(run.certified.radii),
+            "attacks": [row.to_fields() for row in run.attacks],
+            "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
+            "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
+            "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],
+            "gallery": self.gallery and self.gallery.to_fields()["images"],
+        }
 
 
 def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[str]] | None = None) -> int:
-    """Make the page about these run folders (one seed's each), and give its size in bytes.
+    """Write the page about these run folders (one seed's each), and return its size in bytes.
 
     `notes` are sentences to show with a run: why something is missing. An existing file is replaced if it is such a page.
     """
@@ -52,100 +66,124 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
         raise IsoconvError("Expected at least one run to report on. Got none.")
     check_replaceable(out)
     read = [read_run_files(path) for path in dict.fromkeys(runs)]
-    names = short_names([run.path for run in read])
-    records = [
-        run_record(run, name, list((notes or {}).get(run.path, ()))) for run, name in zip(read, names, strict=True)
-    ]
-    page = _page(records)
-    for record in reversed(records):
-        if _size(page) <= LARGEST:
-            break
-        if record["gallery"] is not None:
-            record["gallery"] = None
-            record["notes"].append(
-                "The gallery is left out, for the page to stay small: make a page of this run alone."
-            )
-            page = _page(records)
-    if _size(page) > LARGEST:
+    names = name_runs([run.path for run in read])
+    views = [RunView(run, name, _notes(run, notes or {}), run.gallery) for run, name in zip(read, names, strict=True)]
+    page = _render(views)
+    for view in reversed(views):
+        if len(page.encode()) > LARGEST and view.gallery is not None:
+            view.gallery = None
+            view.notes.append("The gallery is left out to keep the page small: make a page of this run alone.")
+            page = _render(views)
+    if len(page.encode()) > LARGEST:
         raise IsoconvError(
-            f"Expected runs that fit into a page of {LARGEST // 10**6} MB. Got {len(records)}: make pages of fewer runs."
+            f"Expected runs that fit into a page of {LARGEST // 10**6} MB. Got {len(views)}: make pages of fewer runs."
         )
-    try:
-        write_text(out, page)
-    except OSError as error:
-        raise IsoconvError(f"Cannot write the report to {out}: {error.strerror}.") from None
-    return _size(page)
+    write_text(out, page)
+    return len(page.encode())
 
 
 def check_replaceable(out: Path) -> None:
-    """Whether a page may be written there: a report is made anew as often as one likes, anything else is left alone."""
+    """Raise unless a page may be written there: a report is replaced, anything else is left alone."""
     if out.is_dir():
         raise IsoconvError(f"Expected a file for the report, such as {out / 'report.html'}. Got {out}, a folder.")
     if not out.parent.is_dir():
         raise IsoconvError(f"Expected a folder to write the report to. There is no {out.parent}.")
-    if out.exists():
-        try:
-            with out.open("rb") as file:
-                ours = _MARK.encode() in file.read(4096)
-        except OSError as error:
-            raise IsoconvError(f"Cannot write the report to {out}: {error.strerror}.") from None
-        if not ours:
+    try:
+        if out.exists() and _MARK not in out.read_bytes()[:4096]:
             raise IsoconvError(
                 f"Expected a new file, or an isoconv report to replace. {out} is something else: name another (--out)."
             )
+    except OSError as error:
+        raise IsoconvError(f"Cannot write the report to {out}: {error.strerror}.") from None
 
 
-def _page(records: Sequence[Record]) -> str:
-    style, template = _resource("page.css"), _resource("page.html")
-    parts = "\n".join(_resource(f"script/{name}.js") for name in _SCRIPT)
-    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            "img-src data:",
-            f"style-src '{_sha256(style)}'",
-            f"script-src '{_sha256(script)}'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+def _notes(run: RunFiles, notes: Mapping[Path, Sequence[str]]) -> list[str]:
+    """Return the notes on a run, and which commands make what is missing."""
+    where = shlex.quote(str(run.path)) + (" --data DIR" if run.config.data in FROM_FILES else "")
+    sentences = list(notes.get(run.path, ()))
+    if run.certified is None and not sentences:
+        sentences.append(f"The certified radii are missing: isoconv certify {where} makes them.")
+    if not run.attacks:
+        sentences.append(f"No attacks yet: isoconv attack {where} makes them.")
+    return sentences
+
+
+def _render(runs: Sequence[RunView]) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("isoconv", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    places = list(dict.fromkeys(Path(record["data"]).name or record["data"] for record in records))
-    count = _NUMBERS[len(records)] if len(records) < len(_NUMBERS) else str(len(records))
-    title = f"{count} network{'s' if len(records) > 1 else ''} on {', '.join(places)}"
-    content = {
-        "policy": policy,
-        "mark": f'{_MARK} {__version__}">',
-        "title": html.escape(title),
-        "subtitle": html.escape(subtitle(records)),
-        "rows": "\n".join(table_row(index, record) for index, record in enumerate(records)),
-        "notes": "\n".join(run_notes(record) for record in records),
-        "details": "\n".join(run_details(index, record) for index, record in enumerate(records)),
-        "version": __version__,
-        "style": style,
-        "data": _json({"runs": [{k: v for k, v in one.items() if k not in _FOR_PEOPLE} for one in records]}),
-        "script": script,
-    }
-    # One pass over the template: what is filled in is not looked at again.
-    pieces = template.split("{{")
-    page = pieces[0] + "".join(content[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces[1:]))
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    environment.filters |= {"percent": show_percent, "bound": show_bound, "duration": _show_duration, "show": _show}
+    environment.globals |= {"asdict": asdict, "command_of": command_of, "version": __version__}
+    style, parts = _resource("page.css"), [_resource("script", f"{name}.js") for name in _SCRIPT]
+    script = '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+    page = environment.get_template("page.html").render(
+        runs=runs,
+        count=_NUMBERS[len(runs)] if len(runs) < len(_NUMBERS) else str(len(runs)),
+        datasets=list(dict.fromkeys(Path(run.files.config.data).name or run.files.config.data for run in runs)),
+        tested={(run.files.certified or run.files.result).images for run in runs},
+        sizes=sorted({run.files.config.input_shape[1:] for run in runs}),
+        data={"runs": [run.to_script() for run in runs]},
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_sha256(style),
+        script_hash=_sha256(script),
+    )
     return page.encode(errors="replace").decode()  # a path need not be text; what is not becomes a question mark
 
 
-def _size(page: str) -> int:
-    return len(page.encode())
-
-
-def _resource(name: str) -> str:
-    return files("isoconv.report").joinpath(*name.split("/")).read_text(encoding="utf-8")
+def _resource(*parts: str) -> str:
+    return files("isoconv.report").joinpath(*parts).read_text(encoding="utf-8")
 
 
 def _sha256(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _json(value: Any) -> str:
-    """JSON inside a script element: no character in it can end the element or begin a comment."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+def name_runs(paths: Sequence[Path]) -> list[str]:
+    """Return the last parts of the paths, as few as tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        # The folder seed-3 alone says nothing of the run that it belongs to.
+        if len(set(names)) == len(names) and not (length == 1 and any(name.startswith("seed-") for name in names)):
+            return names
+    return [str(path) for path in paths]
+
+
+def round_radii_down(radii: Sequence[float]) -> list[float]:
+    """Return the radii in rising order, rounded down, without those that become zero."""
+    scale = 10**_DIGITS
+    steps = [(radius, math.floor(radius * scale)) for radius in radii]
+    # The product may have been rounded up.
+    rounded = [(step if step / scale <= radius else step - 1) / scale for radius, step in steps]
+    return sorted(radius for radius in rounded if radius > 0)
+
+
+def show_percent(percent: float, images: int) -> str:
+    """Show a percentage of so many images, never rounded up: it may be certified."""
+    digits = 2 if images > 1000 else 1
+    return f"{math.floor(percent * 10**digits + 1e-6) / 10**digits:.{digits}f} %"
+
+
+def show_bound(bound: float) -> str:
+    """Show seven digits, never rounded down."""
+    text = f"{bound:.7g}"
+    return text if float(text) >= bound else f"{float(text) + 10.0 ** (math.floor(math.log10(bound)) - 6):.7g}"
+
+
+def _show_duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return (" × " if all(isinstance(part, int) for part in value) else ", ").join(map(str, value))
+    return str(value)

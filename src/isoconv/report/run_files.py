@@ -1,43 +1,221 @@
-"""The files of a finished run, read and checked: whatever is wrong with one becomes a line that names it."""
+"""The files of a finished run as typed records: whatever is wrong with one becomes a line that names it."""
 
 import json
 import math
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 from isoconv.errors import IsoconvError
+from isoconv.records import Record
 from isoconv.train.config import TrainConfig
 
 T = TypeVar("T")
-Record = dict[str, Any]
+R = TypeVar("R", bound=Record)
 
-_PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}\Z")
 _SLACK = 1e-9  # of a percentage that was written in decimals
+
+
+class Range(NamedTuple):
+    """What the numbers of a field may be, in the field's annotation."""
+
+    low: float
+    high: float = math.inf
+
+
+Size = Annotated[float, Range(0)]
+Index = Annotated[int, Range(0)]
+Count = Annotated[int, Range(1)]
+Percent = Annotated[float, Range(-_SLACK, 100 + _SLACK)]
+Picture = Annotated[str, re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}\Z")]
+
+
+class _Part(Record):
+    """What the page needs of a file, which may hold more. Numbers are in the range that their annotation says."""
+
+    ignores_unknown: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, annotation in get_type_hints(type(self), include_extras=True).items():
+            _check(annotation, getattr(self, name, None), name)
+
+
+@dataclass(frozen=True)
+class Result(_Part):
+    """result.json. A run without test images has no accuracy."""
+
+    train_seconds: Size
+    device: str = ""
+    torch: str = ""
+    finished: str = ""
+    replicas: Count = 1
+    clean: Percent | None = None
+    images: Count | None = None
+    lipschitz_bound: Size | None = None
+    robust: dict[str, Percent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        missing = [value is None for value in (self.clean, self.images, self.lipschitz_bound)]
+        _require(all(missing) or not any(missing), "clean, images and lipschitz_bound together", "a part of them")
+        _require(all(map(_is_radius, self.robust)), "radii in robust", ", ".join(self.robust))
+
+    @property
+    def certified_accuracy(self) -> dict[float, float]:
+        """Return the percentage of images certified at each radius."""
+        return {float(radius): percent for radius, percent in self.robust.items()}
+
+
+@dataclass(frozen=True)
+class Epoch(_Part):
+    """One line of metrics.jsonl."""
+
+    epoch: float
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class LayerBound(_Part):
+    name: str
+    kind: str
+    bound: Size
+
+
+@dataclass(frozen=True)
+class Certified(_Part):
+    """certified.json."""
+
+    images: Count
+    clean: Percent
+    lipschitz_bound: Size
+    layers: tuple[LayerBound, ...]
+    arithmetic: str
+    radii: tuple[Size, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(len(self.radii) == self.images, f"radii of {self.images} images", len(self.radii))
+        certified = 100 * sum(radius > 0 for radius in self.radii) / self.images
+        _require(certified <= self.clean + 100 * _SLACK, f"radii of at most {self.clean:g} % of the images", certified)
+
+
+@dataclass(frozen=True)
+class Attacked(_Part):
+    """One row of attacks.json: an attack with one budget."""
+
+    attack: str
+    epsilon: Size
+    images: Count
+    accuracy: Percent
+    clean: Percent
+
+
+@dataclass(frozen=True)
+class Histogram(_Part):
+    """Singular values, counted in bins."""
+
+    min: Size
+    max: Size
+    counts: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Spectrum(_Part):
+    """The singular values of one layer before and after training, over the same bins."""
+
+    title: str
+    width: Annotated[float, Range(1e-12)]
+    before: Histogram
+    after: Histogram
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        before, after = len(self.before.counts), len(self.after.counts)
+        _require(before == after, f"the {before} bins of before training after it in {self.title!r}", after)
+
+
+@dataclass(frozen=True)
+class Norms(_Part):
+    """Gradient norms by depth."""
+
+    mean: tuple[Size, ...]
+    low: tuple[Size, ...]
+    high: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class GradientNorms(_Part):
+    places: tuple[str, ...]
+    before: Norms
+    after: Norms
+
+    def __post_init__(self) -> None:
+        for norms in (self.before, self.after):
+            lengths = {len(norms.mean), len(norms.low), len(norms.high)}
+            _require(lengths == {len(self.places)}, f"a norm for each of {len(self.places)} places", sorted(lengths))
+
+
+@dataclass(frozen=True)
+class Diagnostics(_Part):
+    """diagnostics.json. Without test images there are no gradient norms."""
+
+    layers: tuple[Spectrum, ...]
+    gradient_norms: GradientNorms | None
+
+
+@dataclass(frozen=True)
+class Adversarial(_Part):
+    """The nearest adversarial example of an image."""
+
+    norm: Size
+    prediction: Index
+    image: Picture
+    change: Picture
+
+
+@dataclass(frozen=True)
+class GalleryImage(_Part):
+    index: Index
+    label: Index
+    prediction: Index
+    radius: Size
+    image: Picture
+    adversarial: Adversarial | None
+
+
+@dataclass(frozen=True)
+class Gallery(_Part):
+    """gallery.json."""
+
+    images: tuple[GalleryImage, ...]
+
+    def check_classes(self, count: int) -> None:
+        """Raise if a label or a prediction is not one of so many classes."""
+        for image in self.images:
+            numbers = [image.label, image.prediction, image.adversarial.prediction if image.adversarial else 0]
+            _require(max(numbers) < count, f"classes from 0 to {count - 1}", max(numbers))
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run's folder holds; None for what has not been made yet.
-
-    Each part is plain data of a known shape, with finite numbers: what `page` shows needs no further look.
-    """
+    """What the folder of one seed holds; None or nothing for what has not been made yet."""
 
     path: Path
     config: TrainConfig
-    result: Record
-    metrics: list[Record]
-    certified: Record | None
-    attacks: list[Record] | None
-    diagnostics: Record | None
-    gallery: list[Record] | None
+    result: Result
+    epochs: tuple[Epoch, ...]
+    certified: Certified | None
+    attacks: tuple[Attacked, ...]
+    diagnostics: Diagnostics | None
+    gallery: Gallery | None
 
 
 def read_run_files(path: Path) -> RunFiles:
-    """Of one seed's folder."""
+    """Read the folder of one seed of a finished run. Raise one line that names the file if something is wrong."""
     if not (path / "config.json").is_file():
         raise IsoconvError(f"Expected a run in {path}. There is no config.json in it.")
     config, quoted = TrainConfig.read(path / "config.json"), shlex.quote(str(path))
@@ -45,243 +223,89 @@ def read_run_files(path: Path) -> RunFiles:
         raise IsoconvError(
             f"The run in {path} is not finished: it has no result.json. Go on: isoconv train --resume --out {quoted}."
         )
-    classes = len(config.classes)
     remake = "Delete it and make the report again"
-    result = _read(path / "result.json", "a run's result", "Train again", _result)
-    certified = _read_if_there(
-        path / "certified.json", "certified radii", f"Make it again: isoconv certify {quoted}", _certified
-    )
+    certify = f"Make it again: isoconv certify {quoted}"
+    result = _read(path / "result.json", _parse(Result), "Train again")
+    certified = _read_if_there(path / "certified.json", _parse(Certified), certify)
     if certified is not None and not _same_network(result, certified):
         raise IsoconvError(
-            f"Expected the certified radii of this run's network in {path / 'certified.json'}. Got those of another, "
-            f"{certified['clean']:g} % right instead of {result['clean']:g}. Make it again: isoconv certify {quoted}."
+            f"{path / 'certified.json'}: Expected the radii of this run's network. Got those of another, with a clean "
+            f"accuracy of {certified.clean:g} instead of {result.clean:g}. {certify}."
         )
+
+    def parse_gallery(text: str) -> Gallery:
+        gallery = _parse(Gallery)(text)
+        gallery.check_classes(len(config.classes))
+        return gallery
+
     return RunFiles(
         path,
         config,
         result,
-        _read(path / "metrics.jsonl", "a line of figures per epoch", "Train again", _metrics, parse=_lines),
+        _read(path / "metrics.jsonl", lambda text: tuple(map(_parse(Epoch), text.splitlines())), "Train again"),
         certified,
-        _read_if_there(
-            path / "attacks.json", "the results of attacks", f"Make it again: isoconv attack {quoted}", _attacks
-        ),
-        _read_if_there(path / "diagnostics.json", "singular values and gradient norms", remake, _diagnostics),
-        _read_if_there(path / "gallery.json", "a gallery of images", remake, lambda found: _gallery(found, classes)),
+        _read_if_there(path / "attacks.json", _parse_attacks, f"Make it again: isoconv attack {quoted}") or (),
+        _read_if_there(path / "diagnostics.json", _parse(Diagnostics), remake),
+        _read_if_there(path / "gallery.json", parse_gallery, remake),
     )
 
 
-# Reading ------------------------------------------------------------------------------------------------------------
+def _same_network(result: Result, certified: Certified) -> bool:
+    """Return whether both can be of one network; one image may tip over on another device."""
+    if result.clean is None or result.images != certified.images:
+        return True
+    return abs(result.clean - certified.clean) <= 100 / certified.images + _SLACK
 
 
-class _WrongError(ValueError):
-    """What does not belong into a file, in words that follow "Got"."""
+def _read_if_there(path: Path, parse: Callable[[str], T], remedy: str) -> T | None:
+    return _read(path, parse, remedy) if path.exists() else None
 
 
-def _read_if_there(path: Path, what: str, remedy: str, check: Callable[[Any], T]) -> T | None:
-    return _read(path, what, remedy, check) if path.exists() else None
-
-
-def _read(path: Path, what: str, remedy: str, check: Callable[[Any], T], parse: Callable[[str], Any] = json.loads) -> T:
+def _read(path: Path, parse: Callable[[str], T], remedy: str) -> T:
     try:
-        return check(parse(path.read_text()))
-    except _WrongError as error:
+        return parse(path.read_text(encoding="utf-8"))
+    except IsoconvError as error:
         reason = str(error)
     except OSError as error:
-        reason = f"a file that cannot be read ({error.strerror})"
-    except (ValueError, RecursionError):
-        reason = "a file that is not JSON"
-    raise IsoconvError(f"Expected {what} in {path}. Got {reason}. {remedy}.")
+        reason = f"Expected a file that can be read. Got: {error.strerror}."
+    except (ValueError, RecursionError, OverflowError):
+        reason = "Expected JSON. Got something else."
+    raise IsoconvError(f"{path}: {reason} {remedy}.")
 
 
-def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines()]
+def _parse(kind: type[R]) -> Callable[[str], R]:
+    return lambda text: kind.from_fields(json.loads(text))
 
 
-def _same_network(result: Record, certified: Record) -> bool:
-    """Whether certified.json can be of the network that the result is of; one image may tip over on another device."""
-    if "clean" not in result or result["images"] != certified["images"]:
-        return True
-    return abs(result["clean"] - certified["clean"]) <= 100 / result["images"] + _SLACK
+def _parse_attacks(text: str) -> tuple[Attacked, ...]:
+    rows = json.loads(text)
+    _require(isinstance(rows, list), "a list of attacks", type(rows).__name__)
+    # A search within each image's own certified radius has no budget to draw it at.
+    drawn = [row for row in rows if not isinstance(row, dict) or row.get("epsilon", 0) is not None]
+    return tuple(map(Attacked.from_fields, drawn))
 
 
-# Checking -----------------------------------------------------------------------------------------------------------
+def _require(holds: bool, expected: str, got: object) -> None:
+    if not holds:
+        raise IsoconvError(f"Expected {expected}. Got {str(got)[:60]}.")
 
 
-def _member(record: Any, name: str) -> Any:
-    if not isinstance(record, dict):
-        raise _WrongError(f"{_shown(record)} where an object belongs")
-    if name not in record:
-        raise _WrongError(f"an object without {name!r}")
-    return record[name]
+def _check(annotation: Any, value: Any, name: str) -> None:
+    """Raise if a number is out of the range, or a text not of the pattern, that stands in its annotation."""
+    for limit in getattr(annotation, "__metadata__", ()):
+        if isinstance(limit, Range):
+            _require(limit.low <= value <= limit.high, f"{name} from {limit.low:g} to {limit.high:g}", value)
+        else:
+            _require(limit.match(value) is not None, f"{name} to be a PNG as a data URI", value)
+        return
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+    for inner in get_args(annotation):
+        for each in values if value is not None else ():
+            _check(inner, each, name)
 
 
-def _number(value: Any, name: str, low: float = -math.inf, high: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise _WrongError(f"{_shown(value)} for {name!r}, which is a number")
-    if not low <= value <= high:
-        raise _WrongError(f"{_shown(value)} for {name!r}, which is from {low:g} to {high:g}")
-    return value
-
-
-def _numbers(value: Any, name: str, low: float = -math.inf) -> list[float]:
-    return [_number(each, name, low) for each in _list(value, name)]
-
-
-def _count(value: Any, name: str, low: float = 0, high: float = math.inf) -> int:
-    if not float(_number(value, name, low, high)).is_integer():
-        raise _WrongError(f"{_shown(value)} for {name!r}, which is a whole number")
-    return int(value)
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise _WrongError(f"{_shown(value)} for {name!r}, which is a text")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _WrongError(f"{_shown(value)} for {name!r}, which is a list")
-    return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "…"
-
-
-def _percent(record: Any, name: str) -> float:
-    return _number(_member(record, name), name, -_SLACK, 100 + _SLACK)
-
-
-# One function per file: what the page needs of it, or an error --------------------------------------------------------
-
-
-def _result(found: Any) -> Record:
-    result: Record = {"train_seconds": _number(_member(found, "train_seconds"), "train_seconds", 0)}
-    for name in ("device", "torch", "finished"):
-        result[name] = _text(found.get(name, ""), name)
-    result["replicas"] = _count(found.get("replicas", 1), "replicas", 1)
-    if "clean" in found:  # a run without test images has no accuracy
-        result["clean"] = _percent(found, "clean")
-        result["images"] = _count(_member(found, "images"), "images", 1)
-        result["lipschitz_bound"] = _number(_member(found, "lipschitz_bound"), "lipschitz_bound", 0)
-        result["robust"] = _radii_and_percents(_member(found, "robust"))
-    return result
-
-
-def _radii_and_percents(found: Any) -> dict[float, float]:
-    if not isinstance(found, dict):
-        raise _WrongError(f"{_shown(found)} for 'robust', which is an object")
-    percents = {}
-    for radius in found:
-        try:
-            percents[float(radius)] = _percent(found, radius)
-        except ValueError as error:
-            raise _WrongError(f"{_shown(radius)} for a radius in 'robust'") from error
-    return percents
-
-
-def _metrics(found: list[Any]) -> list[Record]:
-    names = ("epoch", "loss", "accuracy", "seconds")
-    return [{name: _number(_member(line, name), name) for name in names} for line in found]
-
-
-def _certified(found: Any) -> Record:
-    images = _count(_member(found, "images"), "images", 1)
-    radii = _numbers(_member(found, "radii"), "radii", 0)
-    if len(radii) != images:
-        raise _WrongError(f"{len(radii)} radii of {images} images")
-    layers = [
-        {
-            "name": _text(_member(layer, "name"), "name"),
-            "kind": _text(_member(layer, "kind"), "kind"),
-            "bound": _number(_member(layer, "bound"), "bound", 0),
-        }
-        for layer in _list(_member(found, "layers"), "layers")
-    ]
-    clean = _percent(found, "clean")
-    if 100 * sum(radius > 0 for radius in radii) > clean * images + 100 * _SLACK * images:
-        raise _WrongError(f"more images with a radius than the {clean:g} % that are right")
-    return {
-        "images": images,
-        "clean": clean,
-        "radii": radii,
-        "layers": layers,
-        "lipschitz_bound": _number(_member(found, "lipschitz_bound"), "lipschitz_bound", 0),
-        "arithmetic": _text(_member(found, "arithmetic"), "arithmetic"),
-        "criterion": _text(_member(found, "criterion"), "criterion"),
-    }
-
-
-def _attacks(found: Any) -> list[Record]:
-    rows = []
-    for row in _list(found, "attacks"):
-        if _member(row, "epsilon") is None:  # a search within each image's own radius has no budget to plot it at
-            continue
-        rows.append(
-            {
-                "attack": _text(_member(row, "attack"), "attack"),
-                "epsilon": _number(row["epsilon"], "epsilon", 0),
-                "images": _count(_member(row, "images"), "images", 1),
-                "accuracy": _percent(row, "accuracy"),
-                "clean": _percent(row, "clean"),
-            }
-        )
-    return rows
-
-
-def _diagnostics(found: Any) -> Record:
-    layers = []
-    for layer in _list(_member(found, "layers"), "layers"):
-        one: Record = {name: _text(_member(layer, name), name) for name in ("title", "name", "kind")}
-        one["width"] = _number(_member(layer, "width"), "width", 1e-12)
-        for moment in ("before", "after"):
-            values = _member(layer, moment)
-            one[moment] = {name: _number(_member(values, name), name, 0) for name in ("min", "mean", "max")}
-            one[moment]["counts"] = [_count(n, "counts") for n in _list(_member(values, "counts"), "counts")]
-        if len(one["before"]["counts"]) != len(one["after"]["counts"]):
-            raise _WrongError(f"other bins before than after training in {_shown(one['title'])}")
-        layers.append(one)
-    return {"layers": layers, "gradient_norms": _gradients(_member(found, "gradient_norms"))}
-
-
-def _gradients(found: Any) -> Record | None:
-    if found is None:
-        return None
-    places = [_text(place, "places") for place in _list(_member(found, "places"), "places")]
-    summary: Record = {"images": _count(_member(found, "images"), "images", 1), "places": places}
-    for moment in ("before", "after"):
-        norms = _member(found, moment)
-        summary[moment] = {name: _numbers(_member(norms, name), name, 0) for name in ("mean", "low", "high")}
-        if any(len(values) != len(places) for values in summary[moment].values()):
-            raise _WrongError(f"another number of norms than the {len(places)} places")
-    return summary
-
-
-def _gallery(found: Any, classes: int) -> list[Record]:
-    def entry(image: Any) -> Record:
-        shown: Record = {name: _count(_member(image, name), name, 0, classes - 1) for name in ("label", "prediction")}
-        shown["index"] = _count(_member(image, "index"), "index")
-        shown["radius"] = _number(_member(image, "radius"), "radius", 0)
-        shown["image"] = _picture(_member(image, "image"))
-        adversarial = _member(image, "adversarial")
-        shown["adversarial"] = (
-            None
-            if adversarial is None
-            else {
-                "norm": _number(_member(adversarial, "norm"), "norm", 0),
-                "prediction": _count(_member(adversarial, "prediction"), "prediction", 0, classes - 1),
-                "image": _picture(_member(adversarial, "image")),
-                "change": _picture(_member(adversarial, "change")),
-            }
-        )
-        return shown
-
-    return [entry(image) for image in _list(_member(found, "images"), "images")]
-
-
-def _picture(value: Any) -> str:
-    if not _PICTURE.match(_text(value, "image")):
-        raise _WrongError(f"{_shown(value)} for a picture, which is a PNG as a data URI")
-    return str(value)
+def _is_radius(text: Any) -> bool:
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False

@@ -5,19 +5,25 @@ files.
 """
 
 from isoconv.theory.doubling import BCOPFactors, BCOPNetwork, double, double_network, real_channels
-from isoconv.theory.invariants import (
+from isoconv.theory.limits import (
+    ascend,
+    halved_residual_loss,
+    rotation_branch,
+    steepest_direction,
+    zero_padded_matrix,
+    zero_padding_loss,
+)
+from isoconv.theory.one_dimensional import (
     Component,
     component,
     exhibit_components,
+    factorise,
     kernel_elements,
     kernel_from_elements,
     rank_sum,
     separation,
 )
-from isoconv.theory.isometry import jacobian_spectrum
-from isoconv.theory.obstructions import halved_residual_loss, rotation_branch, zero_padded_matrix, zero_padding_loss
-from isoconv.theory.one_dimensional import factorise
-from isoconv.theory.orthogonality import orthogonality_residual
+from isoconv.theory.orthogonality import jacobian_spectrum, orthogonality_residual
 from isoconv.theory.paths import grassmann_path, path, path_2d, rotation_path
 from isoconv.theory.rank_balancing import (
     balancing_moves,
@@ -27,7 +33,6 @@ from isoconv.theory.rank_balancing import (
     move_rank,
     projector_dimension,
 )
-from isoconv.theory.steepest import ascend, steepest_direction
 from isoconv.theory.two_dimensional import (
     Component2d,
     as_two_bcop_kernels,

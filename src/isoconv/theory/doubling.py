@@ -18,18 +18,26 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel
-from isoconv.theory.orthogonality import determinant_sign, require_orthonormal_rows, require_projector
+from isoconv.theory.orthogonality import (
+    leading_projector,
+    require_orthogonal_matrix,
+    require_orthonormal_rows,
+    require_projector,
+    signed_identity,
+)
 
 
 class BCOPFactors(NamedTuple):
-    """What a 2-D BCOP kernel is made of: `bcop_kernel(H, P, Q)`."""
+    """What a 2-D BCOP kernel is made of: `bcop_kernel(H, P, Q)`.
+
+    H : (c_out, c_in), c_out ≤ c_in, with orthonormal rows
+    P : K − 1 symmetric projectors (c_in, c_in) along the height
+    Q : K − 1 symmetric projectors (c_in, c_in) along the width
+    """
 
     H: Tensor
-    """(c_out, c_in), c_out ≤ c_in, with orthonormal rows."""
     P: list[Tensor]
-    """K − 1 symmetric projectors (c_in, c_in) along the height."""
     Q: list[Tensor]
-    """K − 1 symmetric projectors (c_in, c_in) along the width."""
 
 
 class BCOPNetwork(NamedTuple):
@@ -44,80 +52,63 @@ class BCOPNetwork(NamedTuple):
     head: Tensor
 
     def kernels(self) -> list[Tensor]:
-        """The convolutions' weights, (n, m, K, K) and then (n, n, K, K)."""
+        """Return the convolutions' weights, (n, m, K, K) and then (n, n, K, K)."""
         return [bcop_kernel(*self.first).transpose(0, 1), *(bcop_kernel(*layer) for layer in self.rest)]
 
 
 def double(H: Tensor, P: Sequence[Tensor], Q: Sequence[Tensor]) -> BCOPFactors:
-    """(H', P', Q') on 2n channels: all ranks n, det H' = 1, C'(x)_{1:n} = C(x_{1:n}); in the input's precision."""
-    if H.dim() != 2 or H.shape[0] != H.shape[1]:
-        raise IsoconvError(f"Expected a square matrix H (n, n). Got shape {tuple(H.shape)}.")
-    require_orthonormal_rows(H)
-    dummy = torch.eye(H.shape[0], dtype=H.dtype, device=H.device)
-    dummy[0, 0] = determinant_sign(H)
-    return BCOPFactors(_block_diagonal(H, dummy), [_double_projector(p) for p in P], [_double_projector(q) for q in Q])
+    """Return (H', P', Q') on 2n channels: all ranks n, det H' = 1, C'(x)_{1:n} = C(x_{1:n}); in the input's precision."""
+    sign = require_orthogonal_matrix(H)
+    dummy = signed_identity(H.shape[0], sign, H.dtype).to(H.device)
+    return BCOPFactors(torch.block_diag(H, dummy), [_double_projector(p) for p in P], [_double_projector(q) for q in Q])
 
 
 def double_network(network: BCOPNetwork) -> BCOPNetwork:
-    """The same function with 2n channels, where every projector has half rank and every square H determinant 1.
+    """Return the same function with 2n channels, where every projector has half rank and every square H determinant 1.
 
     The first layer's H gets n zero columns (its dummies are 0 throughout), the head zero columns for the dummies. The
     channels are ordered as in Note [Where the dummies go]; `real_channels(n)` says where those of a bias, say, are now.
     """
     first, rest, head = network
     if first.H.dim() != 2 or first.H.shape[0] > first.H.shape[1]:
-        shape = tuple(first.H.shape)
-        raise IsoconvError(f"Expected a first layer that does not narrow, H (m, n) with m ≤ n. Got shape {shape}.")
+        raise IsoconvError(f"Expected a first layer with H (m, n), m ≤ n. Got shape {tuple(first.H.shape)}.")
     n = first.H.shape[1]
     require_orthonormal_rows(first.H)
-    if any(layer.H.shape != (n, n) for layer in rest):
-        raise IsoconvError(
-            f"Expected H of shape ({n}, {n}) after the first layer. Got {[tuple(r.H.shape) for r in rest]}."
-        )
+    shapes = {tuple(layer.H.shape) for layer in rest}
+    if shapes - {(n, n)}:
+        raise IsoconvError(f"Expected H of shape ({n}, {n}) after the first layer. Got {sorted(shapes)}.")
     if head.dim() != 2 or head.shape[1] % n:
         raise IsoconvError(f"Expected a head (classes, {n}·height·width). Got shape {tuple(head.shape)}.")
     order = _channel_order(n).to(head.device)
-    widened = BCOPFactors(
-        torch.cat([first.H, torch.zeros_like(first.H)], dim=1)[:, order],
-        [_permuted(_double_projector(p), order) for p in first.P],
-        [_permuted(_double_projector(q), order) for q in first.Q],
-    )
-    doubled = [
-        BCOPFactors(
-            _permuted(layer.H, order), [_permuted(p, order) for p in layer.P], [_permuted(q, order) for q in layer.Q]
-        )
-        for layer in (double(*given) for given in rest)
-    ]
+
+    def permute(matrix: Tensor) -> Tensor:
+        return matrix[order][:, order]
+
+    def double_family(projectors: Sequence[Tensor]) -> list[Tensor]:
+        return [permute(_double_projector(p)) for p in projectors]
+
+    widened = torch.cat([first.H, torch.zeros_like(first.H)], dim=1)[:, order]
+    layers = [BCOPFactors(permute(double(*layer).H), double_family(layer.P), double_family(layer.Q)) for layer in rest]
     per_channel = head.reshape(head.shape[0], n, -1)
     padded = torch.cat([per_channel, torch.zeros_like(per_channel)], dim=1)
-    return BCOPNetwork(widened, doubled, padded[:, order].flatten(1))
+    return BCOPNetwork(
+        BCOPFactors(widened, double_family(first.P), double_family(first.Q)), layers, padded[:, order].flatten(1)
+    )
 
 
 def real_channels(n: int) -> Tensor:
-    """Where channel i of n stands among the 2n channels of a doubled network."""
+    """Return where channel i of n stands among the 2n channels of a doubled network."""
     return torch.argsort(_channel_order(n))[:n]
 
 
 def _double_projector(projector: Tensor) -> Tensor:
     n, rank = projector.shape[0], require_projector(projector)
-    complement = torch.diag((torch.arange(n, device=projector.device) < n - rank).to(projector.dtype))
-    return _block_diagonal(projector, complement)
-
-
-def _block_diagonal(upper: Tensor, lower: Tensor) -> Tensor:
-    rows, columns = upper.shape
-    whole = upper.new_zeros(rows + lower.shape[0], columns + lower.shape[1])
-    whole[:rows, :columns], whole[rows:, columns:] = upper, lower
-    return whole
+    return torch.block_diag(projector, leading_projector(n, n - rank, projector.dtype).to(projector.device))
 
 
 def _channel_order(n: int) -> Tensor:
-    """Which of the channels "n real ones, then n dummies" stands at each place of a doubled layer."""
+    """Return which of the channels "n real ones, then n dummies" stands at each place of a doubled layer."""
     if n % 2:
         raise IsoconvError(f"Expected an even number of channels, since MaxMin pairs them. Got {n}.")
     channels = torch.arange(2 * n).reshape(2, 2, n // 2)  # real or dummy, half, place
     return channels.transpose(0, 1).reshape(-1)
-
-
-def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
-    return matrix[order][:, order]

@@ -1,4 +1,16 @@
-"""1-D completeness: every square 1-D orthogonal kernel is H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}].
+"""1-D kernels: every orthogonal one is H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}], and two invariants tell components apart.
+
+The invariants are the sign of det H and the sum of the projectors' ranks: no path of orthogonal kernels changes them.
+
+Note [Rank sum]
+With A(z) = Σ_j A_j z^j = H Π_i (P_i + z(I − P_i)) and each factor equal to zI + (1 − z)P_i, multiplying out gives
+
+    A(z) = Σ_k z^k (1 − z)^{K−1−k} B_k,    B_k = H Σ_{|δ| = k} Π_i [P_i or, where δ_i = 1, I],
+
+the paper's Lemma "Kernel Element Decomposition" in one line. Substituting u = z/(1 − z) gives the inverse in closed
+form, B(u) = Σ_j A_j u^j (1 + u)^{K−1−j}. From the kernel alone: H = A(1) = Σ_j A_j = B_{K−1}, and B_{K−2} = H Σ_i
+P_i, whose trace against H is the rank sum. It is continuous and an integer, hence constant on connected sets of
+kernels. It is a winding number, too: det A(z) = det H · z^{(K−1)n − Σ rank P_i}.
 
 Note [Peeling]
 Let A = W □ [P I−P] with one tap less in W. Then A_0 = W_0 P and A_{K−1} = W_{K−2}(I − P), so
@@ -11,12 +23,11 @@ the outer taps are perpendicular, so a P exists. K − 1 peelings prove the theo
 columns.
 
 In floating point the question "what is the rank of A_0?" has no good answer: its singular values can be of any size
-between 1 and eps. It need not be asked. The rank sum is an integer that the taps give exactly (Note [Rank sum] in
-`invariants`), and the kernel has factors of every balanced rank tuple with this sum ("Canonical Submanifold
-Dominates"), so the rank of each P is known beforehand. P is then the best one of its rank: the one that minimises
-‖A_0(I − P)‖² + ‖A_{K−1}P‖², chosen direction by direction, strongest first, and each time among what is perpendicular
-to those before, so that a direction in which the outer taps are of size s is found with an error of eps/s and costs
-eps.
+between 1 and eps. It need not be asked. The rank sum is an integer that the taps give exactly (Note [Rank sum]), and
+the kernel has factors of every balanced rank tuple with this sum ("Canonical Submanifold Dominates"), so the rank of
+each P is known beforehand. P is then the best one of its rank: the one that minimises ‖A_0(I − P)‖² + ‖A_{K−1}P‖²,
+chosen direction by direction, strongest first, and each time among what is perpendicular to those before, so that a
+direction in which the outer taps are of size s is found with an error of eps/s and costs eps.
 
 What remains: where s is small, P can differ by eps/s from the one that the kernel was made from, and the middle taps
 notice. Then another order of peeling from the right and from the left does better; `factorise` tries some and keeps
@@ -25,25 +36,119 @@ the best.
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice, pairwise
+from math import comb
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel_1d, projector_from_basis
-from isoconv.theory.invariants import rank_sum
+from isoconv.linalg.spectrum import circular_symbol
 from isoconv.theory.orthogonality import (
+    determinant_sign,
+    leading_projector,
     nearest_orthogonal,
     orthogonality_residual,
     orthogonality_tolerance,
+    require_one_shape,
     require_orthogonal,
+    signed_identity,
 )
 from isoconv.theory.rank_balancing import Factors, canonical_ranks
 
 _MOST_ORDERS = 64
 
 
+class Component(NamedTuple):
+    """A connected component of the 1-D orthogonal kernels of one shape (n, n, K).
+
+    sign : +1 or −1, the determinant of H
+    rank_sum : Σ rank P_i, between 0 and (K − 1)n
+    """
+
+    sign: int
+    rank_sum: int
+
+
+def kernel_elements(kernel: Tensor) -> Tensor:
+    """Return B_0 … B_{K−1} of the Lemma "Kernel Element Decomposition", from the taps A_j alone; shape and precision stay.
+
+    This is the Corollary "Triangular Map between A and B", solved: B_k = Σ_{j ≤ k} C(K−1−j, k−j) A_j.
+    """
+    m = _degree(kernel)
+    return _apply(kernel, [[comb(m - j, k - j) if j <= k else 0 for j in range(m + 1)] for k in range(m + 1)])
+
+
+def kernel_from_elements(elements: Tensor) -> Tensor:
+    """Return the inverse of `kernel_elements`: A_j = Σ_{i ≤ j} (−1)^{j−i} C(K−1−i, j−i) B_i, the Lemma as it is stated."""
+    m = _degree(elements)
+    coefficients = [[(-1) ** (j - i) * comb(m - i, j - i) if i <= j else 0 for i in range(m + 1)] for j in range(m + 1)]
+    return _apply(elements, coefficients)
+
+
+def rank_sum(kernel: Tensor, *, tolerance: float | None = None) -> int:
+    """Return Σ rank P_i of any factorisation of a 1-D orthogonal kernel (n, n, K), from its taps; see Note [Rank sum].
+
+    Computed in float64. `tolerance` is how far from orthogonal the kernel may be, by default what rounding explains.
+    """
+    require_orthogonal(kernel, 1, tolerance)
+    taps = kernel.detach().double()
+    weights = torch.arange(taps.shape[-1] - 1, -1, -1, dtype=taps.dtype, device=taps.device)
+    return round(float((taps.sum(-1) * (taps * weights).sum(-1)).sum()))
+
+
+def component(kernel: Tensor, *, tolerance: float | None = None) -> Component:
+    """Return the connected component of a 1-D orthogonal kernel.
+
+    Theorem "Connected Components of 1-D Orthogonal Convolution": two kernels of one shape can be joined by a path of
+    orthogonal kernels exactly if this agrees; `path` is that path.
+    """
+    total = rank_sum(kernel, tolerance=tolerance)
+    return Component(determinant_sign(kernel.detach().double().sum(-1)), total)
+
+
+def exhibit_components(n: int, K: int, *, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Component, Tensor]]:
+    """Yield one kernel (n, n, K) from each of the 2(K − 1)n + 2 components, with the component that it was built for."""
+    families = projector_families(n, K, dtype)
+    for sign in (1, -1):
+        for total, projectors in enumerate(families):
+            yield Component(sign, total), bcop_kernel_1d(signed_identity(n, sign, dtype), projectors)
+
+
+def separation(kernel_a: Tensor, kernel_b: Tensor, *, frequencies: int = 256) -> float:
+    """Estimate the operator norm of the difference of two convolutions: the largest over so many frequencies.
+
+    Kernels of different components are exactly 2 apart, as far as two isometries can be: were ‖A(z) − B(z)‖ < 2 for
+    all |z| = 1, no A(z)ᴴB(z) would have the eigenvalue −1, its logarithm would join A to B by loops of unitary
+    matrices, and neither the winding number of the determinant nor its value at z = 1 could differ.
+    """
+    require_one_shape("kernels", kernel_a, kernel_b)
+    difference = circular_symbol((kernel_a - kernel_b).detach().double(), frequencies)
+    return float(torch.linalg.matrix_norm(difference, ord=2).max())
+
+
+def projector_families(n: int, K: int, dtype: torch.dtype) -> list[list[Tensor]]:
+    """Return K − 1 diagonal projectors for each rank sum from 0 to (K − 1)n."""
+    if n < 1 or K < 1:
+        raise IsoconvError(f"Expected n, K ≥ 1. Got n = {n} and K = {K}.")
+    totals = range((K - 1) * n + 1)
+    return [[leading_projector(n, rank, dtype) for rank in canonical_ranks(n, K, total)] for total in totals]
+
+
+def _degree(kernel: Tensor) -> int:
+    if kernel.dim() != 3 or kernel.shape[-1] == 0:
+        raise IsoconvError(f"Expected a 1-D kernel (c_out, c_in, K). Got shape {tuple(kernel.shape)}.")
+    return kernel.shape[-1] - 1
+
+
+def _apply(kernel: Tensor, coefficients: list[list[int]]) -> Tensor:
+    """Return the taps Σ_j coefficients[k][j] · tap j for each k."""
+    return kernel @ torch.tensor(coefficients, dtype=kernel.dtype, device=kernel.device).mT
+
+
 def factorise(kernel: Tensor, *, tolerance: float | None = None) -> Factors:
-    """(H, [P₁ … P_{K−1}]) with `bcop_kernel_1d(H, P)` equal to a 1-D orthogonal kernel (n, n, K).
+    """Return (H, [P₁ … P_{K−1}]) with `bcop_kernel_1d(H, P)` equal to a 1-D orthogonal kernel (n, n, K).
 
     This is Theorem "Completeness". H is orthogonal and each P_i a symmetric projector to rounding, with the canonical
     ranks. Computed in float64 and returned in the kernel's precision. A kernel that is orthogonal to rounding because
@@ -59,21 +164,19 @@ def factorise(kernel: Tensor, *, tolerance: float | None = None) -> Factors:
     n, _, K = taps.shape
     ranks = canonical_ranks(n, K, rank_sum(kernel, tolerance=tolerance))
     good_enough = orthogonality_tolerance(taps) + 2 * orthogonality_residual(kernel)
-    best, best_error = None, float("inf")
+    H, projectors, best_error = taps[..., 0], list[Tensor](), float("inf")
     for order in islice(_orders(K - 1), _MOST_ORDERS):
         factors = _peel(taps, ranks, order)
         error = float((bcop_kernel_1d(*factors) - taps).abs().max())
-        if best is None or error < best_error:
-            best, best_error = factors, error
+        if error < best_error:
+            (H, projectors), best_error = factors, error
         if best_error <= good_enough:
             break
-    assert best is not None
-    H, projectors = best
     return H.to(kernel.dtype), [p.to(kernel.dtype) for p in projectors]
 
 
 def _orders(count: int) -> Iterator[tuple[bool, ...]]:
-    """Orders of peeling, True for "from the right": all from one side first, then those that mix more and more."""
+    """Yield orders of peeling, True for "from the right": all from one side first, then those that mix more and more."""
     for minority in range(count // 2 + 1):
         for places in combinations(range(count), minority):
             yield tuple(i not in places for i in range(count))
@@ -100,7 +203,7 @@ def _peel(kernel: Tensor, ranks: Sequence[int], order: Sequence[bool]) -> Factor
 
 
 def _best_projector(first: Tensor, last: Tensor, rank: int) -> Tensor:
-    """The projector of this rank with `first`·(I − P) ≈ 0 and `last`·P ≈ 0; see Note [Peeling]."""
+    """Return the projector of this rank with `first`·(I − P) ≈ 0 and `last`·P ≈ 0; see Note [Peeling]."""
     n = first.shape[1]
     undecided = torch.eye(n, dtype=first.dtype, device=first.device)
     inside: list[Tensor] = []
@@ -123,6 +226,6 @@ def _best_projector(first: Tensor, last: Tensor, rank: int) -> Tensor:
 
 
 def _symmetrised(projector: Tensor) -> Tensor:
-    """The same projector, rid of the rounding of a change of basis."""
+    """Return the same projector, rid of the rounding of a change of basis."""
     vectors = torch.linalg.eigh((projector + projector.mT) / 2)
     return projector_from_basis(vectors.eigenvectors[:, vectors.eigenvalues > 0.5])

@@ -1,4 +1,15 @@
-"""How far a kernel is from an orthogonal convolution, and the check that every theorem here begins with."""
+"""How far a kernel or a whole network is from orthogonal, and the checks that every theorem here begins with.
+
+Note [Dynamical isometry]
+A composition of orthogonal layers and MaxMin has a Jacobian with orthonormal rows wherever no layer enlarges the
+dimension: all its singular values are 1. A layer that enlarges it, say from 3 to 12 channels, has orthonormal columns
+instead; what follows can then remove some of the directions that carry the input, and the network keeps singular
+values of at most 1.
+
+(The paper, appendix D.)
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,7 +19,7 @@ from isoconv.linalg.bcop import block_convolve, is_projector, projector_rank
 
 
 def orthogonality_residual(kernel: Tensor) -> float:
-    """The largest entry of W □ Wᵀ − I, or of Wᵀ □ W − I if there are more outputs than inputs; computed in float64.
+    """Return the largest entry of W □ Wᵀ − I, or of Wᵀ □ W − I if there are more outputs than inputs; computed in float64.
 
     Wᵀ is the adjoint convolution: matrices transposed, taps reversed. The residual is zero exactly if the circular
     convolution with this 1-D or 2-D kernel is orthogonal on every image that is large enough for its taps not to meet.
@@ -16,26 +27,22 @@ def orthogonality_residual(kernel: Tensor) -> float:
     weight = kernel.detach().double()
     adjoint = weight.transpose(0, 1).flip(tuple(range(2, weight.dim())))
     product = block_convolve(weight, adjoint) if weight.shape[0] <= weight.shape[1] else block_convolve(adjoint, weight)
-    identity = torch.zeros_like(product)
-    identity.movedim((0, 1), (-2, -1))[tuple(size - 1 for size in weight.shape[2:])] = torch.eye(
-        product.shape[0], dtype=product.dtype, device=product.device
-    )
-    return float((product - identity).abs().max())
+    centre = product.movedim((0, 1), (-2, -1))[tuple(size - 1 for size in weight.shape[2:])]
+    centre -= torch.eye(len(centre), dtype=product.dtype, device=product.device)  # in place, in `product`
+    return float(product.abs().max())
 
 
 def orthogonality_tolerance(kernel: Tensor) -> float:
-    """What rounding may leave of `orthogonality_residual`: ten times the terms of one sum times eps of the kernel."""
+    """Return what rounding may leave of `orthogonality_residual`: ten times the terms of one sum times eps of the kernel."""
     return 10 * kernel[0].numel() * torch.finfo(kernel.dtype).eps
 
 
 def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None = None) -> None:
-    """Refuse everything that is not the kernel of a square orthogonal convolution, and say by how much it is not."""
+    """Raise if this is not the kernel of a square orthogonal convolution, and say by how much it is not."""
     shape = "(n, n" + ", K" * dimensions + ")"
     square = kernel.dim() == 2 + dimensions and kernel.shape[0] == kernel.shape[1] and len(set(kernel.shape[2:])) == 1
     if not (square and kernel.numel() and kernel.is_floating_point()):
-        raise IsoconvError(
-            f"Expected a square floating-point kernel {shape}. Got {kernel.dtype} of shape {tuple(kernel.shape)}."
-        )
+        raise IsoconvError(f"Expected a square floating-point kernel {shape}. Got {describe(kernel)}.")
     tolerance = orthogonality_tolerance(kernel) if tolerance is None else tolerance
     residual = orthogonality_residual(kernel)
     if not residual <= tolerance:  # so that NaN is refused too
@@ -45,7 +52,7 @@ def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None 
 
 
 def require_orthonormal_rows(matrix: Tensor) -> None:
-    """Refuse an H whose rows are not orthonormal: what BCOP's kernels are built on."""
+    """Raise if the rows of H, which BCOP's kernels are built on, are not orthonormal."""
     residual = orthogonality_residual(matrix[..., None]) if matrix.dim() == 2 and matrix.numel() else float("nan")
     if not residual <= orthogonality_tolerance(matrix):
         raise IsoconvError(
@@ -54,14 +61,14 @@ def require_orthonormal_rows(matrix: Tensor) -> None:
 
 
 def require_projector(projector: Tensor) -> int:
-    """The rank of a symmetric projector; anything else is refused."""
+    """Return the rank of a symmetric projector, and raise if this is none."""
     if projector.dim() != 2 or not projector.is_floating_point() or not is_projector(projector):
         raise IsoconvError(f"Expected a symmetric projector, P = Pᵀ = P². Got shape {tuple(projector.shape)}.")
     return int(projector_rank(projector))
 
 
 def range_and_null(projector: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthonormal bases (n, rank) and (n, n − rank) of the range and of the null space of a symmetric projector."""
+    """Return orthonormal bases (n, rank) and (n, n − rank) of the range and of the null space of a symmetric projector."""
     rank = require_projector(projector)
     # Eigenvalues come in ascending order, and a projector's are zeros and ones.
     vectors = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors
@@ -69,12 +76,55 @@ def range_and_null(projector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nearest_orthogonal(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix closest to a square one, which need not be invertible."""
+    """Return the orthogonal matrix closest to a square one, which need not be invertible."""
     factors = torch.linalg.svd(matrix)
-    nearest: Tensor = factors.U @ factors.Vh
-    return nearest
+    return factors.U @ factors.Vh
+
+
+def leading_projector(n: int, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return diag(1, …, 1, 0, …, 0) with `rank` ones."""
+    return torch.diag((torch.arange(n) < rank).to(dtype))
+
+
+def signed_identity(n: int, sign: int, dtype: torch.dtype) -> Tensor:
+    """Return diag(sign, 1, …, 1)."""
+    return torch.diag(torch.tensor([sign] + [1] * (n - 1), dtype=dtype))
+
+
+def describe(tensor: Tensor) -> str:
+    """Return the type and shape of a tensor in words."""
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def require_one_shape(what: str, a: Tensor, b: Tensor) -> None:
+    """Raise if two tensors differ in shape."""
+    if a.shape != b.shape:
+        raise IsoconvError(f"Expected two {what} of one shape. Got {tuple(a.shape)} and {tuple(b.shape)}.")
+
+
+def require_orthogonal_matrix(H: Tensor) -> int:
+    """Raise if H is not a square orthogonal matrix, and return the sign of its determinant."""
+    if H.dim() != 2 or H.shape[0] != H.shape[1]:
+        raise IsoconvError(f"Expected a square matrix H (n, n). Got shape {tuple(H.shape)}.")
+    require_orthonormal_rows(H)
+    return determinant_sign(H)
 
 
 def determinant_sign(matrix: Tensor) -> int:
-    """+1 or −1 for an orthogonal matrix."""
+    """Return +1 or −1 for an orthogonal matrix."""
     return 1 if float(torch.linalg.det(matrix)) > 0 else -1
+
+
+def jacobian_spectrum(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the singular values of the Jacobian of `model` at one input, in descending order: min(outputs, inputs) of them.
+
+    `x` is a batch of one, (1, …). A model with parameters should be in evaluation mode, so that the same function is
+    differentiated for every output. In the precision of the input and the model; one backward pass for each output.
+    """
+    if x.dim() < 2 or x.shape[0] != 1 or not x.is_floating_point():
+        raise IsoconvError(f"Expected a floating-point batch of one input (1, …). Got {describe(x)}.")
+    point = x.detach().clone().requires_grad_(True)
+    with torch.enable_grad():
+        outputs = model(point).flatten()
+        rows = [torch.autograd.grad(output, point, retain_graph=True)[0].flatten() for output in outputs]
+    return torch.linalg.svdvals(torch.stack(rows))

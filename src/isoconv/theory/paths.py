@@ -15,36 +15,22 @@ from torch import Tensor
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
 from isoconv.theory.doubling import BCOPFactors
-from isoconv.theory.invariants import component
-from isoconv.theory.one_dimensional import factorise
-from isoconv.theory.orthogonality import (
-    determinant_sign,
-    orthogonality_residual,
-    orthogonality_tolerance,
-    range_and_null,
-    require_orthonormal_rows,
-    require_projector,
-)
+from isoconv.theory.one_dimensional import component, factorise
+from isoconv.theory.orthogonality import range_and_null, require_one_shape, require_orthogonal_matrix, require_projector
 
 Path = Callable[[float], Tensor]
 
 
 def path(kernel_a: Tensor, kernel_b: Tensor) -> Path:
-    """A path t ↦ kernel, t in [0, 1], of 1-D orthogonal kernels (n, n, K) from `kernel_a` to `kernel_b`.
+    """Return a path t ↦ kernel, t in [0, 1], of 1-D orthogonal kernels (n, n, K) from `kernel_a` to `kernel_b`.
 
-    Theorem "Space of 1-D Convolution Kernel": it exists if both have one `component`, and is refused otherwise. Both
+    Theorem "Space of 1-D Convolution Kernel": it exists exactly if both have one `component`. Both
     kernels are factorised with their canonical ranks, and the factors are joined. In the precision of the kernels.
     """
-    if kernel_a.shape != kernel_b.shape:
-        raise IsoconvError(
-            f"Expected two kernels of one shape. Got {tuple(kernel_a.shape)} and {tuple(kernel_b.shape)}."
-        )
+    require_one_shape("kernels", kernel_a, kernel_b)
     invariants = component(kernel_a), component(kernel_b)
     if invariants[0] != invariants[1]:
-        raise IsoconvError(
-            f"Expected two kernels of one component, for others no path of orthogonal kernels exists. "
-            f"Got {invariants[0]} and {invariants[1]}."
-        )
+        raise IsoconvError(f"Expected two kernels of one component: no path joins others. Got {invariants}.")
     (H_a, P_a), (H_b, P_b) = factorise(kernel_a), factorise(kernel_b)
     rotate = rotation_path(H_a, H_b)
     turns = [grassmann_path(a, b) for a, b in zip(P_a, P_b, strict=True)]
@@ -52,7 +38,7 @@ def path(kernel_a: Tensor, kernel_b: Tensor) -> Path:
 
 
 def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
-    """A path of BCOP kernels (n, n, K, K) between two that are given by their factors, with equal ranks and det signs.
+    """Return a path of BCOP kernels (n, n, K, K) between two with equal ranks and signs of det H, from their factors.
 
     In the precision of the factors. Kernels whose rank sums differ cannot be joined at all (`component_2d`); whether
     those can that share the sums but not the ranks is left open here.
@@ -60,10 +46,7 @@ def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
     a, b = BCOPFactors(*a), BCOPFactors(*b)
     signatures = _signature(a), _signature(b)
     if signatures[0] != signatures[1]:
-        raise IsoconvError(
-            f"Expected factors with one sign of det H and the same ranks of P and of Q. "
-            f"Got {signatures[0]} and {signatures[1]}."
-        )
+        raise IsoconvError(f"Expected factors with one sign of det H and equal ranks of P and Q. Got {signatures}.")
     rotate = rotation_path(a.H, b.H)
     down = [grassmann_path(p, q) for p, q in zip(a.P, b.P, strict=True)]
     across = [grassmann_path(p, q) for p, q in zip(a.Q, b.Q, strict=True)]
@@ -71,16 +54,13 @@ def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
 
 
 def rotation_path(start: Tensor, end: Tensor) -> Path:
-    """A path of orthogonal matrices between two of equal determinant: plane rotations whose angles grow from 0.
+    """Return a path of orthogonal matrices between two of equal determinant: plane rotations whose angles grow from 0.
 
     Not the geodesic: its logarithm is not defined at an eigenvalue −1, and Givens' rotations are, without exceptions.
     """
-    matching = _is_orthogonal(start) and _is_orthogonal(end) and start.shape == end.shape
-    if not (matching and determinant_sign(start) == determinant_sign(end)):
-        raise IsoconvError(
-            f"Expected two orthogonal matrices of one shape and one determinant. "
-            f"Got shapes {tuple(start.shape)} and {tuple(end.shape)}."
-        )
+    require_one_shape("orthogonal matrices", start, end)
+    if require_orthogonal_matrix(start) != require_orthogonal_matrix(end):
+        raise IsoconvError("Expected two orthogonal matrices of one determinant. Got +1 and −1.")
     rotations = _plane_rotations(start.mT @ end)
 
     def at(t: float) -> Tensor:
@@ -95,13 +75,11 @@ def rotation_path(start: Tensor, end: Tensor) -> Path:
 
 
 def grassmann_path(start: Tensor, end: Tensor) -> Path:
-    """The shortest path between two symmetric projectors of equal rank: each principal angle grows with t."""
+    """Return the shortest path between two symmetric projectors of equal rank: each principal angle grows with t."""
     ranks = require_projector(start), require_projector(end)
-    if start.shape != end.shape or ranks[0] != ranks[1]:
-        raise IsoconvError(
-            f"Expected two projectors of one shape and rank. "
-            f"Got shapes {tuple(start.shape)} and {tuple(end.shape)}, ranks {ranks[0]} and {ranks[1]}."
-        )
+    require_one_shape("projectors", start, end)
+    if ranks[0] != ranks[1]:
+        raise IsoconvError(f"Expected two projectors of one rank. Got ranks {ranks[0]} and {ranks[1]}.")
     basis_a, basis_b = range_and_null(start)[0], range_and_null(end)[0]
     left, _, right = torch.linalg.svd(basis_a.mT @ basis_b)
     from_, to = basis_a @ left, basis_b @ right.mT
@@ -115,7 +93,7 @@ def grassmann_path(start: Tensor, end: Tensor) -> Path:
 
 
 def _plane_rotations(rotation: Tensor) -> list[tuple[int, int, float]]:
-    """(i, j, angle) of rotations that, multiplied from left to right, give a matrix of SO(n).
+    """Return (i, j, angle) of rotations that, multiplied from left to right, give a matrix of SO(n).
 
     Givens rotations from the left clear the matrix below its diagonal, column by column, each leaving a diagonal
     entry of +1; with determinant 1 the last one is +1 too.
@@ -134,16 +112,5 @@ def _plane_rotations(rotation: Tensor) -> list[tuple[int, int, float]]:
 
 
 def _signature(factors: BCOPFactors) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    H = factors.H
-    if H.dim() != 2 or H.shape[0] != H.shape[1]:
-        raise IsoconvError(f"Expected a square matrix H (n, n). Got shape {tuple(H.shape)}.")
-    require_orthonormal_rows(H)
     P, Q = (tuple(require_projector(p) for p in family) for family in (factors.P, factors.Q))
-    return determinant_sign(H), P, Q
-
-
-def _is_orthogonal(matrix: Tensor) -> bool:
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-        return False
-    kernel = matrix[..., None]
-    return orthogonality_residual(kernel) <= orthogonality_tolerance(kernel)
+    return require_orthogonal_matrix(factors.H), P, Q

@@ -18,22 +18,19 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import projector_from_basis
-from isoconv.theory.orthogonality import range_and_null, require_projector
+from isoconv.theory.orthogonality import range_and_null, require_one_shape, require_projector
 
 Factors = tuple[Tensor, list[Tensor]]
 
 
 def move_rank(donor: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
-    """One unit of rank from `donor` to `receiver`; their sum and both products stay (see Note [Pair equivalence]).
+    """Move one unit of rank from `donor` to `receiver`; their sum and both products stay (see Note [Pair equivalence]).
 
     This is the Lemma "Symmetric Projector Pair Equivalence under Product and Sum". It does not matter which of the two
     comes first in the kernel. Always possible if the donor has the larger rank; otherwise only if some vector of
     the donor's range is orthogonal to the receiver's, and refused if there is none. In the precision of the input.
     """
-    if donor.shape != receiver.shape:
-        raise IsoconvError(
-            f"Expected two projectors of one shape. Got {tuple(donor.shape)} and {tuple(receiver.shape)}."
-        )
+    require_one_shape("projectors", donor, receiver)
     given, _ = range_and_null(donor)
     taken, _ = range_and_null(receiver)
     # x = given·v with takenᵀ·given·v = 0. Right singular vectors beyond the number of rows are null vectors without
@@ -42,10 +39,8 @@ def move_rank(donor: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
     larger = given.shape[1] > taken.shape[1]
     tolerance = 10 * donor.shape[0] * torch.finfo(donor.dtype).eps
     if not larger and (given.shape[1] == 0 or bool(values[given.shape[1] - 1] > tolerance)):
-        raise IsoconvError(
-            f"Expected a vector of the donor's range (rank {given.shape[1]}) that is orthogonal to the receiver's "
-            f"(rank {taken.shape[1]}). Got none."
-        )
+        ranks = f"ranks {given.shape[1]} and {taken.shape[1]}"
+        raise IsoconvError(f"Expected a vector of the donor's range orthogonal to the receiver's. Got none, {ranks}.")
     # `right` ends with the smallest singular value's vector (a null vector): it goes, the others stay.
     stays, moves = given @ right[:-1].mT, given @ right[-1:].mT
     grown = torch.linalg.qr(torch.cat([taken, moves], dim=1)).Q
@@ -53,12 +48,12 @@ def move_rank(donor: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def imbalance_score(ranks: Sequence[int]) -> int:
-    """Σ r_i²: least, for a given sum, exactly if all ranks are within one of each other."""
+    """Return Σ r_i²: least, for a given sum, exactly if all ranks are within one of each other."""
     return sum(rank * rank for rank in ranks)
 
 
 def canonical_ranks(n: int, K: int, rank_sum: int) -> tuple[int, ...]:
-    """The canonical rank tuple: K − 1 ranks within one of each other, ascending, with the given sum."""
+    """Return the canonical rank tuple: K − 1 ranks within one of each other, ascending, with the given sum."""
     if K < 1 or n < 1 or not 0 <= rank_sum <= (K - 1) * n:
         raise IsoconvError(f"Expected n, K ≥ 1 and 0 ≤ rank sum ≤ (K − 1)n. Got n = {n}, K = {K}, {rank_sum}.")
     if K == 1:
@@ -68,7 +63,7 @@ def canonical_ranks(n: int, K: int, rank_sum: int) -> tuple[int, ...]:
 
 
 def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Moves (donor, receiver) between neighbours that lead from `ranks` to the canonical tuple.
+    """Yield moves (donor, receiver) between neighbours that lead from `ranks` to the canonical tuple.
 
     Lemmas "Balancing Subspace Dominates" and "Rank Balancing": while two ranks differ by two or more, take the
     closest such pair; everything between them lies one above the smaller and one below the larger, so a unit can
@@ -91,7 +86,7 @@ def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def canonicalise(H: Tensor, P: Sequence[Tensor]) -> Factors:
-    """The same 1-D kernel, with its projectors' ranks in canonical order (Lemma "Canonical Submanifold Dominates").
+    """Return the same 1-D kernel, with its projectors' ranks in canonical order (Lemma "Canonical Submanifold Dominates").
 
     In the precision of the input: each move leaves an error of a few eps.
     """
@@ -102,14 +97,14 @@ def canonicalise(H: Tensor, P: Sequence[Tensor]) -> Factors:
 
 
 def projector_dimension(n: int, rank: int) -> int:
-    """The dimension of P(n, rank), the symmetric n×n projectors of that rank: rank·(n − rank), largest at n/2."""
+    """Return the dimension of P(n, rank), the symmetric n×n projectors of that rank: rank·(n − rank), largest at n/2."""
     if not 0 <= rank <= n:
         raise IsoconvError(f"Expected a rank between 0 and {n}. Got {rank}.")
     return rank * (n - rank)
 
 
 def _closest_unequal_pair(ranks: list[int]) -> tuple[int, int] | None:
-    """(index of the smaller, index of the larger) of the closest pair of ranks that differ by two or more."""
+    """Return (index of the smaller, index of the larger) of the closest pair of ranks that differ by two or more."""
     for distance in range(1, len(ranks)):
         for i in range(len(ranks) - distance):
             j = i + distance

@@ -29,24 +29,25 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel, compose_kernels, projector_column, projector_row
-from isoconv.theory.invariants import leading_projector, rank_sum
-from isoconv.theory.orthogonality import determinant_sign, orthogonality_tolerance, require_orthogonal
-from isoconv.theory.rank_balancing import canonical_ranks
+from isoconv.theory.one_dimensional import projector_families, rank_sum
+from isoconv.theory.orthogonality import determinant_sign, orthogonality_tolerance, require_orthogonal, signed_identity
 
 
 class Component2d(NamedTuple):
-    """What tells components of the orthogonal kernels (n, n, K, K) apart; there may be more components than these."""
+    """What tells components of the orthogonal kernels (n, n, K, K) apart; there may be more components than these.
+
+    sign : +1 or −1, the determinant of H
+    rank_sum_p : Σ rank P_i (along the height)
+    rank_sum_q : Σ rank Q_i (along the width)
+    """
 
     sign: int
-    """+1 or −1: the determinant of H."""
     rank_sum_p: int
-    """Σ rank P_i (along the height)."""
     rank_sum_q: int
-    """Σ rank Q_i (along the width)."""
 
 
 def component_2d(kernel: Tensor, *, tolerance: float | None = None) -> Component2d:
-    """The invariants of any orthogonal kernel (n, n, K, K), in BCOP's image or not; see Note [2-D components].
+    """Return the invariants of any orthogonal kernel (n, n, K, K), in BCOP's image or not; see Note [2-D components].
 
     Theorem "Connected Components of 2-D Orthogonal Convolution with K = 2", for every K: kernels that differ in them
     cannot be joined by a path of orthogonal kernels. Computed in float64.
@@ -62,20 +63,14 @@ def component_2d(kernel: Tensor, *, tolerance: float | None = None) -> Component
 def exhibit_components_2d(
     n: int, K: int = 2, *, dtype: torch.dtype = torch.float64
 ) -> Iterator[tuple[Component2d, Tensor]]:
-    """2((K − 1)n + 1)² orthogonal kernels (n, n, K, K), no two in one component, each with what it was built for."""
-    if n < 1 or K < 1:
-        raise IsoconvError(f"Expected n, K ≥ 1. Got n = {n} and K = {K}.")
-    totals = range((K - 1) * n + 1)
-    families = [[leading_projector(n, rank, dtype) for rank in canonical_ranks(n, K, total)] for total in totals]
-    for sign in (1, -1):
-        H = torch.eye(n, dtype=dtype)
-        H[0, 0] = sign
-        for p, q in product(totals, totals):
-            yield Component2d(sign, p, q), bcop_kernel(H, families[p], families[q])
+    """Yield 2((K − 1)n + 1)² orthogonal kernels (n, n, K, K), no two in one component, each with what it was built for."""
+    families = list(enumerate(projector_families(n, K, dtype)))
+    for sign, (p, P), (q, Q) in product((1, -1), families, families):
+        yield Component2d(sign, p, q), bcop_kernel(signed_identity(n, sign, dtype), P, Q)
 
 
 def recover_2x2(kernel: Tensor, *, tolerance: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """(H, P, Q) of any orthogonal kernel (n, n, 2, 2); see Note [2×2 kernels]. In the precision of the kernel."""
+    """Return (H, P, Q) of any orthogonal kernel (n, n, 2, 2); see Note [2×2 kernels]. In the precision of the kernel."""
     if kernel.dim() != 4 or kernel.shape[2:] != (2, 2):
         raise IsoconvError(f"Expected a kernel (n, n, 2, 2). Got shape {tuple(kernel.shape)}.")
     require_orthogonal(kernel, 2, tolerance)
@@ -84,7 +79,7 @@ def recover_2x2(kernel: Tensor, *, tolerance: float | None = None) -> tuple[Tens
 
 
 def in_bcop_image_2x2(kernel: Tensor, *, tolerance: float | None = None) -> bool:
-    """Whether an orthogonal kernel (n, n, 2, 2) equals H □ [P; I−P] □ [Q I−Q] for some H, P and Q: a complete decision.
+    """Decide whether an orthogonal kernel (n, n, 2, 2) equals H □ [P; I−P] □ [Q I−Q] for some H, P and Q.
 
     `tolerance` bounds the orthogonality residual and the largest difference of an entry; by default what rounding
     explains.
@@ -95,15 +90,16 @@ def in_bcop_image_2x2(kernel: Tensor, *, tolerance: float | None = None) -> bool
 
 
 def reordered_kernel(H: Tensor, P: Tensor, Q: Tensor) -> Tensor:
-    """H □ [Q I−Q] □ [P; I−P]: BCOP's factors for K = 2 with the two axes taken in the other order."""
+    """Return H □ [Q I−Q] □ [P; I−P]: BCOP's factors for K = 2 with the two axes taken in the other order."""
     return compose_kernels(H[..., None, None], projector_row(Q), projector_column(P))
 
 
 def incompleteness_example(*, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The paper's orthogonal kernel (2, 2, 2, 2) outside BCOP's image (appendix "Incompleteness of 2-D …"), as printed.
+    """Return the paper's orthogonal kernel (2, 2, 2, 2) outside BCOP's image, as printed.
 
-    It equals `reordered_kernel(I, P, Q)` with the printed P = diag(1, 0) along the height and Q = ½[1 −1; −1 1] along
-    the width (the paper prints the product with its axes the other way round, which is another kernel).
+    It is in the appendix "Incompleteness of 2-D …". It equals `reordered_kernel(I, P, Q)` with the printed P = diag(1, 0)
+    along the height and Q = ½[1 −1; −1 1] along the width (the paper prints the product with its axes the other way round,
+    which is another kernel).
     """
     A1, A2 = [[1, 0], [-1, 0]], [[1, 0], [1, 0]]
     A3, A4 = [[0, -1], [0, 1]], [[0, 1], [0, 1]]
@@ -111,7 +107,7 @@ def incompleteness_example(*, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def as_two_bcop_kernels(H: Tensor, P: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
-    """Two BCOP kernels of size 2×2, (outer, inner), that one after the other are `reordered_kernel(H, P, Q)`.
+    """Return two BCOP kernels of size 2×2, (outer, inner), that one after the other are `reordered_kernel(H, P, Q)`.
 
     Each takes one axis of its own and, along the other, the projector 0, that is [0 I]: with the circular padding of
     an even kernel this is the identity, so outer □ inner is the reordered kernel in the lower right of 3×3 taps, and

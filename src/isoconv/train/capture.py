@@ -48,15 +48,22 @@ _MOST_GRAPHS = 4  # of one step, for batches of different shapes; others run eag
 
 def make_stepper(learners: "Sequence[Learner]", captured: bool = True) -> "Stepper":
     """Return what advances these networks: on a GPU by CUDA graphs, if `captured`, like networks all by one."""
-    # Our layers look at their parameters where nothing is prepared, as in an update of one's own; a graph cannot.
-    looking = any(
-        isinstance(module, BuiltWeight) for one in learners if one.custom_update for module in one.model.modules()
-    )
-    if not captured or looking or learners[0].device.type != "cuda":
+    if not captured or learners[0].device.type != "cuda" or not all(map(_can_be_captured, learners)):
         return Stepper(learners)
     if len(learners) > STREAMS_IN_POOL:
         raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} networks side by side on a GPU. Got {len(learners)}.")
     return GraphStepper(learners)
+
+
+def _can_be_captured(learner: "Learner") -> bool:
+    """Return False where a step looks at numbers on the device, which a graph cannot.
+
+    Optimisers do that unless they say otherwise; our layers where nothing is prepared for them, in an update of one's own.
+    """
+    optimiser = learner.optimiser
+    blind = all(group.get("capturable") or group.get("fused") for group in optimiser.param_groups)
+    ours = any(isinstance(module, BuiltWeight) for module in learner.model.modules())
+    return (blind or isinstance(optimiser, SteepestDescent)) and not (ours and learner.custom_update)
 
 
 def lay_out(values: Tensor) -> Tensor:
@@ -426,7 +433,7 @@ class ParameterStack:
 def stack_layers(models: Sequence[nn.Module]) -> list[LayerStack]:
     """Return stacks of all like layers that train orthonormal matrices of their own. The models must be built alike."""
     modules = [module for model in models for module in model.modules()]
-    owners = Counter(p for module in modules for p in module.parameters(recurse=False))
+    owners: Counter[Tensor] = Counter(p for module in modules for p in module.parameters(recurse=False))
     stacks = []
     for same in zip(*(model.modules() for model in models), strict=True):
         layers = [layer for layer in same if isinstance(layer, OrthogonalisedLayer)]

@@ -15,7 +15,7 @@ from isoconv.records import Record
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import Observer, fit
+from isoconv.train.engine import SETTINGS, Observer, fit
 from isoconv.train.losses import LOSSES
 from isoconv.train.run_folder import RunFolder, locked
 
@@ -103,12 +103,7 @@ def train_classifiers(
             batches,
             Classification(first),
             first.optimiser,
-            epochs=first.epochs,
-            lr=first.lr,
-            momentum=first.momentum,
-            schedule=first.schedule,
-            project_every=first.project_every,
-            project_iterations=first.project_iterations,
+            **{name: getattr(first, name) for name in SETTINGS},
             folder=folders,
             resume=resume,
             device=torch_device,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-CLASSIFIERS = tuple(name for name, model in MODELS.items() if not model.is_critic)
 PRECISIONS = ("float32", "bf16")
+CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
 RECIPES = {"default": "the best settings found on validation splits", "paper": "exactly the paper's"}
 
 
@@ -117,6 +117,10 @@ class TrainConfig(Record):
         if unknown := self.loss_options.keys() - LOSSES[self.loss].options.keys():
             raise IsoconvError(f"Expected the options of the loss {self.loss}. Got {min(unknown)!r}.")
 
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields as plain data; `loss_options` only where there are any."""
+        return {name: value for name, value in super().to_fields().items() if name != "loss_options" or value}
+
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""
         options = LOSSES[self.loss].options
@@ -130,14 +134,13 @@ def make_model(config: TrainConfig) -> "nn.Module":
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        network: nn.Module = MODELS[config.model].make(
+        return MODELS[config.model].make(  # type: ignore[no-any-return]
             config.input_shape,
             classes=len(config.classes),
             conv=config.conv,
             activation=config.activation,
             orthogonalisation=config.orthogonalisation,
         )
-    return network
 
 
 _CHOICES: dict[str, Iterable[str]] = {
@@ -162,6 +165,8 @@ def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
     """Return the settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
     if recipe not in RECIPES:
         raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
+    if conv not in METHODS:
+        raise IsoconvError(f"Expected conv to be one of {', '.join(METHODS)}. Got {conv!r}.")
     defaults = DATASETS.get(data, OWN_IMAGES)
     settings = {name: getattr(defaults, name) for name in ("margin", "crop_padding", "flip")} | {"recipe": recipe}
     if recipe == "paper":
@@ -169,7 +174,7 @@ def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
         return settings | adam | {"orthogonalisation": "bjorck"}
     # The best of those tried on a validation split of the training set (results/recipes).
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
-    if conv in METHODS and METHODS[conv].on_manifold:
+    if METHODS[conv].on_manifold:
         return settings | {"optimiser": "steepest", "lr": defaults.lr}
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -29,6 +28,8 @@ LossFunction = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 #: The name of an optimiser, or a function of the parameters and the learning rate, which is a tensor.
 OptimiserChoice = str | Callable[[Iterable[Tensor], Tensor], torch.optim.Optimizer]
 
+#: What a configuration says of training, by the names of the arguments that take it.
+SETTINGS = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
 _FIRST_SAVE = 1.0  # seconds after the start; the time to the next one doubles, up to `save_every`
 
 
@@ -146,14 +147,17 @@ class Learner:
         cls, config: Any, model: nn.Module, loss: LossFunction, steps_per_epoch: int, **options: Any
     ) -> Self:
         """Return a learner with the settings of a configuration: its optimiser, rate, schedule and projections."""
-        names = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
-        settings = {name: getattr(config, name) for name in names}
+        settings = {name: getattr(config, name) for name in SETTINGS}
         return cls(model, loss, config.optimiser, steps_per_epoch=steps_per_epoch, **settings, **options)
 
     def make_optimiser(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Return the chosen optimiser of these parameters."""
         if not isinstance(self.choice, str):
-            return self.choice(parameters, self.rate)
+            optimiser = self.choice(parameters, self.rate)
+            for group in optimiser.param_groups:
+                if "capturable" in group and self.rate.is_cuda:
+                    group["capturable"] = True
+            return optimiser
         if self.choice not in OPTIMISERS:
             raise IsoconvError(f"Expected an optimiser out of {', '.join(OPTIMISERS)}. Got {self.choice!r}.")
         return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum)
@@ -202,10 +206,6 @@ class Learner:
         for value in self.sums.values():
             value.zero_()
         return sums
-
-    def is_finite(self) -> bool:
-        """Return True if the loss so far and all parameters are numbers."""
-        return all(bool(torch.isfinite(t).all()) for t in (*self.sums.values(), *self.model.parameters()))
 
 
 def fit(
@@ -269,7 +269,8 @@ def fit(
         for learner, run in owned:
             _start(learner, run, epochs, seed, resume)
     processes.wait()
-    with locked(folders if processes.first else ()), _own_random_numbers(learners[0].device):
+    generators = [learners[0].device] if learners[0].device.type == "cuda" else []
+    with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
         if resume:
             for learner, run in zip(learners, folders, strict=True):
                 run.load(learner)
@@ -317,46 +318,36 @@ def _start(learner: Learner, run: RunFolder, epochs: int, seed: int, resume: boo
         )
 
 
-def _own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
-
-
+@dataclass
 class _Loop:
     """The loop of `fit`. Networks that were saved at different steps (by a kill between two files) first draw level."""
 
-    def __init__(
-        self,
-        learners: Sequence[Learner],
-        sources: Sequence[Any],
-        folders: Sequence[RunFolder],
-        epochs: int,
-        seed: int,
-        observer: Observer,
-        processes: Processes,
-        should_stop: Callable[[], bool],
-        save_every: float,
-    ) -> None:
-        self.learners, self.sources, self.folders = learners, sources, folders
-        self.epochs, self.steps, self.seed = epochs, learners[0].steps_per_epoch, seed
-        self.observer, self.processes, self.should_stop = observer, processes, should_stop
-        self.stepper = make_stepper(learners, captured=processes.count == 1)
-        self.lines: list[dict[str, float]] = [
-            {
-                name: value
-                for folder in folders[k : k + 1]
-                for name, value in (folder.read_metrics() or [{}])[-1].items()
-            }
-            for k in range(len(learners))
-        ]
-        self.seconds_before = [learner.seconds for learner in learners]
+    learners: Sequence[Learner]
+    sources: Sequence[Any]
+    folders: Sequence[RunFolder]
+    epochs: int
+    seed: int
+    observer: Observer
+    processes: Processes
+    should_stop: Callable[[], bool]
+    save_every: float
+
+    def __post_init__(self) -> None:
+        self.steps = self.learners[0].steps_per_epoch
+        self.stepper = make_stepper(self.learners, captured=self.processes.count == 1)
+        metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
+        self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
+        self.seconds_before = [learner.seconds for learner in self.learners]
         self.began = self.saved = self.stepped = time.monotonic()
-        self.save_every, self.pause = save_every, min(_FIRST_SAVE, save_every)
+        self.pause = min(_FIRST_SAVE, self.save_every)
 
     def run(self) -> None:
-        for epoch in range(min(learner.done for learner in self.learners) // self.steps, self.epochs):
-            self._run_epoch(epoch)
-        self._read_clock()
-        self.stepper.end()
+        try:
+            for epoch in range(min(learner.done for learner in self.learners) // self.steps, self.epochs):
+                self._run_epoch(epoch)
+            self._read_clock()
+        finally:
+            self.stepper.end()
 
     def _run_epoch(self, epoch: int) -> None:
         started, before = time.monotonic(), [learner.done for learner in self.learners]
@@ -365,13 +356,13 @@ class _Loop:
         streams = [iter(s.epoch(epoch) if hasattr(s, "epoch") else s) for s in self.sources]
         samples = [0] * len(streams)
         for step in range(first, first + self.steps):
+            if first < step == min(before):
+                _restore_random_numbers(self.learners[before.index(step)])
             drawn = [_as_batch(next(stream, None)) for stream in streams]
             samples = [count + len(batch[0]) for count, batch in zip(samples, drawn, strict=True)]
             due = [learner for learner in self.learners if learner.done == step]
             if not due:  # done before the run was stopped
                 continue
-            if taken == 0 and step > first:
-                _restore_random_numbers(due[0])
             pairs = zip(self.learners, drawn, strict=True)
             self.stepper.step([batch if learner in due else None for learner, batch in pairs])
             self.stepper.project_where_due()
@@ -409,10 +400,8 @@ class _Loop:
         totals = self.processes.total([float(value) for value in sums.values()])
         line: dict[str, float] = {"epoch": epoch}
         for (name, value), total in zip(sums.items(), totals, strict=True):
-            counted = not value.is_floating_point()
-            line[name] = (
-                100 * total / (samples * self.processes.count) if counted else total / self.steps / self.processes.count
-            )
+            per_step, percent = total / self.steps / self.processes.count, 100 * total / samples / self.processes.count
+            line[name] = per_step if value.is_floating_point() else percent
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
 
@@ -458,7 +447,8 @@ def _restore_random_numbers(learner: Learner) -> None:
 
 
 def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
-    if not math.isfinite(loss) or not learner.is_finite():
+    tensors = (*learner.sums.values(), *learner.model.parameters())
+    if not math.isfinite(loss) or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
         raise IsoconvError(
             f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
             f"Try a smaller learning rate than {learner.lr:g}."

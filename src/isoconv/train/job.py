@@ -74,12 +74,12 @@ def train(
         models = build_networks(configs, splits.train, device, processes)
         if processes.first:
             _check_free(out, folders, overwrite)
-        say(describe_data(config, splits))
         if search is not None:
             configs = _search(configs, splits, search, device, processes, say)
         if processes.first:
             for run, config in zip(folders, configs, strict=True):
                 run.start(config, overwrite)
+            say(describe_data(config, splits))
             if device == "cpu" and "model" not in settings:
                 say("The network is large, the default, which is slow on a CPU: --model small is faster.")
         processes.wait()

@@ -149,7 +149,8 @@ class RunFolder:
                 learner.done, learner.seconds = int(progress["done"]), float(progress["seconds"])
             except (KeyError, RuntimeError) as error:
                 raise IsoconvError(f"Expected the state of a run in {self.state}. Got another file: {error}.") from None
-            learner.sums |= {name: value.to(learner.device) for name, value in _under("sums/", progress).items()}
+            sums = sorted(_under("sums/", progress).items(), key=lambda item: item[0] != "loss")
+            learner.sums |= {name: value.to(learner.device) for name, value in sums}
             learner.random_state = _under("random/", progress)
         epochs = learner.done // learner.steps_per_epoch
         lines = self.read_metrics()

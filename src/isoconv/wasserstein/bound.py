@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.certifier import checked_batch_size
-from isoconv.certify.forward_error import LARGEST_NORM, ForwardError, forward_error
-from isoconv.certify.layers import layers_of, refuse_strangers
-from isoconv.certify.lipschitz import layer_bound
+from isoconv.certify.certifier import check_batch_size
+from isoconv.certify.composition import LARGEST_NORM, ForwardError, forward_error, network_constants, node_bound
+from isoconv.certify.graph import nodes_of, refuse_strangers
+from isoconv.certify.rules import Node, Rounding, Rule, register
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
 from isoconv.nn import plain
@@ -110,7 +110,7 @@ def wasserstein_lower_bound(
     The critic runs as `plain(critic)` in float64, on the device that it is on; its rounding is accounted for.
     """
     check_confidence(confidence)
-    checked_batch_size(batch_size)
+    check_batch_size(batch_size)
     value_range = _check_arguments(xs, ys, value_range, whole, group)
     counts = [None if exact else len(s) // n for exact, s, n in zip(whole, (xs, ys), group, strict=True)]
     method = choose_method(method, value_range is not None, counts)
@@ -162,42 +162,35 @@ def wasserstein_lower_bound(
 
 @torch.no_grad()
 def critic_bounds(network: nn.Module, shape: Sequence[int]) -> tuple[float, ForwardError]:
-    """Return (Lipschitz bound, rounding error in float64) of a plain critic with one output.
+    """Return (Lipschitz bound, rounding error in float64) of a plain critic with one output."""
+    nodes = nodes_of(network, shape)
+    if tuple(nodes[-1].output_shape) != (1,):
+        raise IsoconvError(f"Expected a critic with one output. Got outputs of shape {tuple(nodes[-1].output_shape)}.")
+    bounds = [node_bound(node) for node in nodes]
+    return network_constants(nodes, bounds)[nodes[-1].name], forward_error(nodes, bounds)
 
-    The critic may end in a NearestAnchor.
+
+def _anchor_bound(node: Node) -> float:
+    """Return 1: each ‖x − aₖ‖ + bₖ is 1-Lipschitz, and so is their minimum, and minus it."""
+    if node.module.sign not in (1, -1):
+        raise IsoconvError(f"Expected anchors with a sign of ±1. Got {node.module.sign}.")
+    return 1.0
+
+
+def _anchor_rounding(node: Node, bound: float, arithmetic: str) -> Rounding:
+    """Return the rounding of ‖h − a‖ + b by D differences, squares, a sum, a root and the offset's sum.
+
+    It is relative, γ of 2D + 8, to a size that is at most ‖h‖ + ‖a‖ + |b|. Squares may underflow: then that much, and the
+    root of it.
     """
-    parts = list(network) if isinstance(network, nn.Sequential) else [network]
-    anchors = parts.pop() if type(parts[-1]) is NearestAnchor else None
-    layers = layers_of(nn.Sequential(*parts), shape) if parts else []
-    bounds = [layer_bound(layer) for layer in layers]
-    error = forward_error(layers, bounds) if layers else ForwardError(0.0, 0.0)
-    constant = mul_up(1.0, *bounds)
-    output = tuple(layers[-1].output_shape) if layers else tuple(shape)
-    if isinstance(anchors, NearestAnchor):
-        # ‖h − a‖ by D differences, squares, a sum and a root: relative error γ of a size that is at most ‖h‖ + ‖a‖.
-        # Squares may underflow: then that much, and the root of it. A bias is enlarged by the layers behind its own.
-        if anchors.sign not in (1, -1):
-            raise IsoconvError(f"Expected anchors with a sign of ±1. Got {anchors.sign}.")
-        relative = gamma(2 * anchors.anchors.shape[1] + 8)
-        underflow = mul_up(2.0**-510, sqrt_up(float(anchors.anchors.shape[1])))
-        lengths = torch.linalg.vector_norm(anchors.anchors.double(), dim=1) + anchors.offsets.double().abs()
-        size = mul_up(float(lengths.max()), 1 + 1e-6)
-        biases = add_up(*(mul_up(*bounds[k + 1 :], _bias_norm(x.module)) for k, x in enumerate(layers)))
-        offset = add_up(error.offset, underflow, mul_up(relative, add_up(size, biases, error.offset)))
-        error = ForwardError(offset, add_up(error.slope, mul_up(relative, add_up(constant, error.slope))))
-        output = (1,)
-    if output != (1,):
-        raise IsoconvError(f"Expected a critic with one output. Got outputs of shape {output}.")
-    return constant, error
+    module, features = node.module, node.input_shape[0]
+    assert isinstance(module, NearestAnchor)
+    lengths = torch.linalg.vector_norm(module.anchors.double(), dim=1) + module.offsets.double().abs()
+    size = mul_up(float(lengths.max()), 1 + 1e-6)
+    return Rounding(2 * features + 7, constant=size, vanished=mul_up(2.0**-510, sqrt_up(float(features))))
 
 
-def _bias_norm(module: nn.Module) -> float:
-    bias = getattr(module, "bias", None)
-    if not isinstance(bias, Tensor):
-        return 0.0
-    if type(module) is not nn.Linear:
-        raise IsoconvError(f"Expected linear layers before a NearestAnchor. Got {type(module).__name__}.")
-    return mul_up(float(torch.linalg.vector_norm(bias.double())), 1 + 1e-6)
+register(NearestAnchor, Rule(_anchor_bound, _anchor_rounding, tensors=("anchors", "raw_offsets", "temperature")))
 
 
 # Values -----------------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def critic_config(
         settings = {"optimiser": "adam", "lr": 0.02, "epochs": 10, "batch_size": 1024}
     elif model == "fc":
         settings = {"epochs": 10, "batch_size": 256}
-    elif conv in ("bcop", "bcop-fixed", "rko"):
+    elif conv in METHODS and METHODS[conv].on_manifold:
         settings = {}
     else:
         # Convolutions that are not matrices on a manifold: Adam for all of the network. At ten times this rate OSSN's

@@ -110,14 +110,13 @@ def distance_bound(
     pair = open_side(a, "a", whole=whole[0], side="first"), open_side(b, "b", whole=whole[1], side="second")
     require_one_shape(*pair)
     contents = tuple(samples.fingerprint() if isinstance(samples, FiniteSamples) else "" for samples in pair)
-    value_range, units = _centre(pair, value_range)
+    pair, value_range, units = _centre(pair, value_range)
     critics = [critic] if critic else _choose_critics(pair[0].shape, recipe, activation, settings)
     changes = settings | {"whole": whole, "held_out": held_out, "seed": seed, "contents": contents, "repeats": repeats}
     configs, networks = [], []
     for name in critics:
         config = _configure(pair, name, conv, activation, recipe, pixels, changes)
-        bounded = value_range is not None or config.pixel_range is not None
-        _check_observations(pair, method, bounded)
+        _check_observations(pair, method, bounded=value_range is not None or config.pixel_range is not None)
         next(PairBatches(*pair, config.batch_size, config.steps_per_epoch, seed=seed).epoch(0))
         configs.append(config)
         networks.append(make_critic(config, *pair))
@@ -197,28 +196,26 @@ def open_samples(
     return FiniteSamples(name, source, whole=whole, held_out=held_out, seed=seed, side=side, repeats=repeats)
 
 
-def _centre(pair: tuple[Samples, Samples], box: Interval | None) -> tuple[Interval | None, str | None]:
-    """Move vectors to where they are centred, which W1 does not notice; return the moved range, and the units."""
+def _centre(
+    pair: tuple[Samples, Samples], box: Interval | None
+) -> tuple[tuple[Samples, Samples], Interval | None, str | None]:
+    """Return vectors moved to where they are centred, which W1 does not notice, their range there, and the units."""
     first, second = pair
     if not isinstance(first, FiniteSamples) or not isinstance(second, FiniteSamples) or len(first.shape) != 1:
         if box is not None and len(first.shape) == 3:
             raise IsoconvError("Expected --range for vectors. Images have --pixels.")
-        return box, None
+        return pair, box, None
     units = f"L2 distance between vectors of dimension {first.shape[0]}"
-    both = torch.cat([first.train, second.train])
-    if box is None:
-        centre = both.mean(dim=0)
-    else:
+    centre = torch.cat([first.train, second.train]).mean(dim=0)
+    if box is not None:
         for samples in (first, second):
-            check_range(torch.cat([samples.train, samples.rest]), box, f"{samples.name} (--range)")
-        middle = (box[0] + box[1]) / 2
-        centre = torch.full_like(both[0], middle)
+            for part in (samples.train, samples.rest, samples.distinct):
+                check_range(samples.rest if part is None else part, box, f"{samples.name} (--range)")
+        centre = torch.full_like(centre, (box[0] + box[1]) / 2)
         units += f", coordinates from {box[0]:g} to {box[1]:g}"
-        half = math.nextafter(max(box[1] - middle, middle - box[0]), math.inf)
+        half = math.nextafter(max(box[1] - float(centre[0]), float(centre[0]) - box[0]), math.inf)
         box = (-half, half)
-    first.move(-centre)
-    second.move(-centre)
-    return box, units
+    return (first.moved(-centre), second.moved(-centre)), box, units
 
 
 def _choose_critics(

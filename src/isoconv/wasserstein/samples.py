@@ -13,12 +13,13 @@ of those for each reading, from one critic:
 * If repeats are copies, the distinct rows in B, each once and in the order of their hashes, are independent draws of the law
   of distinct rows, and no copy of them was trained on, however often each was copied.
 
-A sample without repeats is split as if there were no B. (For draws of a law whose samples sometimes repeat and sometimes do not,
-which split is used depends on the rows, and the risk may double at worst.)
+A sample without repeats is split as if there were no B. (For draws of a law whose samples sometimes repeat and sometimes do
+not, the choice of the split depends on the rows, and the risk may double at worst.)
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
+from copy import copy as copy_of
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -174,11 +175,13 @@ class FiniteSamples:
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
         return Judged(self.rest, self.whole, distinct=self.distinct)
 
-    def move(self, shift: Tensor) -> None:
-        """Add a vector to every sample."""
-        self.train = self.train + shift
-        self.rest = self.train if self.whole else self.rest + shift
-        self.distinct = None if self.distinct is None else self.distinct + shift
+    def moved(self, shift: Tensor) -> "FiniteSamples":
+        """Return the samples with a vector added to each."""
+        copy = copy_of(self)
+        copy.train = self.train + shift
+        copy.rest = copy.train if self.whole else self.rest + shift
+        copy.distinct = None if self.distinct is None else self.distinct + shift
+        return copy
 
 
 def _hash_rows(values: Tensor, key: str) -> list[bytes]:

@@ -1,4 +1,38 @@
-// The budget, the table, the sentence.
+// What is known of a network at a budget ε, and how far the axis of budgets goes; then the slider, the table, the sentence.
+
+/** Percent of images proved right at ε; null where the run has no certified radii. */
+function certifiedAt(run, epsilon) {
+  if (run.clean === null) return null;
+  if (epsilon === 0) return run.clean;
+  if (run.radii === null) {
+    const known = run.robust.find(([at]) => at === epsilon);
+    return known ? known[1] : null;
+  }
+  let low = 0, high = run.radii.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (run.radii[middle] >= epsilon) high = middle; else low = middle + 1;
+  }
+  return (100 * (run.radii.length - low)) / run.images;
+}
+
+/** The strongest attack whose budget was at most ε: what it fooled, ε fools too. */
+function attackedAt(run, epsilon) {
+  const tried = run.attacks.filter((row) => row.epsilon <= epsilon * (1 + 1e-9) && row.epsilon > 0);
+  const same = tried.filter((row) => row.images === run.images);
+  return (same.length ? same : tried).reduce((best, row) => (best && best.accuracy <= row.accuracy ? best : row), null);
+}
+
+const budgets = [...new Set(runs.flatMap((run) => [...run.epsilons, ...run.attacks.map((row) => row.epsilon)]))]
+  .filter((epsilon) => epsilon > 0).sort((a, b) => a - b);
+
+/** Where the axis of budgets ends: behind nearly all radii and all budgets that were tried. */
+const largest = (() => {
+  const ends = runs.map((run) => (run.radii && run.radii.length ? run.radii[Math.max(0, run.radii.length - 1 - Math.floor(run.images / 200))] : 0));
+  const end = Math.max(...ends, ...budgets.map((epsilon) => 1.05 * epsilon), 0.01);
+  const step = niceStep(end, 6) / 2;
+  return Math.ceil(end / step - 1e-9) * step;
+})();
 
 const slider = byId("epsilon"), number = byId("epsilon-number");
 
@@ -59,12 +93,13 @@ function showSentence() {
   const [run, proved] = ranked[0];
   const bold = (text) => element("strong", {}, text);
   const images = Math.round((proved * run.images) / 100).toLocaleString("en");
+  const budget = bold("ε = " + budgetName(state.epsilon));
   if (state.epsilon === 0) {
-    sentence.replaceChildren("With nothing changed, ", bold(run.name), " is right about ", bold(percent(proved, run)), " of the images.");
+    sentence.replaceChildren("Without a perturbation ", bold(run.name), " classifies ", bold(percent(proved, run)), " of the test images correctly.");
   } else if (proved === 0) {
-    sentence.replaceChildren("At ", bold("ε = " + budgetName(state.epsilon)), " nothing is proved any more.");
+    sentence.replaceChildren("At ", budget, " no image is certified.");
   } else {
-    sentence.replaceChildren("No change of an image by at most ", bold("ε = " + budgetName(state.epsilon)), " can mislead ", bold(run.name),
-      " about ", bold(images + " of " + run.images.toLocaleString("en")), " test images: ", bold(percent(proved, run)), " is proved.");
+    sentence.replaceChildren("At ", budget, ", ", bold(images + " of " + run.images.toLocaleString("en")), " test images are certified for ",
+      bold(run.name), " (", bold(percent(proved, run)), "): no perturbation of at most ε changes their class.");
   }
 }

@@ -1,0 +1,212 @@
+"""What is proved of a whole network, composed from its nodes: its Lipschitz constants and the rounding of its outputs.
+
+Note [Composition]
+A network is a graph of nodes. The constant of a node's value, as a function of the network's input, is at most the
+node's own bound times that of the value it takes. Each node is bounded from the weights that it holds, at the size of
+the image that reaches it, in float64 and outwards (`isoconv.linalg.bounds`). A module of which nothing is known is an
+error that names it, never a silent 1. What is known of each kind stands in `isoconv.certify.rules`.
+
+Note [Forward error]
+Let h be the exact input of a node, ĥ what was computed for it, and ‖ĥ − h‖ ≤ E, ‖h‖ ≤ H. A layer with matrix A, bias b
+(norm B over all positions), Lipschitz bound L and sums of n products gives, whatever the order of summation and with or
+without fused multiply-add, |computed − exact| ≤ γ_{n+1}(|A||ĥ| + |b|) in every entry, plus what underflows, so
+
+    E' = L·E + γ_{n+1}(‖|A|‖(H + E) + B) + √outputs·2(n + 1)·tiny,        H' = L·H + B,
+
+with ‖|A|‖ ≤ √(largest row sum · largest column sum of |A|). Activations that choose among their inputs, padding,
+reordering and max-pooling do not round: E' = L·E, H' = L·H. For the other kinds see Note [Rounding of kinds]. Beginning
+with H = ‖x‖, E = 0, both stay affine functions of ‖x‖. So the logits err by at most α + β‖x‖, for every input x.
+
+This takes a convolution for sums of products, the weights and the inputs as they are: no Winograd, no FFT, no TF32;
+`isoconv.certify` switches the libraries off that may choose them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from isoconv.certify.graph import INPUT, naming, nodes_of, refuse_strangers
+from isoconv.certify.rules import ARITHMETICS, Node, Rounding
+from isoconv.errors import IsoconvError
+from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
+from isoconv.nn import plain
+
+#: The error bound is for inputs up to this norm: beyond it something might overflow.
+LARGEST_NORM = 2.0**30
+T = TypeVar("T")
+
+
+def compose(
+    nodes: Sequence[Node], bounds: Sequence[float], start: T, step: Callable[[Node, float, T], T]
+) -> dict[str, T]:
+    """Return what holds of each node's value by its name, `start` holding of the network's input.
+
+    This is the one place that follows the graph. `step` takes a node, its own bound and what holds of its input.
+    """
+    values = {INPUT: start}
+    for node, bound in zip(nodes, bounds, strict=True):
+        (source,) = node.inputs
+        with naming(node):
+            values[node.name] = step(node, bound, values[source])
+    return values
+
+
+# Lipschitz constants ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerBound:
+    """One module's share: its name in the plain model, its kind, and the bound of its own Lipschitz constant.
+
+    `claimed`: the bound is what the registered rule of its kind says, a user's claim, and not proved by isoconv.
+    """
+
+    name: str
+    kind: str
+    bound: float
+    claimed: bool = False
+
+
+@dataclass(frozen=True)
+class LipschitzBound:
+    """The bound of the network, rounded up, and what it consists of."""
+
+    value: float
+    layers: tuple[LayerBound, ...]
+
+    @property
+    def claimed(self) -> tuple[str, ...]:
+        """The layers whose bounds are the user's claims; the whole is proved if there are none."""
+        return tuple(layer.name for layer in self.layers if layer.claimed)
+
+
+def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
+    """Return a rigorous upper bound of the L2 Lipschitz constant of `plain(model)` in evaluation, for `input_shape`.
+
+    It is that of the function which the numbers in the model define; what rounding adds when it is run is accounted for
+    where something is certified, see `Certifier`.
+
+    `input_shape` is without the batch: (C, H, W), (C, L) or (features,). Works on any `nn.Sequential`, nested as you like,
+    of convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, fixed scaling, padding, pooling, flatten,
+    (un)shuffle, nearest-neighbour upsampling and batch normalisation, whoever built it, and of modules that you have
+    told it about with `register`. Anything else is refused by name.
+    """
+    refuse_strangers(model)
+    nodes = nodes_of(plain(model).eval(), input_shape)
+    return describe_bounds(nodes, [node_bound(node) for node in nodes])
+
+
+@torch.no_grad()
+def node_bound(node: Node) -> float:
+    """Return the L2 bound of one node. Of circular padding and convolution bounded as one, the convolution carries it."""
+    if node.merged:
+        return 1.0
+    with naming(node):
+        bound = float(node.rule.lipschitz(node))
+        if not bound >= 0:
+            raise IsoconvError(f"Expected a bound of at least 0. Got {bound}.")
+    return bound
+
+
+def network_constants(nodes: Sequence[Node], bounds: Sequence[float]) -> dict[str, float]:
+    """Return the constant of each node's value as a function of the input, by name."""
+    return compose(nodes, bounds, up(1.0), lambda node, bound, constant: up(constant * bound))
+
+
+def describe_bounds(nodes: Sequence[Node], bounds: Sequence[float]) -> LipschitzBound:
+    layers = (LayerBound(n.name, n.kind, b, n.rule.settings is None) for n, b in zip(nodes, bounds, strict=True))
+    return LipschitzBound(network_constants(nodes, bounds)[nodes[-1].name], tuple(layers))
+
+
+@torch.no_grad()
+def constant_in_norm(nodes: Sequence[Node], p: float) -> float | None:
+    """Return a bound of the network's constant from the p-norm to the p-norm, p = 1 or ∞; None if a kind has none."""
+    bounds = []
+    for node in nodes:
+        if node.rule.norms is None and not node.merged:
+            return None
+        one, infinity = (1.0, 1.0) if node.merged or node.rule.norms is None else node.rule.norms(node)
+        bounds.append(one if p == 1 else infinity)
+    return network_constants(nodes, bounds)[nodes[-1].name]
+
+
+# Rounding ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForwardError:
+    """‖computed logits − exact logits‖₂ ≤ offset + slope·‖x‖₂ for every input x of norm at most LARGEST_NORM."""
+
+    offset: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """offset + slope·‖x‖, both non-negative, rounded up."""
+
+    offset: float
+    slope: float
+
+    def times(self, factor: float) -> "_Affine":
+        return _Affine(mul_up(self.offset, factor), mul_up(self.slope, factor))
+
+    def plus(self, other: "_Affine") -> "_Affine":
+        return _Affine(add_up(self.offset, other.offset), add_up(self.slope, other.slope))
+
+    def shifted(self, offset: float) -> "_Affine":
+        return _Affine(add_up(self.offset, offset), self.slope)
+
+
+_Sizes = tuple[_Affine, _Affine]  # of a value's norm, and of its error
+_INFINITE = _Affine(math.inf, math.inf)
+
+
+@torch.no_grad()
+def forward_error(nodes: Sequence[Node], bounds: Sequence[float], arithmetic: str = "float64") -> ForwardError:
+    """Return the error of the network of `nodes`, whose Lipschitz constants are at most `bounds`, run in `arithmetic`.
+
+    Infinite where a number on the way might overflow.
+    """
+
+    def step(node: Node, bound: float, sizes: _Sizes) -> _Sizes:
+        if sizes[1] is _INFINITE:
+            return sizes
+        return _rounded(node, bound, _rounding(node, bound, arithmetic), sizes, arithmetic)
+
+    _, error = compose(nodes, bounds, (_Affine(0.0, 1.0), _Affine(0.0, 0.0)), step)[nodes[-1].name]
+    return ForwardError(error.offset, error.slope)
+
+
+def _rounding(node: Node, bound: float, arithmetic: str) -> Rounding:
+    if node.merged:
+        return Rounding()
+    if node.rule.rounding is None:
+        raise IsoconvError(f"Expected modules whose rounding is known. Got {node.place}, whose rule has none.")
+    return node.rule.rounding(node, bound, arithmetic)
+
+
+def _rounded(node: Node, bound: float, rounding: Rounding, sizes: _Sizes, arithmetic: str) -> _Sizes:
+    """Return the recursion of Note [Forward error]."""
+    unit, tiny, huge = ARITHMETICS[arithmetic]
+    (size, error), terms = sizes, rounding.terms
+    if terms is None:
+        size = size.times(bound)
+        return size.shifted(rounding.constant) if rounding.constant else size, error.times(bound)
+    relative = up((terms + 1) * unit)
+    relative = div_up(relative, math.nextafter(1 - relative, 0.0))
+    if not 0 < relative < 1:
+        raise IsoconvError(f"Expected sums short enough for {arithmetic}. Got {terms} terms.")
+    underflow = mul_up(sqrt_up(float(node.outputs)), float(2 * (terms + 1)), tiny)
+    underflow = add_up(underflow, rounding.vanished) if rounding.vanished else underflow
+    sums = size.plus(error).times(rounding.absolute).shifted(rounding.constant)
+    if not (sums.offset + sums.slope * LARGEST_NORM) * rounding.divisor < huge:  # above all partial sums
+        return sizes[0], _INFINITE
+    return (
+        size.times(bound).shifted(rounding.constant),
+        error.times(bound).plus(sums.times(relative).shifted(underflow)),
+    )

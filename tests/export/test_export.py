@@ -1,0 +1,254 @@
+"""Exported files compute what the network computes and hold its weights bit for bit; what cannot be exported is refused."""
+
+import ast
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import isoconv
+from export.export_networks import NETWORKS, make, sha256_of
+from isoconv.certify import Certifier, weights_sha256
+from isoconv.errors import IsoconvError
+from isoconv.export import export_onnx, export_torch
+from isoconv.export.torch_code import code_path
+from isoconv.models import Small
+from isoconv.nn import MaxMin
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'isoconv[onnx]'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'isoconv[onnx]'")
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+def logits_of(path, images):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def imported(path):
+    spec = spec_from_file_location("exported_network", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_onnxruntime_computes_the_same(name, dtype, tmp_path):
+    model, shape = make(name)
+    export_onnx(model, shape, tmp_path / "model.onnx", dtype=dtype)
+    plain = isoconv.plain(model).to(getattr(torch, dtype))
+    for batch in (1, 7):
+        images = torch.rand(batch, *shape, dtype=getattr(torch, dtype)) - 0.2
+        with torch.no_grad():
+            expected = plain(images)
+        torch.testing.assert_close(logits_of(tmp_path / "model.onnx", images), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_code_computes_the_same_and_is_as_people_write_it(name, tmp_path):
+    model, shape = make(name)
+    export_torch(model, shape, tmp_path / "net.safetensors")
+    code = imported(tmp_path / "net.py")
+    images = torch.rand(3, *shape) - 0.2
+    with torch.no_grad():
+        assert torch.equal(code.load()(images), isoconv.plain(model)(images))
+        assert torch.equal(code.load(torch.float64)(images.double()), isoconv.plain(model).double()(images.double()))
+    assert shape == code.INPUT_SHAPE and not code.load().training
+    text = (tmp_path / "net.py").read_text()
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {x.name for node in found if isinstance(node, ast.Import) for x in node.names}
+    names |= {node.module for node in found if isinstance(node, ast.ImportFrom)}
+    assert names == {"hashlib", "pathlib", "torch", "safetensors.torch"}
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["small, bcop", "one-dimensional", "one matrix"])
+def test_the_initialisers_are_the_weights_bit_for_bit(name, dtype, tmp_path):
+    model, shape = make(name)
+    deployed = export_onnx(model, shape, tmp_path / "model.onnx", dtype=dtype)
+    state = isoconv.plain(model).state_dict()
+    written = onnx.load(tmp_path / "model.onnx")
+    arrays = {x.name: onnx.numpy_helper.to_array(x) for x in written.graph.initializer if x.name in state}
+    assert arrays.keys() == state.keys()
+    assert all(arrays[key].tobytes() == tensor.numpy().tobytes() for key, tensor in state.items())
+    props = {x.key: x.value for x in written.metadata_props}
+    assert props["isoconv.weights_sha256"] == sha256_of(arrays) == weights_sha256(isoconv.plain(model))
+    assert (
+        props["isoconv.claim"] == written.doc_string == deployed.claim and "certificates still apply" in deployed.claim
+    )
+    sizes = written.graph.input[0].type.tensor_type.shape.dim
+    assert [size.dim_param or size.dim_value for size in sizes] == ["batch", *shape]
+
+
+def test_certificates_hold_for_the_exported_network(tmp_path):
+    """onnxruntime's logits differ from the certified ones by no more than the certificate allows for, and its
+    predictions stay within each radius, in the direction that changes them fastest."""
+    torch.manual_seed(1)
+    model, images = Small((1, 8, 8), 4).eval(), torch.rand(16, 1, 8, 8, dtype=torch.float64)
+    certifier = Certifier(model, (1, 8, 8))
+    certified = certifier(images)
+    export_onnx(model, (1, 8, 8), tmp_path / "model.onnx", dtype="float64")
+    logits = logits_of(tmp_path / "model.onnx", images)
+    allowed = 2 * (certifier.error.offset + certifier.error.slope * certified.input_norm)
+    assert bool(((logits - certified.logits).norm(dim=1) <= allowed).all()) and bool((certified.radius > 1e-4).all())
+    nearby = images.clone().requires_grad_(True)
+    two = isoconv.plain(model).double()(nearby).topk(2, dim=1).values
+    (uphill,) = torch.autograd.grad((two[:, 1] - two[:, 0]).sum(), nearby)
+    step = 0.999 * certified.radius / uphill.flatten(1).norm(dim=1)
+    moved = logits_of(tmp_path / "model.onnx", images + step[:, None, None, None] * uphill)
+    assert torch.equal(moved.argmax(dim=1), certified.prediction)
+    margins = [part.topk(2, dim=1).values for part in (logits, moved)]
+    lost = (margins[1][:, 0] - margins[1][:, 1]) / (margins[0][:, 0] - margins[0][:, 1])
+    assert float(lost.min()) < 0.7  # it did attack
+
+
+def test_it_runs_where_there_is_no_isoconv(tmp_path):
+    model, shape = make("small, bcop")
+    export_torch(model, shape, tmp_path / "my-net.safetensors", classes=["a", "b'", 'c"', "d\\", "é\n"])
+    script = (
+        "import sys; sys.modules['isoconv'] = None\n"
+        "import torch, my_net\n"
+        "print(my_net.load(torch.float64)(torch.full((1, 3, 8, 8), 0.5, dtype=torch.float64)).argmax().item())\n"
+        "print(my_net.CLASSES == ('a', \"b'\", 'c\"', 'd\\\\', 'é\\n'), my_net.WEIGHTS_SHA256)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    with torch.no_grad():
+        expected = int(isoconv.plain(model).double()(torch.full((1, 3, 8, 8), 0.5, dtype=torch.float64)).argmax())
+    sha256 = sha256_of(isoconv.plain(model).state_dict())
+    assert (done.stdout.split(), done.stderr) == ([str(expected), "True", sha256], "")
+
+
+def test_the_weights_are_bit_for_bit_named_and_guarded(tmp_path):
+    model, shape = make("small, bcop")
+    deployed = export_torch(model, shape, tmp_path / "net.safetensors", classes=list("äbcde"))
+    state, written = isoconv.plain(model).state_dict(), load_file(tmp_path / "net.safetensors")
+    assert written.keys() == state.keys()
+    assert all(written[name].numpy().tobytes() == tensor.numpy().tobytes() for name, tensor in state.items())
+    with safe_open(tmp_path / "net.safetensors", "pt") as file:
+        metadata = file.metadata()
+    assert metadata["isoconv.weights_sha256"] == sha256_of(written) == deployed.sha256
+    assert json.loads(metadata["isoconv.classes"]) == list("äbcde")
+    text = (tmp_path / "net.py").read_text()
+    assert " ".join(deployed.claim.split()) in " ".join(text.split())
+    written["5.bias"][0] = written["5.bias"][0].nextafter(torch.tensor(1.0))
+    save_file(written, tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match=r"net\.safetensors"):
+        imported(tmp_path / "net.py").load()
+
+
+def test_names_and_modules_that_occur_twice(tmp_path):
+    torch.manual_seed(0)
+    shared, images = nn.Linear(4, 4), torch.rand(3, 4)
+    model = nn.Sequential(OrderedDict([("first", shared), ("sort", MaxMin()), ("again", nn.Sequential(shared))])).eval()
+    export_torch(model, (4,), tmp_path / "net.safetensors")
+    export_onnx(model, (4,), tmp_path / "net.onnx")
+    with torch.no_grad():
+        assert torch.equal(imported(tmp_path / "net.py").load()(images), model(images))
+        torch.testing.assert_close(logits_of(tmp_path / "net.onnx", images), model(images))
+
+
+def test_training_goes_on_after_an_export(tmp_path):
+    model, shape = make("small, bcop")
+    model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    export_onnx(model, shape, tmp_path / "model.onnx")
+    export_torch(model, shape, tmp_path / "model.safetensors")
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("weights", "code"), [("seed-0", "seed_0"), ("3 nets", "_3_nets"), ("größe", "gr__e")])
+def test_the_code_can_be_imported_by_name(weights, code, tmp_path):
+    assert code_path(tmp_path / f"{weights}.safetensors") == tmp_path / f"{code}.py"
+
+
+# What is refused --------------------------------------------------------------------------------------------------
+
+
+def changed(layer, **attributes):
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return nn.Sequential(layer)
+
+
+REFUSED = {
+    "unknown dtype": (lambda: nn.Linear(4, 3), (4,), {"dtype": "float16"}, "dtype"),
+    "half": (lambda: nn.Linear(4, 3).half(), (4,), {}, "float16"),
+    "mixed": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3).double()), (4,), {}, "float32, float64"),
+    "no weights": (lambda: nn.Sequential(nn.ReLU()), (4,), {}, "Got none"),
+    "rounded": (lambda: nn.Linear(4, 3).double(), (4,), {}, "would round"),
+    "NaN": (lambda: changed(nn.Linear(4, 3), bias=nn.Parameter(torch.full((3,), torch.nan))), (4,), {}, "NaN in 0.bias"),
+    "unknown module": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), (4,), {}, "Softmax at 1"),
+    "a module of one's own": (lambda: type("Mine", (nn.Linear,), {})(4, 3), (4,), {}, "Mine at model"),
+    "number of classes": (lambda: nn.Linear(4, 3), (4,), {"classes": ["a", "b"]}, "2 logits"),
+    "shape that does not fit": (lambda: nn.Sequential(nn.Linear(4, 3)), (5,), {}, "Linear at 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [export_onnx, export_torch])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exported_is_refused(name, write, tmp_path):
+    build, shape, options, message = REFUSED[name]
+    with pytest.raises(IsoconvError, match=message) as caught:
+        write(build(), shape, tmp_path / "net.safetensors", **options)
+    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_its_constructor_would_not_make(tmp_path):
+    """torch pads by what the constructor was given, whatever the attribute says now."""
+    model = changed(nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), padding=(0, 0))
+    with pytest.raises(IsoconvError, match="Conv2d with settings that its constructor does not give at 0"):
+        export_torch(model, (1, 4, 4), tmp_path / "net.safetensors")
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(IsoconvError, match="pip install"):
+        export_onnx(nn.Linear(4, 3), (4,), tmp_path / "net.onnx")
+
+
+def test_existing_files_stay(tmp_path):
+    model = nn.Linear(4, 3)
+    for name in ("net.safetensors", "net.py"):
+        (tmp_path / name).write_text("years of work")
+        with pytest.raises(IsoconvError, match=f"{name} already exists"):
+            export_torch(model, (4,), tmp_path / "net.safetensors")
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["years of work"]
+        (tmp_path / name).unlink()
+    with pytest.raises(IsoconvError, match=r"no folder"):
+        export_torch(model, (4,), tmp_path / "nowhere" / "net.safetensors")
+    with pytest.raises(IsoconvError, match=r"\.safetensors\. Got net\.pt"):
+        export_torch(model, (4,), tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_or_an_interruption_leaves_what_was_there(call, tmp_path, monkeypatch):
+    old = {"net.py": "old code", "net.safetensors": "old weights"}
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    for error in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()):
+
+        def fail(*arguments, error=error):
+            raise error
+
+        monkeypatch.setattr(os, call, fail)
+        with pytest.raises((IsoconvError, KeyboardInterrupt)):
+            export_torch(nn.Linear(4, 3), (4,), tmp_path / "net.safetensors", overwrite=True)
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == old
