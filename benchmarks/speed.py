@@ -30,6 +30,7 @@ from isoconv.linalg import (
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.models import Large
 from isoconv.nn import BCOPConv2d, OrthogonalLinear, OSSNConv2d, RKL2NEConv2d, RKOConv2d, SVCMConv2d
+from isoconv.nn.built_weight import BuiltWeight
 from isoconv.train.capture import make_stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
@@ -317,6 +318,18 @@ def _project_by_svd(kernel: Tensor, grid: tuple[int, int], count: int) -> Tensor
     return kernel
 
 
+@torch.no_grad()
+def measure_comparison(session: "Session") -> Outcome:
+    """Time a forward pass of Large in evaluation, and what the comparison of its parameters with those kept takes of it."""
+    model, images = Large((3, 32, 32)).eval(), torch.rand(_choose_batch(session), 3, 32, 32)
+    layers = [module for module in model.to(session.device).modules() if isinstance(module, BuiltWeight)]
+    images = images.to(session.device)
+    model(images)
+    cases = {"forward": lambda: model(images), "comparison": lambda: [one.weight for one in layers]}
+    seconds = {name: median(each) for name, each in _race(cases, session, 15, 1).items()}
+    return {"batch": len(images)}, {"Large": seconds | {"share": seconds["comparison"] / seconds["forward"]}}
+
+
 # Imports ----------------------------------------------------------------------------------------------------------
 
 
@@ -350,6 +363,7 @@ MEASURES: dict[str, Callable[["Session"], Outcome]] = {
     "replicas": measure_replicas,
     "kernels": measure_kernels,
     "svcm-projection": measure_projection,
+    "weight-comparison": measure_comparison,
     "imports": measure_imports,
 }
 
@@ -430,6 +444,11 @@ def _projection_frame(frame: pd.DataFrame) -> pd.DataFrame:
     ).fillna("")
 
 
+def _comparison_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    columns = {name: frame[name].map(format_seconds) for name in ("forward", "comparison")}
+    return pd.DataFrame({"": frame["name"], **columns, "share": frame["share"].map("{:.1%}".format)})
+
+
 def _import_frame(frame: pd.DataFrame) -> pd.DataFrame:
     ratios = frame["ratio"].map("{:.2f}×".format)
     return pd.DataFrame({"import": frame["name"], "processor": frame["processor"].map(format_seconds), "torch": ratios})
@@ -456,5 +475,6 @@ TABLES: dict[str, Tabulate] = {
     "replicas": tabulate_figures("Several networks of Large, which share one CUDA graph", _replica_frame),
     "kernels": tabulate_figures("Building orthogonal weights, forward and backward", _kernel_frame),
     "svcm-projection": tabulate_figures("SVCM's fifty projections of Large's kernels, float32", _projection_frame),
+    "weight-comparison": tabulate_figures("Comparing the parameters in a forward pass of Large", _comparison_frame),
     "imports": tabulate_figures("Imports, in processor time", _import_frame),
 }

@@ -269,6 +269,7 @@ _FIGURES = {
     "replicas": ("speed", "replicas"),
     "kernels": ("speed", "kernels"),
     "svcm-projection": ("speed", "svcm-projection"),
+    "weight-comparison": ("speed", "weight-comparison"),
     "imports": ("speed", "imports"),
     "distances": ("distances", "known", *(f"funnels-{d}" for d in (8, 16, 32, 64, 128)), "same-samples", "budget"),
     "figure-bconv": ("exact",),
