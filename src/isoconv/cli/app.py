@@ -20,7 +20,6 @@ COMMANDS = {
     "export": "Write a network as ONNX or plain torch code.",
     "wasserstein": "Prove a lower bound of the distance of two distributions.",
     "gan": "Train a generator to compare data with.",
-    "reproduce": "Reproduce a table or a figure of the paper.",
 }
 _STYLE: dict[str, Any] = {
     "add_completion": False,
