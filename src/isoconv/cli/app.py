@@ -24,6 +24,7 @@ COMMANDS = {
 _STYLE: dict[str, Any] = {
     "no_args_is_help": True,
     "add_completion": False,
+    "rich_markup_mode": None,  # plain help: rich would take longer to load than all else
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }

@@ -76,7 +76,7 @@ def test_scale_whose_factor_is_changed_afterwards() -> None:
     assert before <= 0.25 and after <= (4 * 0.5 - 0.25) / 4
     for factor in (math.inf, math.nan):
         model[0].factor = factor  # type: ignore[assignment]
-        with pytest.raises(IsoconvError, match="Expected a finite slope"):
+        with pytest.raises(IsoconvError, match="Expected a finite"):
             certified_radius(model, x)
 
 
@@ -230,10 +230,8 @@ STRANGERS: dict[str, Callable[[], nn.Module]] = {
     "parametrisation": parametrised,
     "spectral norm": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)),
     "weight norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3)),
-    "batch normalisation": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
     "softmax": lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1)),
     "bilinear": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Upsample(scale_factor=2, mode="bilinear")),
-    "tanh": lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
     "module list": lambda: nn.ModuleList([nn.Linear(4, 3)]),
 }
 
