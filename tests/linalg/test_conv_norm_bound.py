@@ -77,10 +77,9 @@ def test_circular_exactly(name):
         for blocks in product(*[(1, 2, 3, 5) if kernel.dim() == 3 else (1, 2, 3)] * len(stride)):
             size = [n * s for n, s in zip(blocks, stride, strict=True)]
             operator = dense_convolution(taps, size, stride)
-            if min(operator.shape) > 16:
-                continue
-            assert norm_at_most(operator, free)
-            assert norm_at_most(operator, conv_norm_bound(kernel, stride, size))
+            if min(operator.shape) <= 16:
+                assert norm_at_most(operator, free)
+                assert norm_at_most(operator, conv_norm_bound(kernel, stride, size))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -93,24 +92,9 @@ def test_zero_padding_exactly(name):
             bound = conv_norm_bound(kernel, stride, size, "zeros")
             for padding in paddings(kernel.shape[2:], size):
                 operator = dense_convolution(taps, size, stride, padding)
-                if min(operator.shape) > 16:
-                    continue
-                assert norm_at_most(operator, free), (stride, size, padding)
-                assert norm_at_most(operator, bound), (stride, size, padding)
-
-
-@pytest.mark.parametrize("shape", [(3, 3, 3), (2, 4, 7), (3, 2, 3, 3), (2, 3, 4, 2)], ids=str)
-def test_without_a_size_it_holds_for_many_sizes(shape):
-    kernel = normal(*shape, seed=9)
-    dimensions = len(shape) - 2
-    for s in (1, 2, 3):
-        bound = conv_norm_bound(kernel, s)
-        for n in range(1, 20 if dimensions == 1 else 8):
-            size, stride = [n] * dimensions, [s] * dimensions
-            operators = [dense_convolution(kernel.numpy(), size, stride)] if n % s == 0 else []
-            operators += [dense_convolution(kernel.numpy(), size, stride, p) for p in paddings(shape[2:], size)]
-            for operator in operators:
-                assert np.linalg.norm(operator, 2) <= bound * (1 + 1e-13)
+                if min(operator.shape) <= 16:
+                    assert norm_at_most(operator, free), (stride, size, padding)
+                    assert norm_at_most(operator, bound), (stride, size, padding)
 
 
 def test_without_a_size_it_holds_at_the_worst_frequency():
@@ -266,10 +250,5 @@ def test_fold_stride_is_pixel_unshuffle(taps, strides):
     theirs = convolve(image[None], kernel, stride=strides)
     window = tuple(slice(0, n) for n in ours.shape[2:])  # zeros were filled in: as many outputs as whole blocks
     torch.testing.assert_close(ours, theirs[(slice(None), slice(None), *window)], rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("s", [1, 2, 3])
-def test_fold_stride_has_torchs_channel_order(s):
-    kernel, image = normal(3, 2, 2 * s, 2 * s, seed=17), normal(1, 2, 4 * s, 3 * s, seed=18)
-    torch.testing.assert_close(unshuffle(image[0], (s, s)), F.pixel_unshuffle(image, s)[0], rtol=0, atol=0)
-    torch.testing.assert_close(fold_stride(kernel, (s, s)), F.pixel_unshuffle(kernel, s), rtol=0, atol=0)
+    if len(set(taps)) == len(set(strides)) == 1 < len(taps) and taps[0] % strides[0] == 0:
+        assert torch.equal(folded, F.pixel_unshuffle(kernel, strides[0]))  # torch's order of channels

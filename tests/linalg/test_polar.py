@@ -22,7 +22,7 @@ from linalg.linalg_reference import (
 )
 
 PROMISED = {torch.float32: 2e-6, torch.float64: 1e-13}
-SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (7, 13), (64, 64), (257, 101), (1024, 128)]
+SHAPES = [(1, 1), (9, 1), (2, 2), (7, 13), (64, 64), (257, 101), (1024, 128)]
 CONDITIONS = [(torch.float32, 1.0), (torch.float32, 1e3), (torch.float32, 1e6)]
 CONDITIONS += [(torch.float64, 1.0), (torch.float64, 1e6), (torch.float64, 1e12), (torch.float64, 1e14)]
 
