@@ -71,14 +71,6 @@ def test_one_lipschitz_and_norm_preserving(activation, channels):
     assert torch.allclose(activation(x).norm(dim=1), x.norm(dim=1), rtol=1e-15)
 
 
-def test_maxmin_recovers_relu_and_the_absolute_value():
-    x = torch.randn(4, 3, 5)
-    assert torch.equal(MaxMin()(torch.cat([x, 0 * x], dim=1))[:, :3], x.relu())
-    assert torch.equal(MaxMin()(torch.cat([x, -x], dim=1))[:, :3], x.abs())
-    assert torch.equal(GroupSort(2)(torch.cat([x, 0 * x], dim=1))[:, 3:], -(-x).relu())
-    assert torch.equal(GroupSort(2)(torch.cat([x, -x], dim=1))[:, 3:], -x.abs())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @activations
 def test_any_floating_point_type(activation, channels, dtype):

@@ -71,6 +71,12 @@ def assert_current(layer: nn.Module, before: Tensor | None) -> None:
 # Never stale ----------------------------------------------------------------------------------------------------------
 
 
+def load(layer: nn.Module, assign: bool) -> None:
+    other = copy.deepcopy(layer)
+    other.reset_parameters()
+    layer.load_state_dict(other.state_dict(), assign=assign)
+
+
 def replace_parameters(layer: nn.Module) -> None:
     for name, p in list(layer.named_parameters()):
         setattr(layer, name, nn.Parameter(torch.randn_like(p)))
@@ -102,6 +108,8 @@ def edit_through_numpy(layer: nn.Module) -> None:
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "reset": lambda layer: layer.reset_parameters(),
+    "loaded": lambda layer: load(layer, assign=False),
+    "assigned": lambda layer: load(layer, assign=True),
     "parameters replaced": replace_parameters,
     "data replaced": replace_data,
     "data moved": move_within_one_storage,
@@ -118,16 +126,6 @@ def test_not_stale_after_a_change(name, change):
         before = warm(layer, x, mode)
         CHANGES[change](layer)
         assert_current(layer, before)
-
-
-@layers
-def test_not_stale_after_load_state_dict(name):
-    layer, x = made(name)
-    for mode in MODES:
-        for assign in (False, True):
-            before = warm(layer, x, mode)
-            layer.load_state_dict(made(name)[0].state_dict(), assign=assign)
-            assert_current(layer, before)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -165,17 +163,23 @@ def test_not_stale_after_double_and_to(name):
 
 
 @layers
-def test_a_deep_copy_is_independent(name):
+def test_a_copy_is_equal_and_independent(name):
     layer, x = made(name)
     before = warm(layer, x)
-    clone = copy.deepcopy(layer)
-    replace_data(clone)
-    assert_current(clone, before)
-    assert torch.equal(layer.weight, before)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    clones = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)]
+    for clone in clones:
+        assert torch.equal(clone.weight, before)
+        assert torch.equal(clone(x), layer(x))
+        replace_data(clone)
+        assert_current(clone, before)
+        assert torch.equal(layer.weight, before)
+    after = clones[0].weight.detach().clone()
     edit_data(layer)
-    after = clone.weight.detach().clone()
     assert_current(layer, before)
-    assert torch.equal(clone.weight, after)
+    assert torch.equal(clones[0].weight, after)
 
 
 @trainable
@@ -192,19 +196,6 @@ def test_a_deep_copy_in_the_middle_of_training(name):
         assert torch.allclose(p.grad, clone.get_parameter(k).grad, rtol=1e-4, atol=1e-4)
 
 
-@layers
-def test_a_pickled_copy(name):
-    layer, x = made(name)
-    layer(x).sum()
-    expected = warm(layer, x)
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for clone in (pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
-        assert torch.equal(clone.weight, expected)
-        assert torch.equal(clone(x), layer(x))
-
-
 @pytest.mark.parametrize("name", ["linear square", "bcop square", "1d ranks"])
 def test_not_stale_after_data_is_transposed(name):
     layer, x = made(name)
@@ -215,22 +206,14 @@ def test_not_stale_after_data_is_transposed(name):
     assert_current(layer, before)
 
 
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("ossn", "power_iterate"),
-        ("ossn", "project"),
-        ("ossn-after-update", "power_iterate"),
-        ("ossn-after-update", "project"),
-        ("svcm", "project"),
-    ],
-)
+@pytest.mark.parametrize("call", ["power_iterate", "project"])
+@pytest.mark.parametrize("name", ["ossn", "ossn-after-update", "svcm"])
 def test_not_stale_after_the_methods_own_changes(name, call):
     layer, x = made(name)
     with torch.no_grad():
         layer.kernel.mul_(20)
     warm(layer, x)
-    getattr(layer, call)()
+    getattr(layer, call, layer.project)()
     assert_current(layer, None)
 
 
@@ -418,26 +401,6 @@ def test_parameters_made_in_inference_mode_work_and_are_never_stale(name):
         assert layer(x).isfinite().all()
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINABLE if is_manifold(name)])
-def test_training_with_the_cache_of_an_evaluation_still_retracts(name):
-    """Step, evaluate, train: the evaluation's build must not keep training from writing back."""
-    layer, x = made(name, dtype=torch.float64)
-    descent = torch.optim.SGD(layer.parameters(), lr=1.0)
-    target = torch.randn_like(layer(x))
-    for _ in range(3):
-        layer.train()
-        descent.zero_grad()
-        (layer(x) * target).sum().backward()
-        descent.step()
-        with torch.inference_mode():
-            layer.eval()(x)
-    layer.train()(x)
-    for k, p in layer.named_parameters():
-        if k != "bias":
-            values = torch.linalg.svdvals(p.detach())
-            assert (values - 1).abs().max() <= 1e-12
-
-
 # Evaluation is a function -----------------------------------------------------------------------------------------------
 
 
@@ -462,11 +425,12 @@ def test_evaluation_changes_no_state_and_repeats_itself(name):
 
 
 @layers
-def test_evaluation_neither_uses_nor_disturbs_the_random_numbers(name):
-    layer, x = made(name)
+def test_parameters_of_no_rank_are_completed_without_random_numbers(name):
+    """To an isometry, where the layer is one, and always to the same."""
+    layer, x = made(name, dtype=torch.float64)
     with torch.no_grad():
         for p in layer.parameters():
-            p.zero_()  # the hardest case: nothing to orthogonalise
+            p.zero_()
     layer.eval()
     outputs = []
     for seed in (1, 2):
@@ -476,13 +440,5 @@ def test_evaluation_neither_uses_nor_disturbs_the_random_numbers(name):
         outputs.append(layer(x).detach())
         assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(*outputs)
-
-
-@pytest.mark.parametrize("name", [name for name in BUILT if is_manifold(name) and not name.startswith("rko")])
-def test_parameters_of_deficient_rank_are_completed_to_an_isometry(name):
-    layer, x = made(name, dtype=torch.float64)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.zero_()
-    values = singular_values(layer.eval(), *x.shape[1:])
-    assert (values - 1).abs().max() <= 1e-12
+    if is_manifold(name) and not name.startswith("rko"):
+        assert (singular_values(layer, *x.shape[1:]) - 1).abs().max() <= 1e-12

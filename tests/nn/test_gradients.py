@@ -123,23 +123,6 @@ def test_the_gradient_is_tangent_on_the_manifold(name, mode):
             assert (G + G.mT).abs().max() <= 1e-12 * max(1, float(gradient.norm()))
 
 
-@pytest.mark.parametrize(
-    ("manifold", "bjorck"),
-    [("bcop", "bcop-bjorck"), ("rko", "rko-bjorck"), ("linear", "linear-bjorck")],
-)
-def test_both_orthogonalisations_agree_on_orthonormal_parameters(manifold, bjorck):
-    """Björck has converged there, and its derivative is the polar factor's: the tangent projection."""
-    first, x = made(manifold, dtype=torch.float64)
-    second, _ = made(bjorck, dtype=torch.float64)
-    second.load_state_dict(first.state_dict())
-    y = torch.randn_like(first(x))
-    assert torch.allclose(first.weight, second.weight, rtol=0, atol=1e-12)
-    expected, found = gradients(first, x, y), gradients(second, x, y)
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
-        assert torch.allclose(gradient, expected[name], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_several_backward_passes_over_one_build(name, mode):

@@ -103,13 +103,3 @@ def test_orthogonal_after_training_under_autocast(name):
         descent.step()
     values = singular_values(layer.eval(), *x.shape[1:])
     assert (values - 1).abs().max() <= 1e-5
-
-
-@pytest.mark.parametrize("name", [name for name in CONSTRAINED if "frozen" not in name])
-def test_parameters_are_retracted_in_full_precision_under_autocast(name):
-    layer, x = made(name)
-    with torch.autocast("cpu", torch.bfloat16):
-        layer.train()(x)
-    for k, p in layer.named_parameters():
-        if k != "bias":
-            assert (torch.linalg.svdvals(p.detach().double()) - 1).abs().max() <= 1e-5, k

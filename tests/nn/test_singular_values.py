@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from helpers import (
-    CONVOLUTIONS,
     SHAPES_1D,
     SHAPES_2D,
     SHAPES_LINEAR,
@@ -157,17 +156,6 @@ def test_svcm_after_project(row):
     layer.project()
     norm = float(singular_values(layer, row[0], *row[4:])[0])
     assert norm <= min(float(before) + 1e-5, 1.05)
-
-
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_zero_padding_is_what_is_applied(kind):
-    """A constant image: circular padding leaves it constant, zeros darken its rim."""
-    circular = convolution(kind, 1, 2, 3, 1, 6, 6, bias=False).eval()
-    zeros = convolution(kind, 1, 2, 3, 1, 6, 6, bias=False, padding_mode="zeros").eval()
-    zeros.load_state_dict(circular.state_dict())
-    image = torch.ones(1, 1, 6, 6)
-    assert torch.allclose(circular(image), circular(image)[..., :1, :1].expand(1, 2, 6, 6), atol=1e-6)
-    assert not torch.allclose(zeros(image), zeros(image)[..., 3:4, 3:4].expand(1, 2, 6, 6), atol=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [[0, 0], [1, 2], [3, 0], [3, 3], None])

@@ -141,28 +141,6 @@ def test_what_needs_nothing_or_is_broken_is_not_worked_on(method, monkeypatch):
     assert met and all(gram.isfinite().all() and gram.flatten(0, -3).shape[0] <= frequencies for gram in met)
 
 
-def test_one_that_is_done_stays_bit_for_bit_while_others_go_on(monkeypatch):
-    shape, grid = SHAPES[0], SHAPES[0][3]
-    minus_excess, kept, at_work = clipping._minus_excess, [], []
-
-    def shrinking(kernels, *rest):
-        found = minus_excess(kernels, *rest)
-        at_work.append(len(found))
-        if len(at_work) == 3:
-            found = torch.cat([found[:1], found[1:2] / 2, found[2:]])
-            kept.append(found[1].clone())
-        return found
-
-    monkeypatch.setattr(clipping, "_minus_excess", shrinking)
-    kernels = torch.stack([random_kernel(shape, 1.5, torch.float32, seed) for seed in range(3)])
-    found = clip_and_mask(kernels, grid, 10)
-    assert at_work == [3] * 3 + [2] * 7
-    assert torch.equal(found[1].permute(2, 3, 0, 1).flatten(0, 2), kept[0])
-    monkeypatch.undo()
-    for k in (0, 2):
-        assert (found[k] - clip_and_mask(kernels[k], grid, 10)).abs().max() <= 1e-5
-
-
 def test_layers_project_together_as_each_alone(monkeypatch):
     torch.manual_seed(0)
     alike = [SVCMConv2d(3, 5, 4, 2, input_size=(12, 8)) for _ in range(3)]
