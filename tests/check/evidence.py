@@ -108,15 +108,21 @@ class Record:
         if outcome.code not in (0, 1, 2) or line.count("\n") != 1 or "cannot be checked" in line:
             self.problems.append(line)
 
-    def write(self, path: Path, started: float) -> None:
+    def write(self, path: Path, started: float, kinds: Counter[str] | None = None) -> None:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-        result = {"verdicts": dict(self.counts), "slowest seconds": round(self.slowest, 3), "memory MB (with torch)": memory,
-                  "problems": self.problems[:20], "processor": platform.machine(), "seconds": round(time.time() - started),
-                  "versions": versions}  # fmt: skip
+        result = {
+            "verdicts": dict(self.counts),
+            "networks with": dict(sorted((kinds or {}).items())),
+            "slowest seconds": round(self.slowest, 3),
+            "memory MB (with torch)": memory,
+            "problems": self.problems[:20],
+            "processor": platform.machine(),
+            "processor seconds": round(time.process_time() - started),
+            "versions": versions,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
-        print(path, json.dumps(result))
 
 
 def timed(*arguments: Any) -> tuple[Outcome, float]:
@@ -125,7 +131,7 @@ def timed(*arguments: Any) -> tuple[Outcome, float]:
 
 
 def measure_honest(count: int, seed: int, folder: Path, out: Path) -> None:
-    record, started = Record(), time.time()
+    record, started = Record(), time.process_time()
     kinds: Counter[str] = Counter()
     for number in range(seed, seed + count):
         model, shape = draw_network(number)
@@ -138,8 +144,8 @@ def measure_honest(count: int, seed: int, folder: Path, out: Path) -> None:
         kinds.update({type(layer.module).__name__ for layer in honest.layers})
         if outcome.code != 0:
             record.problems.append(f"network {number}: {outcome.out + outcome.err}")
-    record.counts.update({f"with {kind}": n for kind, n in sorted(kinds.items())})
-    record.write(out / "honest.json", started)
+        if (number + 1) % 250 == 0 or number + 1 == seed + count:
+            record.write(out / "honest.json", started, kinds)
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -184,7 +190,7 @@ def is_true(table: dict[str, Any], honest: Certificate) -> bool:
 
 
 def measure_mutated(count: int, seed: int, folder: Path, out: Path) -> None:
-    record, started = Record(), time.time()
+    record, started = Record(), time.process_time()
     honest: Certificate | None = None
     for number in range(count):
         draw = random.Random(f"{seed} {number}")
@@ -209,7 +215,8 @@ def measure_mutated(count: int, seed: int, folder: Path, out: Path) -> None:
         record.add(outcome, seconds)
         if outcome.code == 0 and table and not is_true(table, honest):
             record.problems.append(f"mutation {number}: {outcome.out}")
-    record.write(out / "mutated.json", started)
+        if (number + 1) % 1000 == 0 or number + 1 == count:
+            record.write(out / "mutated.json", started)
 
 
 def main() -> None:

@@ -139,6 +139,14 @@ def test_pooling_that_counts_what_it_sees(tmp_path):
         assert [o.code for o in outcome.values()] == [1, 0], outcome
 
 
+def test_taps_that_see_no_pixel_do_nothing(tmp_path):
+    """A kernel of two taps, of which on an image one pixel high only zeros are seen: the constant is 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, (2, 1), padding=(2, 0), dilation=(3, 1)), nn.Flatten(), nn.Linear(12, 3))
+    honest = make(tmp_path, model, (2, 1, 2))
+    assert honest.layers[0].norm == 0 and honest.check(images=honest.pixels.numpy()).code == 0
+
+
 @pytest.fixture
 def honest(tmp_path: Path) -> Certificate:
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
-"""For the tests of the command: a folder of tiny pictures, and the command itself in this process or in one of its own."""
+"""For the tests of the command: tiny pictures, runs on them, and the command itself in this process or one of its own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import torch
 from PIL import Image
 
 from isoconv.cli import main
+from isoconv.data import load_splits
+from isoconv.train import RunFolder, TrainConfig, train
+from isoconv.train.config import make_model
 
 
 class Outcome(NamedTuple):
@@ -20,6 +24,12 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+    def is_refused(self, *named: object, code: int = 2) -> bool:
+        """Return True if it failed with one line on stderr, which names these things, and nothing on stdout."""
+        assert (self.code, self.out) == (code, ""), self
+        assert self.err.startswith("isoconv: ") and self.err.count("\n") == 1, self.err
+        return all(str(thing) in self.err for thing in named)
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +43,40 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
     return folder
+
+
+@pytest.fixture(scope="session")
+def made(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has not been trained but looks as if, beside its pictures in `pics` and one in `photo.png`."""
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copytree(pictures, folder / "pics")
+    shutil.copy(pictures / "a" / "000.png", folder / "photo.png")
+    listing = load_splits(folder / "pics").listing
+    fields = {"data": "pics", "input_shape": (1, 8, 8), "classes": tuple("abcd"), "listing": listing}
+    config = TrainConfig(**fields, model="small", epochs=1, batch_size=16, seed=7)
+    run = RunFolder(folder / "run-7")
+    run.start(config, overwrite=False)
+    run.finish(make_model(config), {"seed": 7})
+    run.unlock()
+    return folder
+
+
+@pytest.fixture
+def world(made: Path, tmp_path: Path) -> Path:
+    """A copy of what `made` has, in the folder that commands are run in."""
+    return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="session")
+def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    train(str(pictures), out, model="small", batch_size=16, epochs=8, device="cpu")
+    return out
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import json
 import re
-import sys
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from isoconv.cli import main
+from isoconv.cli.demo import demo
+from isoconv.train import TrainedRun
 
 pytest.importorskip("mlxtend")
 
@@ -23,12 +23,7 @@ FILES = {
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
     """The folder and the table of a short demo."""
     out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
-    with patch.object(sys, "argv", ["isoconv", "demo", "--out", str(out), *FEW]):
-        try:
-            main()
-        except SystemExit as stop:
-            if stop.code:
-                raise
+    demo(out=out, epochs=1, images=30)
     return out, json.loads((out / "demo.json").read_text())["table"]
 
 
@@ -66,67 +61,33 @@ def test_a_second_demo_simply_works(isoconv, shown):
     assert outcome.err.splitlines()[-1].startswith(f"The page is in {out / 'report.html'}")
 
 
-def test_it_prints_one_table_and_says_where_the_page_is(isoconv, tmp_path, monkeypatch):
-    row = {
-        "network": "BCOP",
-        "images": 1000,
-        "epsilon": 1.58,
-        "clean": 96.4,
-        "certified": 37.8,
-        "pgd": 61.6,
-        "fgsm": 72.2,
-    }
-    monkeypatch.setattr(
-        "isoconv.cli.demo._row", lambda *rest: row | {"lipschitz_bound": 1.0000036, "train_seconds": 9.0}
-    )
-    monkeypatch.setattr("isoconv.cli.demo.write_report", lambda runs, page: 0)
+def test_it_prints_one_table_and_says_where_the_page_is(isoconv, monkeypatch):
+    row = {"network": "BCOP", "images": 1000, "epsilon": 1.58, "clean": 96.4, "certified": 37.8, "pgd": 61.6,
+           "fgsm": 72.2, "lipschitz_bound": 1.0000036, "train_seconds": 9.0}  # fmt: skip
+    monkeypatch.setattr("isoconv.cli.demo._run", lambda *rest: row)
+    monkeypatch.setattr("isoconv.report.write_report", lambda runs, page: 0)
     outcome = isoconv("demo")
     text = " ".join(outcome.out.split())
     for part in ("1,000 digits", "ε = 1.58", "96.4", "37.8", "61.6", "72.2", "1.000004", "9 s", "Lipschitz bound"):
         assert part in text
-    assert outcome.code == 0 and "The page is in isoconv-demo/report.html" in outcome.err
+    assert outcome.code == 0 and "isoconv-demo/report.html" in outcome.err
 
 
 def test_an_attack_that_breaks_a_certificate_is_an_error(isoconv, monkeypatch):
-    broken = {"attack": "pgd", "epsilon": 1.58, "accuracy": 0.0, "violations": 2}
-    monkeypatch.setattr("isoconv.cli.demo.attack_record", lambda *rest: broken)
+    attack = TrainedRun.attack
+    monkeypatch.setattr(TrainedRun, "attack", lambda *words, **rest: replace(attack(*words, **rest), violations=2))
     monkeypatch.setattr("isoconv.cli.demo._OTHER_BUDGETS", ())
     outcome = isoconv("demo", *FEW)
     assert outcome.code == 2 and "Got 4: a certificate is false." in outcome.err
 
 
-REFUSED = {
-    "epochs": (["--epochs", "0"], "Expected epochs of at least 1. Got 0."),
-    "no images": (["--images", "0"], "Expected from 1 to 1,000 images. Got 0."),
-    "too many images": (["--images", "1001"], "Expected from 1 to 1,000 images. Got 1001."),
-    "other files": (["--out", "mine"], "Expected a new folder, or one of an earlier demo. mine holds other files: "
-                                       "name another (--out)."),
-    "not a demo's mark": (["--out", "marked"], "Expected a new folder, or one of an earlier demo. marked holds other "
-                                               "files: name another (--out)."),
-    "a file": (["--out", "mine/thesis.tex"], "Expected a folder for the demo. mine/thesis.tex is a file: "
-                                             "name another (--out)."),
-    "inside a file": (["--out", "mine/thesis.tex/x"], "Cannot write the demo to mine/thesis.tex/x: Not a directory."),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_it_refuses_in_one_line_and_touches_nothing(isoconv, tmp_path, options, message):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    (tmp_path / "marked").mkdir()
-    (tmp_path / "marked" / "demo.json").write_text("[1, 2]")
-    assert isoconv("demo", *options) == (2, "", f"isoconv: {message}\n")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["demo.json", "marked", "mine", "thesis.tex"]
-
-
 def test_a_users_own_files_inside_an_earlier_demo_are_left_alone(isoconv, tmp_path):
     """The page and the runs' folders are the demo's own only if the demo made them."""
-    (tmp_path / "isoconv-demo" / "rko").mkdir(parents=True)
+    (tmp_path / "isoconv-demo" / "bcop").mkdir(parents=True)
     (tmp_path / "isoconv-demo" / "demo.json").write_text('{"made_by": "isoconv demo"}')
-    (tmp_path / "isoconv-demo" / "rko" / "thesis.tex").write_text("years of work")
-    message = "Expected a new or empty folder for the run. isoconv-demo/rko holds other files."
-    assert isoconv("demo", *FEW) == (2, "", f"isoconv: {message}\n")
-    (tmp_path / "isoconv-demo" / "rko" / "thesis.tex").rename(tmp_path / "isoconv-demo" / "report.html")
+    thesis = tmp_path / "isoconv-demo" / "bcop" / "thesis.tex"
+    thesis.write_text("years of work")
     outcome = isoconv("demo", *FEW)
-    assert outcome.code == 2 and "report.html is something else" in outcome.err
-    assert (tmp_path / "isoconv-demo" / "report.html").read_text() == "years of work"
+    assert outcome.code == 2 and "isoconv-demo/bcop holds other files" in outcome.err.splitlines()[-1]
+    page = thesis.rename(tmp_path / "isoconv-demo" / "report.html")
+    assert isoconv("demo", *FEW).is_refused("report.html") and page.read_text() == "years of work"

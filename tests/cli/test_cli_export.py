@@ -12,24 +12,12 @@ from safetensors.torch import load_file
 
 from certify.certificates import check
 from isoconv.certify import weights_sha256
-from isoconv.train.config import TrainConfig, make_model
-from isoconv.train.run_folder import RunFolder, load_run
-
-
-@pytest.fixture(scope="module")
-def made(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has not been trained: to export it, that makes no difference."""
-    place = tmp_path_factory.mktemp("made") / "run-7"
-    config = TrainConfig(data=str(pictures), input_shape=(1, 8, 8), classes=tuple("abcd"), model="small", seed=7)
-    run = RunFolder(place)
-    run.start(config, overwrite=False)
-    run.finish(make_model(config), {"seed": 7})
-    return place
+from isoconv.train.run_folder import load_run
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run-7"))
+def run(world: Path) -> Path:
+    return world / "run-7"
 
 
 def imported(path: Path):
@@ -43,8 +31,8 @@ def test_torch(isoconv, run):
     outcome = isoconv("export", run, "--format", "torch")
     model, config = load_run(run)
     assert outcome.code == 0 and outcome.out == ""
-    assert outcome.err.startswith("Written to run-7.safetensors and run_7.py. The weights are the network's own, bit")
-    assert weights_sha256(model) in outcome.err and "its certificates still apply" in outcome.err
+    for part in ("run-7.safetensors", "run_7.py", weights_sha256(model), "certificates"):
+        assert part in outcome.err
     written, kept = load_file("run-7.safetensors"), load_file(run / "model.safetensors")
     assert written.keys() == kept.keys()
     assert all(written[name].numpy().tobytes() == kept[name].numpy().tobytes() for name in kept)
@@ -67,7 +55,7 @@ def test_onnx(dtype, isoconv, run):
     onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'isoconv[onnx]'")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'isoconv[onnx]'")
     outcome = isoconv("export", run, "--dtype", dtype)
-    assert outcome.code == 0 and outcome.err.startswith("Written to run-7.onnx. The weights are the network's own")
+    assert outcome.code == 0 and "run-7.onnx" in outcome.err
     kept, model = load_file(run / "model.safetensors"), load_run(run)[0].to(getattr(torch, dtype))
     arrays = {x.name: onnx.numpy_helper.to_array(x) for x in onnx.load("run-7.onnx").graph.initializer}
     assert all(arrays[name].tobytes() == kept[name].numpy().tobytes() for name in kept)
@@ -98,8 +86,7 @@ def test_a_file_is_replaced_only_when_told(isoconv, run):
     words = ["export", run, "--format", "torch", "--out", "net.safetensors"]
     assert isoconv(*words).code == 0
     before = Path("net.py").stat().st_mtime_ns
-    again = isoconv(*words)
-    assert again.code == 2 and again.err.startswith("isoconv: net.safetensors already exists: replace it (--overwrite)")
+    assert isoconv(*words).is_refused("net.safetensors", "--overwrite")
     assert Path("net.py").stat().st_mtime_ns == before
     assert isoconv(*words, "--overwrite").code == 0
 
@@ -108,7 +95,7 @@ def test_one_seed_of_several(isoconv, run):
     Path("both").mkdir()
     for seed in (0, 1):
         shutil.copytree(run, f"both/seed-{seed}")
-    assert isoconv("export", "both").err == "isoconv: Expected a run of one seed. Got 2: name one, both/seed-0.\n"
+    assert isoconv("export", "both").is_refused("both/seed-0")
     assert isoconv("export", "both/seed-1", "--format", "torch").code == 0
     assert Path("seed-1.safetensors").exists() and Path("seed_1.py").exists()
 

@@ -3,52 +3,32 @@
 import json
 import shlex
 import signal
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from data.fakes import write_mnist
-from isoconv.cli.progress import TrainingProgress
+from isoconv.cli.output import TrainingProgress
 from isoconv.files import read_tensors
+from isoconv.nn.methods import METHODS
 from isoconv.train.run_folder import load_run
-from isoconv.version import __version__
 
 TINY = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"]], ids=str)
-def test_help_lists_the_commands(arguments, isoconv):
-    outcome = isoconv(*arguments)
-    assert outcome.code == 0 and outcome.err == ""
-    assert "train" in outcome.out and "demo" in outcome.out
-
-
-@pytest.mark.parametrize("command", ["train", "demo"])
-def test_help_of_a_command_shows_an_example(command, isoconv):
-    outcome = isoconv(command, "--help")
-    assert outcome.code == 0 and outcome.err == ""
-    assert f"Example: isoconv {command}" in outcome.out
-
-
-def test_version(isoconv):
-    assert isoconv("--version") == (0, __version__ + "\n", "")
-
-
-def test_without_arguments_it_helps(isoconv):
-    outcome = isoconv()
-    assert "train" in outcome.out + outcome.err and "Traceback" not in outcome.err
 
 
 def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
     outcome = isoconv("train", pictures, "--out", "run", *TINY)
     assert outcome.code == 0
     read, *lines = outcome.err.splitlines()
-    assert read == f"{pictures}: 64 images to train on, 16 held out to test on, of 4 classes, 8×8 in grey"
+    for part in (str(pictures), "64 images", "16 held out", "4 classes", "8×8 in grey"):
+        assert part in read
     assert [line.split("  ")[0] for line in lines[:2]] == ["epoch 1/2", "epoch 2/2"]
     assert all("loss" in line and "images/s" in line and "s left" in line for line in lines[:2])
-    assert lines[2] == "The run is in run. To see it: isoconv report run"
+    assert lines[2].endswith("isoconv report run") and len(lines) == 3
     for heading in ("seed", "clean %", "36/255", "0.1", "Lipschitz bound"):
         assert heading in outcome.out
     assert "epoch 1/2" not in outcome.out
@@ -59,19 +39,17 @@ def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
 
 def test_json_is_one_document(isoconv, pictures):
     outcome = isoconv("train", pictures, "--out", "run", "--json", "--epsilon", "36/255", "--epsilon", "0.25", *TINY)
-    assert outcome.code == 0
     (result,) = json.loads(outcome.out)
-    assert result["robust"].keys() == {str(36 / 255), "0.25"}
+    assert outcome.code == 0 and result["robust"].keys() == {str(36 / 255), "0.25"}
     saved = json.loads(Path("run/result.json").read_text())
     assert {name: saved[name] for name in result} == result
 
 
 def test_digits(isoconv):
-    outcome = isoconv("train", "digits", "--size", "8", "--model", "small", "--epochs", "1", "--batch-size", "500",
-                      "--out", "run", "--json")  # fmt: skip
-    assert outcome.code == 0
+    words = ["--size", "8", "--model", "small", "--epochs", "1", "--batch-size", "500", "--out", "run", "--json"]
+    outcome = isoconv("train", "digits", *words)
     (result,) = json.loads(outcome.out)
-    assert result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
+    assert outcome.code == 0 and result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
     model, config = load_run("run")
     assert config.input_shape == (1, 8, 8) and config.classes == tuple("0123456789")
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
@@ -79,20 +57,19 @@ def test_digits(isoconv):
 
 def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
     outcome = isoconv("train", pictures, "--out", "run", "--seeds", "0,3", *TINY)
-    assert outcome.code == 0
+    assert outcome.code == 0 and "mean" in outcome.out and "±" in outcome.out
     assert sorted(path.name for path in Path("run").iterdir()) == ["seed-0", "seed-3"]
-    assert "mean" in outcome.out and "±" in outcome.out
     assert json.loads(Path("run/seed-3/config.json").read_text())["seed"] == 3
 
 
 def test_options_reach_the_configuration(isoconv, pictures):
-    given = {"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
-             "margin": 0.9, "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
-             "conv": "rko"}  # fmt: skip
-    options = [part for name, value in given.items() for part in (f"--{name}", value)]
-    assert isoconv("train", pictures, "--out", "run", *options, *TINY).code == 0
+    options = {"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
+               "margin": 0.9, "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
+               "conv": "rko"}  # fmt: skip
+    words = [part for name, value in options.items() for part in (f"--{name}", value)]
+    assert isoconv("train", pictures, "--out", "run", *words, *TINY).code == 0
     config = json.loads(Path("run/config.json").read_text())
-    assert {name: config[name] for name in given} == given
+    assert {name: config[name] for name in options} == options
     assert (config["epochs"], config["batch_size"], config["model"]) == (2, 16, "small")
 
 
@@ -102,16 +79,25 @@ def test_the_papers_recipe(isoconv, pictures):
     assert (config["recipe"], config["optimiser"], config["orthogonalisation"]) == ("paper", "adam", "bjorck")
 
 
+def test_a_method_that_was_added_is_known_to_the_command_and_its_recipe(isoconv, pictures, monkeypatch):
+    toy = replace(METHODS["rko"], name="toy", title="Toy", summary="a toy")
+    monkeypatch.setitem(METHODS, "toy", toy)
+    monkeypatch.delitem(sys.modules, "isoconv.cli.train")
+    assert "toy" in isoconv("train", "--help").out
+    assert isoconv("train", pictures, "--out", "run", "--conv", "toy", *TINY).code == 0
+    config = json.loads(Path("run/config.json").read_text())
+    assert (config["conv"], config["optimiser"]) == ("toy", "steepest")
+    assert isoconv("report", "run").code == 0 and "toy" in Path("report.html").read_text()
+
+
 def test_search_says_what_it_chose(isoconv, pictures):
-    outcome = isoconv(
-        "train", pictures, "--out", "run", "--optimiser", "adam", "--search", "1e-8,1e-2", "--json", *TINY
-    )
-    assert outcome.code == 0
-    tried = [line for line in outcome.err.splitlines() if line.startswith("validation at lr ")]
-    assert [line.split(":")[0] for line in tried] == ["validation at lr 1e-08", "validation at lr 0.01"]
-    assert [line.endswith("← chosen") for line in tried] == [False, True]
+    words = ["--optimiser", "adam", "--search", "1e-8,1e-2", "--json"]
+    outcome = isoconv("train", pictures, "--out", "run", *words, *TINY)
+    assert outcome.code == 0 and len(json.loads(outcome.out)) == 1
+    tried = [line for line in outcome.err.splitlines() if "validation" in line]
+    assert len(tried) == 2 and "lr 1e-08" in tried[0] and "lr 0.01" in tried[1]
+    assert ["chosen" in line for line in tried] == [False, True]
     assert json.loads(Path("run/config.json").read_text())["lr"] == 1e-2
-    assert len(json.loads(outcome.out)) == 1
 
 
 def test_tensorboard_writes_events(isoconv, pictures):
@@ -123,12 +109,7 @@ def test_tensorboard_writes_events(isoconv, pictures):
 def test_a_run_is_replaced_only_when_told(isoconv, pictures):
     assert isoconv("train", pictures, "--out", "run", *TINY).code == 0
     before = Path("run/model.safetensors").read_bytes()
-    again = isoconv("train", pictures, "--out", "run", "--lr", "0.02", *TINY)
-    assert again.code == 2
-    assert again.err == (
-        "isoconv: run already holds a run: go on with it (--resume), replace it (--overwrite), "
-        "or name another folder (--out).\n"
-    )
+    assert isoconv("train", pictures, "--out", "run", "--lr", "0.02", *TINY).is_refused("run", "--overwrite")
     assert Path("run/model.safetensors").read_bytes() == before
     assert isoconv("train", pictures, "--out", "run", "--overwrite", "--lr", "0.02", *TINY).code == 0
     assert Path("run/model.safetensors").read_bytes() != before
@@ -137,47 +118,56 @@ def test_a_run_is_replaced_only_when_told(isoconv, pictures):
 def test_resuming_a_finished_run_gives_its_results(isoconv, pictures):
     first = isoconv("train", pictures, "--out", "run", "--json", *TINY)
     second = isoconv("train", "--resume", "--out", "run", "--json")
-    assert second.code == 0
     (a,), (b,) = json.loads(first.out), json.loads(second.out)
-    assert (a["clean"], a["robust"]) == (b["clean"], b["robust"])
+    assert second.code == 0 and (a["clean"], a["robust"]) == (b["clean"], b["robust"])
+    assert "8 of 8 steps" in second.err
 
 
-LONG = ["--model", "small", "--epochs", "400", "--batch-size", "16", "--device", "cpu"]
+# Stopping -----------------------------------------------------------------------------------------------------------
 
 
-def interrupted(start, pictures, number, *options):
-    """Start a long run, let it get some epochs done, send a signal."""
-    run = start("train", pictures, *LONG, *options)
+def let_it_train(start, pictures, *options):
+    """Start a long run and let it get some epochs done."""
+    run = start("train", pictures, "--model", "small", "--batch-size", "16", "--device", "cpu", *options)
     for line in run.stderr:
         if line.startswith("epoch 3/"):
             break
-    run.send_signal(number)
-    out, err = run.communicate(timeout=180)
-    return run.returncode, out, err
+    return run
 
 
 def resume_command(err: str) -> list[str]:
-    (line,) = (line for line in err.splitlines() if line.startswith("Stopped, and saved in "))
-    return shlex.split(line.split("To go on: ")[1])
+    (line,) = (line for line in err.splitlines() if line.startswith("Stopped"))
+    return shlex.split(line[line.index("isoconv train") :])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(number, start, isoconv, pictures, tmp_path):
-    code, out, err = interrupted(start, pictures, number, "--out", "run", "--seeds", "4")
-    assert code == 130 and out == ""
-    assert "Traceback" not in err
+    process = let_it_train(start, pictures, "--epochs", "400", "--out", "run", "--seeds", "4")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 130 and out == "" and "Traceback" not in err
     state = read_tensors(tmp_path / "run" / "state.safetensors")
     assert int(state["progress/done"]) >= 12
-    command = resume_command(err)
-    assert command[:2] == ["isoconv", "train"]
     # Only a few epochs are left to do.
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     epochs = int(state["progress/done"]) // 4 + 2
     (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"epochs": epochs}))
-    again = isoconv(*command[1:])
+    words = resume_command(err)[1:]
+    words[words.index("400")] = epochs
+    again = isoconv(*words)
     assert again.code == 0, again.err
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == list(range(1, epochs + 1))
+
+
+def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
+    process = let_it_train(start, pictures, "--epochs", "60", "--out", "killed")
+    time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=180)
+    assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
+    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 61))
 
 
 @pytest.fixture
@@ -188,17 +178,13 @@ def interrupt_at_once(monkeypatch):
         yield patch
 
 
-def test_the_command_to_go_on_knows_where_the_data_is(isoconv, tmp_path, interrupt_at_once):
+@pytest.mark.parametrize(("data", "out"), [("pictures", "my run"), ("mnist", "run")])
+def test_the_command_to_go_on_is_quoted_and_knows_where_the_data_is(
+    isoconv, pictures, tmp_path, interrupt_at_once, data, out
+):
     write_mnist(tmp_path / "elsewhere", train=32, test=10)
-    outcome = isoconv("train", "mnist", "--data", "elsewhere", "--out", "run", *TINY)
-    assert outcome.code == 130
-    interrupt_at_once.undo()
-    again = isoconv(*resume_command(outcome.err)[1:])
-    assert again.code == 0, again.err
-
-
-def test_the_command_to_go_on_is_quoted(isoconv, pictures, interrupt_at_once):
-    outcome = isoconv("train", pictures, "--out", "my run", *TINY)
+    words = [pictures] if data == "pictures" else ["mnist", "--data", "elsewhere"]
+    outcome = isoconv("train", *words, "--out", out, *TINY)
     assert outcome.code == 130
     interrupt_at_once.undo()
     again = isoconv(*resume_command(outcome.err)[1:])
@@ -210,16 +196,3 @@ def test_after_an_interruption_the_radii_are_those_that_were_asked_for(isoconv, 
     interrupt_at_once.undo()
     again = isoconv("train", "--resume", "--out", "run", "--seeds", "1,2", "--epsilon", "0.2", "--json")
     assert [result["robust"].keys() for result in json.loads(again.out)] == [{"0.2"}, {"0.2"}]
-
-
-def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
-    run = start("train", pictures, "--model", "small", "--epochs", "60", "--batch-size", "16", "--out", "killed")
-    for line in run.stderr:
-        if line.startswith("epoch 3/"):
-            break
-    time.sleep(0.05)
-    run.kill()
-    run.communicate(timeout=180)
-    assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
-    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 61))

@@ -4,7 +4,7 @@
 
 N is how many are taken, evenly spread (all by default). A bound that is smaller, a radius that is larger and a verdict
 that has become "valid" may be unsound: they are listed first, and the exit code is then 1. Changes that have a written
-reason stand in accepted.json, reason → patterns of the lines printed here, and are only counted. With `--old`, the old
+reason stand in accepted*.json, reason → patterns of the lines printed here, and are only counted. With `--old`, the old
 checker is also asked to prove the present bounds and radii.
 """
 
@@ -38,7 +38,7 @@ from judge.certificates import mutate, weights_of
 from judge.networks import Spec, build, inputs, weights_hash
 
 HERE = Path(__file__).resolve().parent
-NETWORKS, CERTIFICATES, ACCEPTED = (HERE / n for n in ("networks.json.xz", "certificates.json.xz", "accepted.json"))
+NETWORKS, CERTIFICATES = (HERE / name for name in ("networks.json.xz", "certificates.json.xz"))
 SECONDS = 5.0  # of processor time for one certificate; longer is the verdict "hangs"
 _ROUNDING = {
     "float64": 1e-10,
@@ -254,8 +254,8 @@ class Findings:
     """Counts of all changes; those without a written reason in `unsound`, which may be that, and `other`."""
 
     def __init__(self) -> None:
-        reasons = json.loads(ACCEPTED.read_text()) if ACCEPTED.exists() else {}
-        self._accepted = [pattern for patterns in reasons.values() for pattern in patterns]
+        files = [json.loads(path.read_text()) for path in sorted(HERE.glob("accepted*.json"))]
+        self._accepted = [pattern for reasons in files for patterns in reasons.values() for pattern in patterns]
         self.counts: Counter[str] = Counter()
         self.unsound: list[str] = []
         self.other: list[str] = []

@@ -26,7 +26,7 @@ class Budget:
     """
 
     SMALL = 10_000_000  # bytes
-    MULTIPLICATIONS = 80_000_000_000
+    MULTIPLICATIONS = 120_000_000_000
 
     def __init__(self, size: int, unlimited: bool = False) -> None:
         self.left = float("inf") if unlimited else self.MULTIPLICATIONS * max(1.0, size / self.SMALL)

@@ -218,7 +218,7 @@ def _batch_norm(node: Node, place: Place) -> Step:
     weight, bias = np.ones(shape[0]) if weight is None else weight, np.zeros(shape[0]) if bias is None else bias
     for tensor in (weight, bias, mean, variance):
         require(tensor.shape == shape[:1], node, f"tensors of {shape[0]} numbers", tensor.shape)
-    place.budget.spend(10 * shape[0] * _PER_WEIGHT, node)
+    place.budget.spend(100 * shape[0] * _PER_WEIGHT, node)
     epsilon, smallest = Fraction(node.real("eps")), SMALLEST_NORMAL[place.arithmetic]
     gamma, spread, mu, beta = (
         np.array([Fraction(value) for value in tensor.tolist()], object) for tensor in (weight, variance, mean, bias)
@@ -418,7 +418,7 @@ def _pool_window(node: Node, place: Place) -> tuple[Window, Shape]:
         sees = (outside < axis.taps) & (first + outside * axis.dilation < axis.size)
         if not sees.all():
             raise Malformed(f"{node}: Expected every window to reach the image. Got padding {max(pads)}.")
-        place.budget.spend(axis.taps * (axis.outputs + 1000) * 10, node)
+        place.budget.spend(axis.taps * (axis.outputs + 1000) * 15, node)
     return window, result
 
 
@@ -644,4 +644,6 @@ def make_step(node: Node, place: Place, following: Node | None) -> Step:
         _image_sizes(node, place.shape)
         node.pads(_dimensions(node))
         return Step(node, place.shape, at_least(node, 1), lambda x: x, part_of_next=True)
-    return kind.make(node, place)
+    step = kind.make(node, place)
+    place.budget.spend(100 * (prod(place.shape) + prod(step.shape)), node)
+    return step

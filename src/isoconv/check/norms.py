@@ -45,10 +45,11 @@ Estimate = float | None  # None: proved. A number: not proved, and nothing below
 _SHRINK = 1 - 2.0**-31  # room for the rounding of a witness; a squared claim has 2e-9 to spare, this is 5e-10
 _DENSE_WORK = 1 << 30  # multiplications that writing an operator out as one matrix may cost
 _DENSE_ENTRIES = 1 << 23
+_DENSE_TAPS = 1 << 12
 _CHUNK = 1 << 18  # entries of the matrices of frequencies that are handled together
 _SIZES = 12  # of circles that are tried per axis
 # In multiplications, measured: a number handled once on the way to a proof, a batch of matrices, a point of the circle.
-_PER_ENTRY, _PER_BATCH, _PER_POINT = 5_000, 5_000_000, 150_000
+_PER_ENTRY, _PER_BATCH, _PER_POINT = 3_000, 5_000_000, 150_000
 
 
 # Where windows lie ---------------------------------------------------------------------------------------------------
@@ -191,6 +192,10 @@ def convolution_norm(
     kernel: Floats, groups: int, window: Window, claim: Fraction, budget: Budget, what: object
 ) -> Estimate:
     """Prove that the convolution with kernel (outputs, inputs per group, taps, taps) has at most the claimed norm."""
+    budget.spend(100 * sum(axis.taps * axis.outputs for axis in window.axes), what)
+    sources = [(axis, axis.source()) for axis in window.axes]
+    sees = [[bool((source[axis.seen(t)] >= 0).any()) for t in range(axis.taps)] for axis, source in sources]
+    kernel = kernel * np.outer(np.array(sees[0]), np.array(sees[1]))  # a tap that sees no pixel does nothing
     if not kernel.any():
         return None
     parts = kernel.reshape(groups, -1, *kernel.shape[1:])
@@ -279,7 +284,7 @@ def _torus_work(parts: Floats, sizes: Pair, folds: Pair) -> int:
     groups, outputs, inputs, *taps = parts.shape
     frequencies = min(sizes) * (max(sizes) // 2 + 1)
     columns = inputs * _residues(taps, folds)
-    per_matrix = _witness_work(outputs, columns, 28) - _PER_BATCH + 6 * _PER_ENTRY
+    per_matrix = _witness_work(outputs, columns, 28) - _PER_BATCH + (340_000 if outputs * columns > 1 else 40_000)
     batches = min(sizes) + frequencies * groups * outputs * columns // _CHUNK
     transforms = (min(sizes) * 20 + frequencies * 40) * parts.size
     return frequencies * groups * per_matrix + transforms + batches * _PER_BATCH + sum(sizes) * _PER_POINT
@@ -293,7 +298,8 @@ def _dense_work(parts: Floats, window: Window) -> int:
 
 def dense_is_affordable(parts: Floats, window: Window) -> bool:
     entries = parts.shape[1] * window.outputs * parts.shape[2] * window.axes[0].size * window.axes[1].size
-    return _dense_work(parts, window) <= _DENSE_WORK and parts.shape[0] * entries <= _DENSE_ENTRIES
+    few = prod(parts.shape[3:]) <= _DENSE_TAPS
+    return few and _dense_work(parts, window) <= _DENSE_WORK and parts.shape[0] * entries <= _DENSE_ENTRIES
 
 
 def dense_norm(parts: Floats, window: Window, claim: Fraction) -> Estimate:

@@ -1,43 +1,64 @@
-"""All commands."""
+"""All commands. Only the one that is asked for is loaded, so that help is there at once."""
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
-from isoconv.cli.attack import attack
-from isoconv.cli.certify import certify
-from isoconv.cli.demo import demo
-from isoconv.cli.export import export
-from isoconv.cli.gan import gan
-from isoconv.cli.predict import predict
-from isoconv.cli.report import report
-from isoconv.cli.reproduce import reproduce
-from isoconv.cli.train import train
-from isoconv.cli.wasserstein import wasserstein
 from isoconv.version import __version__
 
-app = typer.Typer(
-    name="isoconv",
-    help="Convolutional networks that are provably 1-Lipschitz.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-# What the list of commands says of each: at most 61 letters, so that all of it fits a screen of 80×24.
-for _command, _summary in (
-    (demo, "See it all on small real data: train, certify, attack, a page."),
-    (train, "Train a classifier, on a data set or on your own pictures."),
-    (certify, "Prove how far images can be changed before a class changes."),
-    (attack, "Try to break a trained network within a budget."),
-    (predict, "Say what is on pictures, with a proved radius."),
-    (report, "Draw the page of one run or several."),
-    (export, "Write a network as ONNX or plain torch code."),
-    (wasserstein, "Prove a lower bound of the distance of two distributions."),
-    (gan, "Train a generator to compare data with."),
-    (reproduce, "Reproduce a table or a figure of the paper."),
-):
-    app.command(short_help=_summary)(_command)
+#: What the list of commands says of each: at most 61 letters, so that all of it fits a screen of 80×24.
+COMMANDS = {
+    "demo": "See it all on small real data: train, certify, attack, a page.",
+    "train": "Train a classifier, on a data set or on your own pictures.",
+    "certify": "Prove how far images can be changed before a class changes.",
+    "attack": "Try to break a trained network within a budget.",
+    "predict": "Classify pictures, each with a certified radius.",
+    "report": "Draw the page of one run or several.",
+    "export": "Write a network as ONNX or plain torch code.",
+    "wasserstein": "Prove a lower bound of the distance of two distributions.",
+    "gan": "Train a generator to compare data with.",
+}
+_STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,  # plain help: rich would take longer to load than all else
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+def load_command(name: str) -> Any:
+    """Return a command with its options, as click has them. It is the function of its name in `isoconv.cli`."""
+    app = typer.Typer(**_STYLE)
+    app.command()(getattr(import_module(f"isoconv.cli.{name}"), name))
+    return get_command(app)
+
+
+def run(arguments: Sequence[str]) -> object:
+    """Run the command that the first argument names, with the others, and return its exit code. Without one, show help."""
+    if arguments and arguments[0] in COMMANDS:
+        command, name = load_command(arguments[0]), f"isoconv {arguments[0]}"
+        return command(list(arguments[1:]), prog_name=name, standalone_mode=False)
+    return get_command(_list_commands())(list(arguments), prog_name="isoconv", standalone_mode=False)
+
+
+def _list_commands() -> typer.Typer:
+    """Return an application that knows the names of the commands, and loads one when it is run."""
+    app = typer.Typer(no_args_is_help=True, help="Convolutional networks that are provably 1-Lipschitz.", **_STYLE)
+    app.callback()(_options)
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    for name, summary in COMMANDS.items():
+        app.command(name, short_help=summary, context_settings=passed_on)(_pass_on(name))
+    return app
+
+
+def _pass_on(name: str) -> Callable[[typer.Context], object]:
+    def command(context: typer.Context) -> object:
+        return run([name, *context.args])
+
+    return command
 
 
 def _show_version(wanted: bool) -> None:
@@ -46,7 +67,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")

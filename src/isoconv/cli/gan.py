@@ -5,37 +5,37 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.interruption import resumable
+from isoconv.cli.options import Data, Device, Download, Overwrite, Resume, Seed, list_choices
 from isoconv.data.datasets import NAMES
 
 
 def gan(
-    data: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)}, or a folder of images")],
+    data: Annotated[str, typer.Argument(help=f"{list_choices(NAMES)}, or a folder of images")],
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/gan"),
-    files: Annotated[Path | None, typer.Option("--data", help="folder with the files of the data set")] = None,
-    download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
+    folder: Data = None,
+    download: Download = False,
     size: Annotated[int | None, typer.Option(help="resize images; 64 by default for stl10")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for a folder of images")] = None,
     epochs: Annotated[int, typer.Option(help="passes over the training images")] = 128,
     batch_size: Annotated[int, typer.Option(help="images per update")] = 64,
     lr: Annotated[float, typer.Option(help="learning rate of both networks")] = 2e-4,
-    seed: Annotated[int, typer.Option(help="seed of every random choice")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out; same options")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in --out")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train the paper's WGAN-GP: a generator whose distance from the data can then be measured.
 
     Example: isoconv gan stl10 --data DIR --out runs/gan
     """
-    from isoconv.cli.progress import DifferenceProgress, show_reading
+    from isoconv.cli.output import DifferenceProgress, resumable, show_reading
     from isoconv.wasserstein import train_generator
 
     with resumable(out, resume) as should_stop:
         train_generator(
             data,
             out,
-            files=files,
+            files=folder,
             download=download,
             size=size,
             channels=channels,

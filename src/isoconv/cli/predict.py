@@ -6,60 +6,38 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from isoconv.certify import Certifier
-from isoconv.cli.runs import open_runs
-from isoconv.cli.tables import console
-from isoconv.data import as_float, load_image
-from isoconv.errors import IsoconvError
-from isoconv.train.distributed import choose_device
+from isoconv.cli.options import Device, Json, Run
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="the run's folder")],
+    run: Run,
     images: Annotated[list[Path], typer.Argument(help="pictures: PNG, JPEG, BMP, WebP, GIF")],
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
-    """Say what is on pictures, and how far each may be changed without a change of mind.
+    """Classify pictures, and print how far each may be changed before the class can change.
 
-    The radius is the L2 norm of the change to the picture as the network sees it, resized: once with pixels from 0 to 1,
-    once in steps of 0 … 255.
+    The radius is the L2 norm of a change of the picture as the network sees it, resized: once with pixels from 0 to 1,
+    once with pixels from 0 to 255.
 
     Example: isoconv predict runs/mine photo.png
     """
-    import torch
+    from rich.text import Text
 
-    runs = open_runs(run)
-    if len(runs) > 1:
-        raise IsoconvError(f"Expected a run of one seed. Got {len(runs)}: name one, {runs[0].folder}.")
-    one, place = runs[0], choose_device(device)
-    shape = one.config.input_shape
-    pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
-    certifier = Certifier(one.model.to(place), shape)
-    found = certifier(pixels).cpu()
-    answers = [
-        {
-            "image": str(path),
-            "class": one.config.classes[prediction],
-            "radius": radius,
-            "radius_255": 255 * radius,
-            "certified": radius > 0,
-        }
-        for path, prediction, radius in zip(images, found.prediction.tolist(), found.radius.tolist(), strict=True)
-    ]
+    from isoconv.cli.output import make_console, make_table
+    from isoconv.train import open_run
+
+    trained = open_run(run)
+    predictions = trained.predict(images, device)
     if as_json:
-        print(json.dumps(answers))
+        print(json.dumps([prediction.to_fields() for prediction in predictions]))
         return
-    table = Table(title=f"as {shape[1]}×{shape[2]} pixels in {'grey' if shape[0] == 1 else 'colour'}")
-    for heading in ("image", "class"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("certified radius (pixels 0–1)", "(pixels 0–255)"):
-        table.add_column(heading, justify="right")
-    for answer in answers:
-        proved = (f"{answer['radius']:.4f}", f"{answer['radius_255']:.2f}") if answer["certified"] else ("none", "none")
-        table.add_row(Text(str(answer["image"])), Text(str(answer["class"])), *proved)  # as they are, without markup
-    console().print(table)
-    print("The radius is for the picture as it was resized, not for the file.", file=sys.stderr)
+    channels, height, width = trained.config.input_shape
+    title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
+    table = make_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"))
+    for answer in predictions:
+        radii = (f"{answer.radius:.4f}", f"{answer.radius_255:.2f}") if answer.radius > 0 else ("none", "none")
+        table.add_row(Text(answer.image), Text(answer.label), *radii)  # as they are, without markup
+    make_console().print(table)
+    print("The radius is for the resized picture, not for the file.", file=sys.stderr)

@@ -8,31 +8,33 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.interruption import resumable
-from isoconv.cli.values import parse_interval
+from isoconv.cli.options import Data, Device, Download, Json, Overwrite, Resume, Seed, list_choices, parse_interval
 from isoconv.data.datasets import NAMES
 from isoconv.errors import IsoconvError
-from isoconv.nn.methods import METHODS
+from isoconv.nn.methods import ACTIVATIONS, METHODS
+from isoconv.train.config import OPTIMISERS, RECIPES
 
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
-_SOURCE = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or a generator's run folder"
+_METHODS = [name for name in METHODS if name != "standard"]
+_RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
+_SOURCE = f"{list_choices(NAMES)}, a folder of images, a .npy file of vectors, or a generator's run folder"
 
 
 def wasserstein(
     first: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
     second: Annotated[str, typer.Argument(metavar="B", help="the same kinds")],
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/wasserstein"),
-    data: Annotated[Path | None, typer.Option("--data", help="folder with the files of a data set")] = None,
-    download: Annotated[bool, typer.Option("--download", help="fetch the data set if it is not there")] = False,
+    data: Data = None,
+    download: Download = False,
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
     critic: Annotated[str | None, typer.Option(help="dcgan, small, large, fc, anchors; vectors: the last two")] = None,
-    conv: Annotated[str, typer.Option(help=", ".join(METHODS))] = "bcop",
-    activation: Annotated[str | None, typer.Option(help="maxmin or relu; for fc groupsort too")] = None,
-    recipe: Annotated[str, typer.Option(help="default, or paper for exactly the paper's")] = "default",
+    conv: Annotated[str, typer.Option(help=list_choices(_METHODS))] = "bcop",
+    activation: Annotated[str | None, typer.Option(help=f"{list_choices(ACTIVATIONS)}; for fc groupsort too")] = None,
+    recipe: Annotated[str, typer.Option(help=_RECIPES)] = "default",
     epochs: Annotated[int | None, typer.Option(help="hundreds of updates")] = None,
     batch_size: Annotated[int | None, typer.Option(help="samples of each distribution per update")] = None,
-    optimiser: Annotated[str | None, typer.Option(help="steepest, adam or rmsprop")] = None,
+    optimiser: Annotated[str | None, typer.Option(help=list_choices(OPTIMISERS))] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
     width: Annotated[int | None, typer.Option(help="width of each hidden layer of fc")] = None,
     depth: Annotated[int | None, typer.Option(help="hidden layers of fc; 0 for a linear critic")] = None,
@@ -46,11 +48,11 @@ def wasserstein(
     bounds: Annotated[str | None, typer.Option("--range", help="where all coordinates lie, for vectors: 0,1")] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the lower bound and of the interval")] = 0.95,
     method: Annotated[str, typer.Option(help="auto, betting (a bound) or asymptotic (an estimate)")] = "auto",
-    seed: Annotated[int, typer.Option(help="seed of every random choice")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --out; same options")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in --out")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON on stdout")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Prove a lower bound of the Wasserstein-1 distance between two distributions.
 
@@ -60,7 +62,7 @@ def wasserstein(
         raise IsoconvError(f"Expected --whole to be one of {', '.join(_WHOLE)}. Got {whole!r}.")
     settings = {"epochs": epochs, "batch_size": batch_size, "optimiser": optimiser, "lr": lr}
     settings |= {"width": width, "depth": depth, "anchors": anchors, "upsample": upsample}
-    from isoconv.cli.progress import show_reading, watch_critic
+    from isoconv.cli.output import resumable, show_reading, watch_critic
     from isoconv.wasserstein import distance_bound
 
     with resumable(out, resume) as should_stop:
@@ -93,7 +95,10 @@ def wasserstein(
             should_stop=should_stop,
             **{name: value for name, value in settings.items() if value is not None},
         )
-    notes = [f"Warning: {warning}" for warning in result.warnings]
-    notes += [] if find_spec("matplotlib") else ["No plot: that needs a package, pip install 'isoconv[plots]'."]
+    if find_spec("matplotlib") is None:
+        print("No plot: that needs a package, pip install 'isoconv[plots]'.", file=sys.stderr)
+    for warning in result.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     print(json.dumps(result.to_fields()) if as_json else result)
-    print(*notes, f"The run is in {out}", sep="\n", file=sys.stderr)
+    if not as_json:
+        print(f"The run is in {out}", file=sys.stderr)

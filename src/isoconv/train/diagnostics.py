@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.attacks.nearest import nearest
-from isoconv.certify import Certifier, weights_sha256
+from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
-from isoconv.data import ImageSet, as_float
+from isoconv.data import NAMES, ImageSet, as_float
+from isoconv.errors import IsoconvError
 from isoconv.records import Record
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import load_run
+from isoconv.train.runs import Progress, TrainedRun
 
 DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
 
@@ -257,3 +260,45 @@ def picture_uri(pixels: Tensor) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def complete_run(
+    run: TrainedRun,
+    data: ImageSet | None,
+    *,
+    device: str = "cpu",
+    accuracy: RobustAccuracy | None = None,
+    progress: Progress = lambda title, done, total: None,
+) -> list[str]:
+    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
+
+    Without test images, `data`, only what needs none is made. `accuracy` is of this network, if it was certified before.
+    """
+    made = []
+    if data is not None and accuracy is None and not (run.folder / "certified.json").exists():
+        accuracy, record = run.certify(data, device=device, progress=progress)
+        run.keep("certified.json", record.to_fields())
+        made.append("certified.json")
+    certifier, show = None if accuracy is None else accuracy.certifier, partial(progress, "searching examples")
+    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=show)
+
+
+def lacks_images(run: TrainedRun) -> bool:
+    """Return True if `complete_run` has something to do that it needs test images for."""
+    return not (run.folder / "certified.json").exists() or needs_images(run.folder)
+
+
+def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:
+    """Return a run's test images, or why there are none. A data set that was pointed at, or is to be fetched, must be there.
+
+    `folder` is for all runs of a page: a user's own pictures may be there, or still where they were.
+    """
+    own, reasons = run.config.data not in NAMES, []
+    for source in dict.fromkeys((None, folder) if own else (folder,)):
+        try:
+            return run.test_images(source, download and not own)
+        except IsoconvError as error:
+            if not own and (folder is not None or download):
+                raise
+            reasons.append(str(error))
+    return reasons[0]

@@ -1,0 +1,264 @@
+"""What commands show: tables on stdout; on stderr a bar with rate and time left, or plain lines when piped."""
+
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from isoconv.data import ProgressLine
+
+if TYPE_CHECKING:
+    from isoconv.train.classifier import TrainResult
+    from isoconv.train.engine import EpochReport
+    from isoconv.train.runs import AttackRecord, CertifiedRecord
+    from isoconv.wasserstein import CriticConfig
+
+_WIDE = 160  # characters of a table in a pipe or a file
+_SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
+_SECONDS_WITHIN_AN_EPOCH = 30.0
+_MANY = 2000  # pictures, from which on reading them is worth a line
+_reading = ProgressLine("pictures", 1.0)
+
+# Tables -------------------------------------------------------------------------------------------------------------
+
+
+def make_console() -> Console:
+    """Return the console for tables; in a pipe or a file it is as wide as they need."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
+
+
+def print_line(line: str) -> None:
+    """Print a line on stderr, now."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def format_radius(radius: float) -> str:
+    """Return a radius as people write it: 36/255 where it is one, else a decimal number."""
+    steps = round(radius * 255)
+    return f"{steps}/255" if steps and abs(radius * 255 - steps) < 1e-9 else f"{radius:g}"
+
+
+def make_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    """Return a table with columns of words, then columns of figures."""
+    table = Table(title=title)
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
+    """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
+    radii = list(results[0].robust or ())
+    certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
+    table = make_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"])
+    columns = [[result.clean or 0.0 for result in results]]
+    columns += [[(result.robust or {})[radius] for result in results] for radius in radii]
+    for k, result in enumerate(results):
+        table.add_row(str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}")
+    if len(results) > 1:
+        table.add_section()
+        table.add_row("mean", *(f"{fmean(column):.2f} ± {pstdev(column):.2f}" for column in columns), "")
+    make_console().print(table)
+
+
+def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
+    """Print clean and certified accuracy, and what rounding costs."""
+    print_results(records, title)
+    for record in records:
+        rounding = f"{record.error_offset:.1e} + {record.error_slope:.1e}·‖x‖"
+        print(
+            f"seed {record.seed}: rounding moves the logits of an image x by at most {rounding}; the radii allow for it"
+        )
+
+
+def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
+    """Print one line per attack and budget: certified ≤ attacked ≤ clean."""
+    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
+    table = make_table(title, ("seed", "attack"), headings)
+    for row in records:
+        budget = "each radius" if row.epsilon is None else format_radius(row.epsilon)
+        figures = ["–" if value is None else f"{value:.2f}" for value in (row.certified, row.accuracy, row.clean)]
+        ending = (str(row.violations), f"{row.seconds:.1f}")
+        table.add_row(str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending)
+    make_console().print(table)
+
+
+def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the demo's table, and what its columns mean."""
+    count, epsilon = rows[0]["images"], rows[0]["epsilon"]
+    title = f"{count:,} digits that no network has seen: accuracy in percent, attacks within ε = {epsilon}"
+    table = make_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"))
+    for row in rows:
+        figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
+        table.add_row(row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s")
+    make_console().print(table)
+    print("Certified: proved to be classified correctly, whatever the attack within ε (L2, pixels from 0 to 1).")
+    print("PGD and FGSM are two attacks: what survives them may fall to a third.")
+
+
+# Progress -----------------------------------------------------------------------------------------------------------
+
+
+class _Bar:
+    """What a terminal shows while a `with` block runs."""
+
+    bar: Progress | None = None
+
+    def start(self, *columns: ProgressColumn) -> None:
+        """Show a bar, if stderr is a terminal."""
+        if sys.stderr.isatty():
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4)
+            self.bar.start()
+            self.bar.add_task("", total=None, figures="")
+
+    def update(self, **fields: Any) -> bool:
+        """Return True if there is a bar, which now shows this."""
+        if self.bar is None:
+            return False
+        self.bar.update(self.bar.task_ids[0], **fields)
+        return True
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class TrainingProgress(_Bar):
+    """Shows epochs, loss, training accuracy, images per second and the time left.
+
+    quiet : show nothing, in all but the first of several processes
+    events : a folder for TensorBoard events of the same figures
+    """
+
+    def __init__(self, steps: int, done: int = 0, quiet: bool = False, events: Path | None = None) -> None:
+        self.steps, self.done, self.first, self.quiet = steps, done, done, quiet
+        self.began = self.last_line = time.monotonic()
+        self.writer: Any = None
+        if events is not None and not quiet:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> "TrainingProgress":
+        if not self.quiet:
+            self.start(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+            self.update(description="training", total=self.steps, completed=self.done)
+        return self
+
+    def step(self, steps: int) -> None:
+        self.done += steps
+        now = time.monotonic()
+        if not self.update(completed=self.done) and now - self.last_line >= _SECONDS_WITHIN_AN_EPOCH:
+            left = (now - self.began) / (self.done - self.first) * (self.steps - self.done)
+            self.print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left")
+
+    def figures(self, report: "EpochReport") -> str:
+        return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
+
+    def epoch(self, report: "EpochReport") -> None:
+        title, figures = f"epoch {report.epoch}/{report.epochs}", self.figures(report)
+        if not self.update(description=title, figures=figures):
+            self.print(f"{title}  {figures}  {report.seconds_left:.0f} s left")
+        if self.writer is not None:
+            for name in ("loss", "accuracy", "images_per_second"):
+                self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
+            self.writer.flush()
+
+    def print(self, line: str) -> None:
+        self.last_line = time.monotonic()
+        if not self.quiet:
+            print_line(line)
+
+
+class DifferenceProgress(TrainingProgress):
+    """Shows epochs, a critic's difference of means on its training batches, samples per second and the time left.
+
+    unit : about what the critic's Lipschitz constant is; differences are shown divided by it
+    """
+
+    def __init__(self, steps: int, done: int = 0, unit: float = 1.0) -> None:
+        super().__init__(steps, done)
+        self.unit = unit
+
+    def figures(self, report: "EpochReport") -> str:
+        return f"difference {-report.loss / self.unit:.4f}  {report.images_per_second:,.0f} samples/s"
+
+
+def watch_critic(config: "CriticConfig", done: int) -> DifferenceProgress:
+    """Show the training of a critic, by its name: there may be several, one after the other."""
+    print_line(f"critic {config.model}")
+    return DifferenceProgress(config.epochs * config.steps_per_epoch, done, config.scale * config.upsample)
+
+
+def show_reading(what: str, done: int, total: int) -> None:
+    """Show how many pictures have been read, if there are many of them."""
+    if total >= _MANY:
+        _reading(what, done, total)
+
+
+class CountingProgress(_Bar):
+    """Shows what is being done, how many of how many are done, and the time left: `show` as often as you like."""
+
+    title = ""
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+
+    def __enter__(self) -> "CountingProgress":
+        self.start(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        return self
+
+    def show(self, title: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if title != self.title:
+            self.title, self.began, self.last_line = title, now, now
+        if self.update(description=title, completed=done, total=total):
+            return
+        if now - self.last_line >= _SECONDS_BETWEEN_LINES and done:
+            left = (now - self.began) / done * (total - done)
+            print_line(f"{title}: {done:,} of {total:,} {self.unit}, {left:.0f} s left")
+            self.last_line = now
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C and SIGTERM finish the step; yield a function that says whether one came. A second Ctrl-C is ordinary."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def resumable(out: Path, resume: bool, quiet: bool = False) -> Iterator[Callable[[], bool]]:
+    """Interrupt training as `interruptible` does; print how to continue what is saved in `out`, and exit."""
+    from isoconv.train.engine import Stopped
+
+    with interruptible() as should_stop:
+        try:
+            yield should_stop
+        except Stopped:
+            if not quiet:
+                again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
+                print_line(f"Stopped, and saved in {out}. To continue: {again.replace(' --overwrite', '')}")
+            raise SystemExit(130) from None

@@ -1,0 +1,345 @@
+"""Finished runs: open them, certify them, attack them, ask them. Each is one call."""
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from isoconv import attacks
+from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
+from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
+from isoconv.errors import IsoconvError
+from isoconv.files import write_json
+from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
+from isoconv.records import Record
+from isoconv.train.config import TrainConfig, default_epsilons
+from isoconv.train.distributed import choose_device
+from isoconv.train.run_folder import RunFolder, load_run
+
+ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
+_FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
+
+Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
+
+
+def _be_silent(title: str, done: int, total: int) -> None:
+    pass
+
+
+# What is known of a run -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerRecord(Record):
+    """The proved Lipschitz bound of one layer."""
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("bound",)
+
+    name: str
+    kind: str
+    bound: float
+
+
+@dataclass(frozen=True)
+class CertifiedRecord(Record):
+    """What is proved of a run, as certified.json holds it. Accuracies are in percent, `robust` by radius."""
+
+    may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound", "error_offset", "error_slope")
+
+    seed: int
+    images: int
+    clean: float
+    robust: dict[str, float]
+    lipschitz_bound: float
+    layers: tuple[LayerRecord, ...]
+    arithmetic: str
+    criterion: str
+    error_offset: float
+    error_slope: float
+    radii: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AttackRecord(Record):
+    """One attack with one budget, as a row of attacks.json. Accuracies are in percent.
+
+    epsilon : None for the rounding search, whose budget is each image's own certified radius
+    violations : how often the attack succeeded within an image's certified radius; anything but 0 disproves a certificate
+    """
+
+    seed: int
+    attack: str
+    epsilon: float | None
+    images: int
+    settings: dict[str, Any]
+    seconds: float
+    clean: float
+    certified: float | None
+    accuracy: float | None
+    violations: int
+
+
+@dataclass(frozen=True)
+class Prediction(Record):
+    """What a network says of one picture, and the proved radius: of pixels from 0 to 1, and from 0 to 255."""
+
+    image: str
+    label: str
+    radius: float
+
+    @property
+    def radius_255(self) -> float:
+        return 255 * self.radius
+
+    def to_fields(self) -> dict[str, Any]:
+        fields = {"image": self.image, "class": self.label, "radius": self.radius}
+        return fields | {"radius_255": self.radius_255, "certified": self.radius > 0}
+
+
+# One network ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """One seed's network, what it was trained with, and where it is."""
+
+    folder: Path
+    model: nn.Module
+    config: TrainConfig
+
+    def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
+        """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
+        test = splits_of(self.config, folder, download).test
+        if count is not None and not 1 <= count <= len(test):
+            raise IsoconvError(f"Expected from 1 to {len(test)} images, as many as the test set has. Got {count}.")
+        return test if count is None else test.take(count)
+
+    def certify(
+        self,
+        data: ImageSet,
+        epsilons: Sequence[float] = (),
+        *,
+        device: str = "cpu",
+        progress: Progress = _be_silent,
+        **options: Any,
+    ) -> tuple[RobustAccuracy, CertifiedRecord]:
+        """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`."""
+        began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
+        epsilons = epsilons or default_epsilons(self.config.data)
+        accuracy = robust_accuracy(self.model.to(device), data, epsilons, progress=show, **options)
+        certifier = accuracy.certifier
+        record = CertifiedRecord(
+            seed=self.config.seed,
+            images=len(accuracy.labels),
+            clean=accuracy.clean,
+            robust={str(radius): percent for radius, percent in accuracy.certified.items()},
+            lipschitz_bound=accuracy.lipschitz_bound,
+            layers=tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers),
+            arithmetic=certifier.arithmetic,
+            criterion=certifier.criterion,
+            error_offset=certifier.error.offset,
+            error_slope=certifier.error.slope,
+            radii=tuple(accuracy.radii.tolist()),
+            seconds=time.perf_counter() - began,
+        )
+        return accuracy, record
+
+    def attack(
+        self,
+        data: ImageSet,
+        attack: str,
+        epsilon: float | None,
+        certified: RobustAccuracy,
+        *,
+        progress: Progress = _be_silent,
+        **settings: Any,
+    ) -> AttackRecord:
+        """Attack the network on the first images of those that `certified` is about.
+
+        `epsilon` is None for the rounding search, which stays within each image's own certified radius. `settings` are
+        those of the attack's function in `isoconv.attacks`.
+        """
+        pixels, radii = as_float(data.images, torch.float64), certified.certificates.radius[: len(data)]
+        began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
+        show(0, len(data))  # the first image may take long
+        if epsilon is None:
+            prediction = certified.certificates.prediction[: len(data)]
+            result = attacks.rounding_search(self.model, pixels, prediction, radii, progress=show, **settings)
+            figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
+            # Here a success is a changed prediction within the radius.
+            figures["violations"] = int((result.success.cpu() & (radii > 0)).sum())
+        else:
+            result = getattr(attacks, attack)(self.model, pixels, data.labels, epsilon, progress=show, **settings)
+            figures = attacks.against_certificates(result, certified, epsilon)
+        seconds = time.perf_counter() - began
+        return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
+
+    def predict(self, images: Sequence[Path], device: str = "auto") -> list[Prediction]:
+        """Classify picture files, resized to the network's input, each with its certified radius."""
+        shape, classes = self.config.input_shape, self.config.classes
+        pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
+        certified = Certifier(self.model.to(choose_device(device)), shape)(pixels).cpu()
+        answers = zip(images, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
+        return [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
+
+    def keep(self, name: str, value: object) -> None:
+        """Write a JSON file beside the run's own; nothing is written beside the networks that come with isoconv."""
+        if not is_pretrained(self.folder):
+            write_json(self.folder / name, value)
+
+    def keep_attacks(self, records: Sequence[AttackRecord]) -> None:
+        """Write records to attacks.json; those of other attacks and budgets stay there."""
+        path = self.folder / "attacks.json"
+        new = {(record.attack, record.epsilon) for record in records}
+        try:
+            known = json.loads(path.read_text()) if path.exists() else []
+            others = [row for row in known if (row["attack"], row["epsilon"]) not in new]
+        except (OSError, ValueError, TypeError, KeyError):  # a file that holds something else is replaced
+            others = []
+        self.keep(path.name, [*others, *(record.to_fields() for record in records)])
+
+
+def open_runs(path: Path | str) -> list[TrainedRun]:
+    """Open the network in a run's folder, all of them (by seed) in one of several seeds, or a pretrained one by its name."""
+    path = Path(path)
+    if not path.exists() and str(path) in pretrained_names():
+        path = pretrained_folder(str(path))
+    folders = [path]
+    if not RunFolder(path).exists:
+        inside = [part for part in path.glob("seed-*") if part.name.removeprefix("seed-").isdecimal()]
+        folders = sorted(inside, key=lambda part: int(part.name.removeprefix("seed-"))) or [path]
+    return [TrainedRun(folder, *load_run(folder)) for folder in folders]
+
+
+def open_run(path: Path | str) -> TrainedRun:
+    """Open a run of one seed."""
+    runs = open_runs(path)
+    if len(runs) > 1:
+        raise IsoconvError(f"Expected a run of one seed. Got {len(runs)}: name one, {runs[0].folder}.")
+    return runs[0]
+
+
+def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = False) -> Splits:
+    """Return the data of a run, split as in its training. A user's own pictures may have moved to `folder`."""
+    own = config.data not in NAMES
+    source = Path(config.data if folder is None or not own else folder)
+    if own and not source.exists():
+        raise IsoconvError(
+            f"Expected the pictures of the run in {source}, which does not exist: say where they are (--data)."
+        )
+    channels, height, width = config.input_shape
+    where = (source.absolute(), None) if own else (config.data, folder)
+    splits = load_splits(*where, size=(height, width), channels=channels, download=download, lazy=True)
+    part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
+    if part.shape != config.input_shape or part.classes != config.classes:
+        raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
+    if config.listing and splits.listing != config.listing:
+        raise IsoconvError(
+            f"Expected the pictures that the run was trained on. {source} has others since, and which of them were held "
+            "out is not known: bring the old ones back, or train again."
+        )
+    return splits
+
+
+# From a folder to an answer ---------------------------------------------------------------------------------------------
+
+
+def certify_run(
+    run: Path | str,
+    epsilons: Sequence[float] = (),
+    *,
+    certificate: Path | None = None,
+    folder: Path | None = None,
+    download: bool = False,
+    images: int | None = None,
+    device: str = "auto",
+    progress: Progress = _be_silent,
+    say: Callable[[str], None] = lambda line: None,
+    **options: str,
+) -> list[CertifiedRecord]:
+    """Certify each network of a run on its test images, and keep what is proved in its certified.json.
+
+    certificate : a file for the certificates of all images
+    folder, download, images : where the data set is, whether to fetch it, and how many of its images to take
+    say : called with lines worth showing
+    options : arithmetic and criterion of `Certifier`
+    """
+    device, runs, records = choose_device(device), open_runs(run), []
+    if certificate is not None and len(runs) > 1:
+        raise IsoconvError(
+            f"Expected a run of one seed for --certificate. Got {len(runs)}: name one, {runs[0].folder}."
+        )
+    data = runs[0].test_images(folder, download, images)
+    for one in runs:
+        accuracy, record = one.certify(data, epsilons, device=device, progress=progress, **options)
+        records.append(record)
+        if certificate is not None:
+            write_certificate(certificate, accuracy.certifier, accuracy.certificates, accuracy.labels)
+            check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(one.folder)])
+            say(f"Written to {certificate}. To check it: {check}")
+        path, whole = one.folder / "certified.json", (record.arithmetic, record.criterion) == ("float64", "pairs")
+        if path.exists() and (images is not None or not whole):
+            say(f"Not kept: {path} holds what was certified before.")
+        else:
+            one.keep(path.name, record.to_fields())
+    count, most = data.labels.bincount(minlength=len(data.classes)).max(dim=0)
+    if count > 1.5 * len(data) / len(data.classes):
+        say(f"{100 * count / len(data):.1f} % of the images belong to the most frequent class, {data.classes[most]}.")
+    return records
+
+
+def attack_run(
+    run: Path | str,
+    names: Sequence[str] = ("pgd", "fgsm"),
+    epsilons: Sequence[float] = (),
+    *,
+    folder: Path | None = None,
+    download: bool = False,
+    images: int | None = None,
+    steps: int = 200,
+    step_size: float = 0.01,
+    restarts: int = 1,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Progress = _be_silent,
+) -> list[AttackRecord]:
+    """Attack each network of a run on its test images, and keep the results in its attacks.json.
+
+    Attacks that only see decisions take the first 100 images unless `images` is given. The results must be given to
+    `refuse_violations`: what breaks a certificate is a row like any other.
+    """
+    if unknown := [name for name in names if name not in ATTACKS]:
+        raise IsoconvError(f"Expected --attack to be one of {', '.join(ATTACKS)}. Got {unknown[0]!r}.")
+    device, runs, records = choose_device(device), open_runs(run), []
+    data = runs[0].test_images(folder, download, images)
+    few = data.take(min(_FEW, len(data))) if images is None else data
+    iterative = {"steps": steps, "restarts": restarts, "seed": seed}
+    settings: dict[str, dict[str, Any]] = {"pgd": {**iterative, "step_size": step_size}, "apgd": iterative, "fgsm": {}}
+    for one in runs:
+        budgets = epsilons or default_epsilons(one.config.data)[:1]
+        accuracy, _ = one.certify(data, budgets, device=device, progress=progress)
+        rows = [
+            one.attack(part, name, budget, accuracy, progress=progress, **settings.get(name, {"seed": seed}))
+            for name in dict.fromkeys(names)
+            for part in [few if name in ("boundary", "pointwise") else data]
+            for budget in (budgets if name != "rounding" else [None])
+        ]
+        one.keep_attacks(rows)
+        records += rows
+    return records
+
+
+def refuse_violations(records: Sequence[AttackRecord]) -> None:
+    """Raise if an attack succeeded where the network is certified."""
+    if violations := sum(record.violations for record in records):
+        raise IsoconvError(
+            f"Expected no attack to succeed where the network is certified. Got {violations}: a certificate is false."
+        )
