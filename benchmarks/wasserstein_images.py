@@ -25,7 +25,7 @@ from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport
 from isoconv.train.run_folder import RunFolder, seed_folders
 from isoconv.wasserstein.critic import critic_config, train_critics
-from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
+from isoconv.wasserstein.gan import GanConfig, load_generator, train_gan
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 
 SIZES = {"stl10": 64, "cifar10": 32, "digits": 16}
@@ -59,7 +59,7 @@ def generator_run(images: ImageSet, arguments: argparse.Namespace, device: str, 
     if folder.exists and folder.model.exists():
         print(f"the generator in {folder.path} is taken", flush=True)
         return folder.path
-    start_gan(config, folder, overwrite=True)
+    folder.start(config, overwrite=True)
     began = time.perf_counter()
     train_gan(config, folder, images, Quiet(), device=device, save_every=60.0)
     print(

@@ -200,7 +200,7 @@ def test_a_configuration_survives_its_file(tmp_path):
 def test_what_is_held_out_is_never_trained_on_and_depends_on_the_seed_alone():
     values = torch.arange(100.0)[:, None]
     samples = FiniteSamples("numbers", values, held_out=0.3, seed=5, side="first")
-    held = set(samples.judged(0, "first", torch.device("cpu")).values.flatten().tolist())
+    held = set(samples.judged(0, "first", torch.device("cpu")).readings[0].flatten().tolist())
     seen = set()
     for epoch in range(3):
         for batch in samples.batches(0, epoch, 10, 16, "first", torch.device("cpu")):
@@ -208,14 +208,16 @@ def test_what_is_held_out_is_never_trained_on_and_depends_on_the_seed_alone():
     assert len(held) == 30 and not held & seen and held | seen == set(range(100))
     same = FiniteSamples("others", values, held_out=0.3, seed=5, side="first")
     other = FiniteSamples("numbers", values, held_out=0.3, seed=6, side="first")
-    assert torch.equal(same.rest, samples.rest) and not torch.equal(other.rest, samples.rest)
+    assert torch.equal(same.readings[0], samples.readings[0]) and not torch.equal(
+        other.readings[0], samples.readings[0]
+    )
 
 
 def test_a_whole_distribution_is_trained_on_and_judged_by_all_of_it():
     values = torch.arange(10.0)[:, None]
     samples = FiniteSamples("numbers", values, whole=True)
     judged = samples.judged(0, "first", torch.device("cpu"))
-    assert judged.whole and torch.equal(judged.values, values)
+    assert judged.whole and torch.equal(judged.readings[0], values)
     seen = torch.cat(list(samples.batches(0, 0, 2, 5, "first", torch.device("cpu"))))
     assert sorted(seen.flatten().tolist()) == list(range(10))
 
@@ -242,7 +244,7 @@ def test_batches_come_from_seed_and_epoch_and_the_two_sides_differ():
     assert not torch.equal(one[0][0], one[0][1])  # one distribution on both sides, yet independent draws
     assert not torch.equal(one[0][0], three[0][0]) and not torch.equal(one[0][0], one[1][0])
     device = torch.device("cpu")
-    assert not torch.equal(first.judged(2, "first", device).values, first.judged(2, "second", device).values)
+    assert not torch.equal(first.judged(2, "first", device).readings[0], first.judged(2, "second", device).readings[0])
 
 
 def test_a_generator_is_judged_by_batches():
@@ -250,16 +252,16 @@ def test_a_generator_is_judged_by_batches():
     generator = Generator((1, 8, 8))
     samples = GeneratedSamples("generator", generator, count=100, batch=16)
     judged = samples.judged(0, "first", torch.device("cpu"))
-    assert judged.group == 16 and len(judged.values) == 96 and not judged.whole
+    assert judged.group == 16 and len(judged.readings[0]) == 96 and not judged.whole
     batches = list(samples.batches(0, 0, 3, 24, "first", torch.device("cpu")))
     assert [len(batch) for batch in batches] == [24, 24, 24]
     unit = GeneratedSamples("generator", generator, count=16, batch=16, pixel_range=(0.0, 1.0))
-    images = unit.judged(0, "first", torch.device("cpu")).values
-    torch.testing.assert_close(images, (judged.values[:16] + 1) / 2)
+    images = unit.judged(0, "first", torch.device("cpu")).readings[0]
+    torch.testing.assert_close(images, (judged.readings[0][:16] + 1) / 2)
     bound = wasserstein_lower_bound(
         make_critic(vectors(features=64), samples, samples),
-        judged.values,
-        judged.values,
+        judged.readings[0],
+        judged.readings[0],
         group=(16, 16),
         value_range=(-1, 1),
     )
@@ -267,10 +269,10 @@ def test_a_generator_is_judged_by_batches():
 
 
 def test_named_data_sets_give_their_training_or_their_test_images():
-    train, test = (open_samples(name, size=8, whole=True) for name in ("digits", "digits:test"))
+    train, test = (open_samples(name, reading={"size": 8}, whole=True) for name in ("digits", "digits:test"))
     assert (len(train.train), len(test.train)) == (4000, 1000) and train.shape == (1, 8, 8)
-    part = open_samples("digits:train", size=8, held_out=0.1)
-    assert len(part.rest) == 400 and part.observations == 400 and train.observations is None
+    part = open_samples("digits:train", reading={"size": 8}, held_out=0.1)
+    assert len(part.readings[0]) == 400 and part.observations == 400 and train.observations is None
 
 
 def test_the_scale_makes_learning_rates_fit_data_of_any_size(tmp_path):

@@ -37,6 +37,7 @@ from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 
 Draw = Callable[[int, torch.Generator], Tensor]
+Interval = tuple[float, float]
 
 #: What rows that occur more than once may be, and what follows.
 REPEATS = {
@@ -51,19 +52,14 @@ _KINDS = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or th
 class Judged:
     """Samples that a critic is judged by.
 
+    readings : the samples, and what to judge by instead if repeated rows are copies; see Note [Repeated rows]
     whole : whether they are the whole distribution
     group : how many consecutive ones depend on each other
-    distinct : what to judge by instead if repeated rows are copies; see Note [Repeated rows]
     """
 
-    values: Tensor
+    readings: tuple[Tensor, ...]
     whole: bool = False
     group: int = 1
-    distinct: Tensor | None = None
-
-    @property
-    def readings(self) -> tuple[Tensor, ...]:
-        return (self.values,) if self.distinct is None else (self.values, self.distinct)
 
 
 class Samples(Protocol):
@@ -75,17 +71,14 @@ class Samples(Protocol):
     @property
     def observations(self) -> int | None:
         """The number of independent observations that it is judged by, or None if it is judged by all there is."""
-        ...
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
     ) -> Iterator[Tensor]:
         """Yield the training batches of an epoch, which depend on (seed, epoch, purpose) alone."""
-        ...
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
         """Return what a critic is judged by. No training batch holds any of it, unless it is the whole distribution."""
-        ...
 
 
 class FiniteSamples:
@@ -114,8 +107,8 @@ class FiniteSamples:
         if repeats not in REPEATS:
             raise IsoconvError(f"Expected repeats to be one of {', '.join(REPEATS)}. Got {repeats!r}.")
         self.name, self.shape, self.whole = name, tuple(values.shape[1:]), whole
-        self.train = self.rest = values
-        self.distinct: Tensor | None = None
+        self.train = values
+        self.readings: tuple[Tensor, ...] = (values,)
         self.repeated = ""  # one line on the repeats, for the user
         if whole:
             return
@@ -130,25 +123,26 @@ class FiniteSamples:
                 values = values[sorted(first.values())]
         order = torch.randperm(len(values), generator=epoch_generator(seed, 0, f"held out {side}"))
         held = min(max(round(held_out * len(values)), 1), len(values) - 1)
-        rest, train = order[:held], order[held:]
+        train, self.readings = order[held:], (values[order[:held]],)
         if self.repeated and repeats == "either":
             limit = int(held_out * 2**64).to_bytes(8, "big")
             train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
-            self.distinct = values[[first[key] for key in sorted(first) if key < limit]]
-            if not 0 < len(self.distinct) < len(first):
+            distinct = values[[first[key] for key in sorted(first) if key < limit]]
+            self.readings = (*self.readings, distinct)
+            if not 0 < len(distinct) < len(first):
                 raise IsoconvError(
                     f"Expected more distinct samples, to train on some and hold out others. {self.repeated}"
                 )
-        self.rest, self.train = values[rest], values[train]
+        self.train = values[train]
 
     @property
     def observations(self) -> int | None:
-        return None if self.whole else min(len(part) for part in (self.rest, self.distinct) if part is not None)
+        return None if self.whole else min(map(len, self.readings))
 
     def fingerprint(self) -> str:
         """Return a hash of all samples and of which of them are held out."""
         digest = hashlib.sha256()
-        for part in (self.train,) if self.whole else (self.train, self.rest):
+        for part in (self.train,) if self.whole else (self.train, self.readings[0]):
             digest.update(part.contiguous().cpu().numpy().data)
         return digest.hexdigest()
 
@@ -173,14 +167,13 @@ class FiniteSamples:
             yield self.train.index_select(0, order[start : start + batch_size]).to(device)
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        return Judged(self.rest, self.whole, distinct=self.distinct)
+        return Judged(self.readings, self.whole)
 
     def moved(self, shift: Tensor) -> "FiniteSamples":
         """Return the samples with a vector added to each."""
         copy = copy_of(self)
         copy.train = self.train + shift
-        copy.rest = copy.train if self.whole else self.rest + shift
-        copy.distinct = None if self.distinct is None else self.distinct + shift
+        copy.readings = (copy.train,) if self.whole else tuple(part + shift for part in self.readings)
         return copy
 
 
@@ -222,7 +215,7 @@ class DrawnSamples:
     def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
         random, size = epoch_generator(seed, 0, f"{purpose} judged", device), self.batch or self.count
         values = torch.cat([self.draw(size, random).cpu() for _ in range(self.count // size)])
-        return Judged(values, group=self.batch or 1)
+        return Judged((values,), group=self.batch or 1)
 
 
 class GeneratedSamples(DrawnSamples):
@@ -238,7 +231,7 @@ class GeneratedSamples(DrawnSamples):
         *,
         count: int = 6400,
         batch: int = 64,
-        pixel_range: tuple[float, float] = (-1.0, 1.0),
+        pixel_range: Interval = (-1.0, 1.0),
     ) -> None:
         low, high = pixel_range
 
@@ -250,30 +243,27 @@ class GeneratedSamples(DrawnSamples):
         super().__init__(name, generator.image_shape, draw, count, batch)
 
 
+@dataclass(frozen=True, eq=False)
 class PairBatches:
     """Batches (xs, ys) of two distributions: `pairs.epoch(e)` iterates over those of epoch e."""
 
-    def __init__(
-        self,
-        first: Samples,
-        second: Samples,
-        batch_size: int,
-        steps_per_epoch: int,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        require_one_shape(first, second)
-        self.first, self.second, self.batch_size, self.steps = first, second, batch_size, steps_per_epoch
-        self.seed, self.device = seed, torch.device(device)
+    first: Samples
+    second: Samples
+    batch_size: int
+    steps_per_epoch: int
+    seed: int = 0
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_one_shape(self.first, self.second)
 
     def __len__(self) -> int:
-        return self.steps
+        return self.steps_per_epoch
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        settings = (self.seed, epoch, self.steps, self.batch_size)
-        xs = self.first.batches(*settings, "first", self.device)
-        return zip(xs, self.second.batches(*settings, "second", self.device), strict=True)
+        settings, device = (self.seed, epoch, self.steps_per_epoch, self.batch_size), torch.device(self.device)
+        xs, ys = self.first.batches(*settings, "first", device), self.second.batches(*settings, "second", device)
+        return zip(xs, ys, strict=True)
 
 
 def repeat_notes(*sides: Samples) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from isoconv.train.reproduction.results import environment
 from isoconv.train.reproduction.settings import CannotGoOnError, Settings
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.critic import CriticConfig, critic_config, train_critics
-from isoconv.wasserstein.gan import GanConfig, load_generator, start_gan, train_gan
+from isoconv.wasserstein.gan import GanConfig, load_generator, train_gan
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples
 
 _SIZE = 64
@@ -103,7 +103,7 @@ def _generator(dataset: str, settings: Settings, data: DataSets) -> tuple[Genera
         )
     if not folder.model.exists():
         if not folder.exists:
-            start_gan(config, folder, overwrite=False)
+            folder.start(config, overwrite=False)
         steps = len(EpochBatches(images, config.batch_size)) * config.epochs
         observer = settings.watcher.training(folder.path.name, steps, folder.updates_done())
         try:
