@@ -11,7 +11,7 @@ from torch import nn
 from isoconv.certify import lipschitz_bound
 from isoconv.models import Small
 from isoconv.nn import Scale, plain
-from isoconv.wasserstein.bound import WassersteinBound, critic_bounds, wasserstein_lower_bound
+from isoconv.wasserstein.bound import critic_bounds, wasserstein_lower_bound
 from isoconv.wasserstein.mean_bounds import betting_lower_bound, standard_error, student_quantile
 from isoconv.wasserstein.vector_critic import FCCritic, NearestAnchor
 from known_distances import funnel_pair, make_funnels, radial_pairs, translation
@@ -269,10 +269,3 @@ def test_more_confidence_is_a_lower_bound():
     for value_range in (None, support):
         lows = [wasserstein_lower_bound(critic, xs, ys, c, value_range=value_range).lower for c in (0.5, 0.95, 0.9999)]
         assert 4 < lows[2] < lows[1] < lows[0] < 5.1
-
-
-def test_the_result_is_plain_data(tmp_path):
-    xs, ys = draws(translation(3, 1.0), 40)
-    found = wasserstein_lower_bound(FCCritic(3, depth=0), xs, ys)
-    found.write(tmp_path / "bound.json")
-    assert WassersteinBound.read(tmp_path / "bound.json") == found and not found.proved

@@ -21,7 +21,7 @@ from isoconv.train.engine import SETTINGS, fit
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.schedules import SCHEDULES
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
-from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples, repeat_notes
+from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
 
 #: The critics, each with the options that it alone uses.
@@ -340,17 +340,17 @@ def train_critics(
     fits = fit(models, pairs, list(tasks), optimisers, folder=folders, device=target, **settings, **training)
     trained = []
     judging: dict[str, Any] = {"confidence": confidence, "method": method, "units": units}
+    judging |= {"whole": (first.whole, second.whole), "group": (first.group, second.group)}
+    notes = [side.repeated for side in (first, second) if side.repeated]
     for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
         critic = _best_column(models[k].eval(), config, first, second, target)
         xs, ys = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
         judging["value_range"] = config.pixel_range if value_range is None else value_range
-        judging |= {"whole": (xs.whole, ys.whole), "group": (xs.group, ys.group)}
-        readings = itertools.product(xs.readings, ys.readings)
-        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in readings]
+        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(xs, ys)]
         bound = min(bounds, key=lambda bound: bound.lower)
         reported = ("first", "second", "model", "conv", "activation", "recipe", "seed")
         facts = bound.to_fields() | {name: getattr(config, name) for name in reported}
-        facts |= {"warnings": (*bound.warnings, *repeat_notes(first, second)), "updates": fitted.updates}
+        facts |= {"warnings": (*bound.warnings, *notes), "updates": fitted.updates}
         facts |= {"train_seconds": fitted.seconds, "replicas": len(configs), "device": device_name(target)}
         result = DistanceBound(**facts, torch=torch.__version__)
         if folders is not None:

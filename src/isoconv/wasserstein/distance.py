@@ -39,7 +39,6 @@ from isoconv.wasserstein.samples import (
     check_vectors,
     read_array,
     read_images,
-    repeat_notes,
     require_one_shape,
 )
 
@@ -104,24 +103,21 @@ def distance_bound(
     settings = {name: value for name, value in settings.items() if value is not None and (name, value) != _NO_CONV}
     reading = {"folder": data, "download": download, "size": size, "channels": channels, "progress": progress}
     whole = settings.get("whole", (False, False))
-    split = {name: settings[name] for name in ("held_out", "seed", "repeats") if name in settings}
-    options: dict[str, Any] = {"count": count, "pixels": pixels, "reading": reading, **split}
+    options = {name: value for name, value in settings.items() if name in ("held_out", "seed", "repeats")}
+    options |= {"count": count, "pixels": pixels, "reading": reading}
     first = open_samples(a, "a", whole=whole[0], side="first", **options)
     pair = first, open_samples(b, "b", whole=whole[1], side="second", **options)
     require_one_shape(*pair)
-    settings["contents"] = tuple(
-        samples.fingerprint() if isinstance(samples, FiniteSamples) else "" for samples in pair
-    )
+    settings["contents"] = tuple(samples.fingerprint() for samples in pair)
     pair, value_range, units = _centre(pair, value_range)
-    configs = [
-        _configure(pair, name, pixels, settings)
-        for name in ([critic] if critic else _choose_critics(pair[0].shape, settings))
-    ]
+    critics = [critic] if critic else _choose_critics(pair[0].shape, settings)
+    configs = [_configure(pair, name, pixels, settings) for name in critics]
     try:
         bounded = value_range is not None or len(pair[0].shape) == 3
         choose_method(method, bounded, [samples.observations for samples in pair])
     except IsoconvError as error:
-        raise IsoconvError(" ".join([str(error), *repeat_notes(*pair)])) from None
+        notes = [samples.repeated for samples in pair if samples.repeated]
+        raise IsoconvError(" ".join([str(error), *notes])) from None
     for config in configs:  # a batch that cannot be drawn is refused before anything is written
         next(PairBatches(*pair, config.batch_size, config.steps_per_epoch, seed=config.seed).epoch(0))
     networks = [make_critic(config, *pair) for config in configs]
@@ -129,9 +125,7 @@ def distance_bound(
     if folder is not None:  # one critic's run is there, several have a sub-folder each
         runs = [RunFolder(folder / config.model if several else folder) for config in configs]
         if several and RunFolder(folder).exists:
-            raise IsoconvError(
-                f"{folder} already holds a run of one critic: name it (--critic), or another folder (--out)."
-            )
+            raise IsoconvError(f"{folder} already holds a run of one critic: name it (--critic), or another --out.")
         open_runs(runs, configs, resume, overwrite)
         if several and not resume:
             (folder / "result.json").unlink(missing_ok=True)
@@ -281,7 +275,6 @@ def plot_training(run: RunFolder, result: DistanceBound) -> None:
     axes.axhspan(*result.interval, color="C1", alpha=0.2)
     label = "lower bound of W1" if result.proved else "asymptotic lower estimate of W1"
     axes.axhline(result.lower, color="C2", linestyle="--", label=label)
-    axes.set_xlabel("updates")
-    axes.set_ylabel("mean difference / Lipschitz bound")
+    axes.set(xlabel="updates", ylabel="mean difference / Lipschitz bound")
     axes.legend()
     figure.savefig(run.path / "estimate.png", dpi=120, bbox_inches="tight")
