@@ -17,7 +17,6 @@ from isoconv.wasserstein.gan import (
     GanBatches,
     GanConfig,
     load_generator,
-    start_gan,
     train_gan,
     update_gan,
     write_grid,
@@ -31,7 +30,7 @@ IMAGES = toy(96)
 def trained(path, config=CONFIG, **options):
     folder = RunFolder(path)
     if not options.get("resume"):
-        start_gan(config, folder, overwrite=False)
+        folder.start(config, overwrite=False)
     return train_gan(config, folder, IMAGES, options.pop("observer", Watcher()), **options)
 
 
@@ -165,7 +164,7 @@ def test_a_grid_has_each_image_in_its_place(tmp_path):
 
 def test_other_runs_are_no_generators(tmp_path):
     RunFolder(tmp_path / "classifier").start(toy_config(), overwrite=False)
-    start_gan(CONFIG, RunFolder(tmp_path / "begun"), overwrite=False)
+    RunFolder(tmp_path / "begun").start(CONFIG, overwrite=False)
     for name, word in (("classifier", "another kind"), ("nothing", "config.json"), ("begun", "not finished")):
         with pytest.raises(IsoconvError, match=word):
             load_generator(tmp_path / name)

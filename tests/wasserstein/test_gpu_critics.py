@@ -8,7 +8,7 @@ from isoconv.train.capture import make_stepper
 from isoconv.train.engine import Learner, Silent
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.critic import CriticConfig, CriticTask, critic_config, make_critic, train_critics
-from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, start_gan, train_gan, update_gan
+from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, train_gan, update_gan
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples
 from known_distances import translation
 
@@ -82,7 +82,7 @@ def pictures(count: int) -> ImageSet:
 
 def test_a_generator_is_trained_and_can_be_measured(tmp_path) -> None:
     config, folder, images = GanConfig("fake", (3, 16, 16), epochs=16, batch_size=32), RunFolder(tmp_path), pictures(64)
-    start_gan(config, folder, overwrite=False)
+    folder.start(config, overwrite=False)
     generator = train_gan(config, folder, images, Silent(), device="cuda")
     first = FiniteSamples("fake", images.images, whole=True)
     second = GeneratedSamples("generator", generator, count=256, batch=32)

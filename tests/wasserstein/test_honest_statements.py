@@ -49,14 +49,14 @@ def test_no_copy_of_a_judged_row_is_trained_on_and_each_counts_once():
     values = uniform(300, 0, 2)[torch.arange(900) % 300 // (1 + torch.arange(900) % 2)]
     samples = FiniteSamples("rows", values, seed=3)
     judged = samples.judged(0, "first", CPU)
-    rows, trained = ({tuple(row) for row in part.tolist()} for part in (judged.distinct, samples.train))
-    assert len(rows) == len(judged.distinct) == samples.observations and not rows & trained
+    rows, trained = ({tuple(row) for row in part.tolist()} for part in (judged[1], samples.train))
+    assert len(rows) == len(judged[1]) == samples.observations and not rows & trained
     assert len(rows) == pytest.approx(75, abs=25)
-    assert len(judged.values) == 225  # if they are draws: the split as it would be without repeats
+    assert len(judged[0]) == 225  # if they are draws: the split as it would be without repeats
     plain = FiniteSamples("rows", values, seed=3, repeats="draws")
-    assert torch.equal(plain.rest, judged.values) and plain.judged(0, "first", CPU).distinct is None
+    assert torch.equal(plain.readings[0], judged[0]) and len(plain.readings) == 1
     single = FiniteSamples("rows", values, seed=3, repeats="copies")
-    both = [*single.train.tolist(), *single.rest.tolist()]
+    both = [*single.train.tolist(), *single.readings[0].tolist()]
     assert len(both) == len({tuple(row) for row in both}) == len({tuple(row) for row in values.tolist()})
 
 

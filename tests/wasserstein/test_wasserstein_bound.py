@@ -11,7 +11,7 @@ from torch import nn
 from isoconv.certify import lipschitz_bound
 from isoconv.models import Small
 from isoconv.nn import Scale, plain
-from isoconv.wasserstein.bound import WassersteinBound, critic_bounds, wasserstein_lower_bound
+from isoconv.wasserstein.bound import critic_bounds, wasserstein_lower_bound
 from isoconv.wasserstein.mean_bounds import betting_lower_bound, standard_error, student_quantile
 from isoconv.wasserstein.vector_critic import FCCritic, NearestAnchor
 from known_distances import funnel_pair, make_funnels, radial_pairs, translation
@@ -276,10 +276,3 @@ def test_distances_whose_squares_vanish(distance):
     xs, ys = (torch.full((1, 1), value, dtype=torch.float64) for value in (distance, 0.0))
     critic = nn.Sequential(NearestAnchor(ys.clone()))
     assert wasserstein_lower_bound(critic, xs, ys, whole=(True, True)).lower <= distance
-
-
-def test_the_result_is_plain_data(tmp_path):
-    xs, ys = draws(translation(3, 1.0), 40)
-    found = wasserstein_lower_bound(FCCritic(3, depth=0), xs, ys)
-    found.write(tmp_path / "bound.json")
-    assert WassersteinBound.read(tmp_path / "bound.json") == found and not found.proved

@@ -26,7 +26,7 @@ except ImportError:  # on Windows; there runs are not locked
     fcntl = None  # type: ignore[assignment]
 
 #: What other commands find out about a run and keep in its folder.
-FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json")
+FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
 _LOCK = ".lock"
 _RENAMED = {"loss_sum": "sums/loss", "right": "sums/accuracy"}  # in states that older versions have written
 

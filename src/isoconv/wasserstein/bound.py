@@ -256,15 +256,12 @@ def _mean(values: Tensor) -> float:
 
 def _warn(deviation: float, weight: float, observations: int) -> tuple[str, ...]:
     """Return what speaks against an asymptotic interval."""
+    values = "The critic's values have"
     if deviation == 0:
-        return (
-            "The critic's values have a variance of zero: an interval of width zero says nothing about rare values.",
-        )
+        return (f"{values} a variance of zero: an interval of width zero says nothing about rare values.",)
     # Normal values lie below the second one at any size, Cauchy's above the first one.
     if weight > max(0.25, 2.1 / math.sqrt(observations)):
-        return (
-            "The critic's values have heavy tails: few samples make most of the variance, and the interval is unreliable.",
-        )
+        return (f"{values} heavy tails: few samples make most of the variance, and the interval is unreliable.",)
     return ()
 
 
@@ -304,10 +301,8 @@ def choose_method(method: str, bounded: bool, observations: Sequence[int | None]
     if method == "betting" or (method == "auto" and bounded):
         return "betting"
     if min(counts) < _FEWEST:
-        raise IsoconvError(
-            f"Expected at least {_FEWEST} independent samples of each distribution for an asymptotic interval. "
-            f"Got {min(counts)}."
-        )
+        least = f"at least {_FEWEST} independent samples of each distribution"
+        raise IsoconvError(f"Expected {least} for an asymptotic interval. Got {min(counts)}.")
     return "asymptotic"
 
 
@@ -319,10 +314,9 @@ def _check_arguments(
         if not isinstance(samples, Tensor) or samples.dim() < 2 or len(samples) == 0:
             kind = tuple(samples.shape) if isinstance(samples, Tensor) else type(samples).__name__
             raise IsoconvError(f"Expected {name} as a tensor of samples (N, …). Got {kind}.")
-    if not _are_two(whole, bool):
-        raise IsoconvError(f"Expected whole for xs and for ys, such as (True, False). Got {whole}.")
-    if not _are_two(group, int):
-        raise IsoconvError(f"Expected a group of xs and one of ys, such as (1, 64). Got {group}.")
+    if not _are_two(whole, bool) or not _are_two(group, int):
+        pairs = "whole and group for xs and for ys, such as (True, False) and (1, 64)"
+        raise IsoconvError(f"Expected {pairs}. Got {whole} and {group}.")
     if value_range is None and torch.uint8 in (xs.dtype, ys.dtype):
         value_range = BYTES_RANGE
     if value_range is not None:
@@ -334,9 +328,7 @@ def _check_arguments(
         raise IsoconvError(f"Expected xs and ys of one shape. Got samples of shape {shapes}.")
     for name, samples, size in (("xs", xs, group[0]), ("ys", ys, group[1])):
         if size < 1 or len(samples) % size:
-            raise IsoconvError(
-                f"Expected a multiple of {size} samples in {name}, as many as depend on each other. Got {len(samples)}."
-            )
+            raise IsoconvError(f"Expected a multiple of {size} samples (its group) in {name}. Got {len(samples)}.")
         check_range(samples, value_range, name)
     return value_range
 

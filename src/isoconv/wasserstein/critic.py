@@ -4,32 +4,29 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.models import DCGANCritic, Large, Small
+from isoconv.models.catalogue import MODELS
 from isoconv.nn import Scale
 from isoconv.nn.methods import METHODS, ORTHOGONALISATIONS
 from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
-from isoconv.train.engine import fit
+from isoconv.train.engine import SETTINGS, fit
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.schedules import SCHEDULES
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
-from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples, repeat_notes
+from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
 
 #: The critics, each with the options that it alone uses.
 CRITICS = {
-    "dcgan": {"conv", "activation", "upsample"},
-    "small": {"conv", "activation", "upsample"},
-    "large": {"conv", "activation", "upsample"},
+    **{model: {"conv", "activation", "upsample"} for model in ("dcgan", "small", "large")},
     "fc": {"width", "depth", "activation"},
     "anchors": {"anchors"},
 }
@@ -62,20 +59,32 @@ class Settings(Record):
             raise IsoconvError(f"Expected a seed from 0 to 2³² − 1. Got {self.seed}.")
 
     def require_same(self, folder: RunFolder) -> None:
-        """Raise unless the folder holds a run with this configuration, to go on with."""
-        if not folder.exists:
-            raise IsoconvError(f"Expected a run to resume in {folder.path}. There is none.")
+        """Raise unless the run in the folder has this configuration."""
         saved, wanted = type(self).read(folder.config).to_fields(), self.to_fields()
         for name, value in wanted.items():
             if saved[name] != value and name != "contents":
                 values = f"Got {name} {value}, where it has {saved[name]}."
                 raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
         # Contents last, because what is held out depends on the options too.
-        contents = zip(("first", "second"), saved.get("contents", ()), wanted.get("contents", ()), strict=False)
-        for side, then, now in contents:
+        for k, (then, now) in enumerate(zip(saved.get("contents", ()), wanted.get("contents", ()), strict=True)):
             if then and then != now:
-                name = wanted[side]
+                name = wanted[("first", "second")[k]]
                 raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
+
+
+def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bool, overwrite: bool) -> None:
+    """Start a run per configuration; or resume those that are there, if they have the same one. All of them or none."""
+    if resume and not any(run.exists for run in runs):
+        raise IsoconvError(f"Expected a run to resume in {runs[0].path}. There is none.")
+    pairs = list(zip(runs, configs, strict=True))
+    new = [(run, config) for run, config in pairs if not (resume and run.exists)]
+    for run, config in pairs:
+        if (run, config) in new:
+            run.check_free(overwrite)
+        else:
+            config.require_same(run)
+    for run, config in new:
+        run.start(config, overwrite)
 
 
 @dataclass(frozen=True)
@@ -140,10 +149,9 @@ class CriticConfig(Settings):
         super().__post_init__()
         if not 0 < self.held_out < 1:
             raise IsoconvError(f"Expected a fraction between 0 and 1 to hold out. Got {self.held_out}.")
-        if self.model in ("dcgan", "small", "large") and len(self.input_shape) != 3:
-            raise IsoconvError(f"Expected images for the critic {self.model}. Got samples of shape {self.input_shape}.")
-        if self.upsample != 1 and len(self.input_shape) != 3:
-            raise IsoconvError(f"Expected images to upsample. Got samples of shape {self.input_shape}.")
+        if len(self.input_shape) != 3 and (self.model in MODELS or self.upsample != 1):
+            purpose = f"for the critic {self.model}" if self.upsample == 1 else "to upsample"
+            raise IsoconvError(f"Expected images {purpose}. Got samples of shape {self.input_shape}.")
 
 
 def critic_config(
@@ -206,10 +214,8 @@ def make_critic(config: CriticConfig, first: Samples, second: Samples) -> nn.Mod
         channels, height, width = config.input_shape
         shape = (channels, height * config.upsample, width * config.upsample)
         options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
-        if config.model == "dcgan":
-            critic: nn.Module = DCGANCritic(shape, **options)
-        else:
-            critic = {"small": Small, "large": Large}[config.model](shape, classes=1, **options)
+        options |= {} if config.model == "dcgan" else {"classes": 1}
+        critic: nn.Module = MODELS[config.model].make(shape, **options)
         return critic if config.upsample == 1 else nn.Sequential(nn.Upsample(scale_factor=config.upsample), critic)
 
 
@@ -243,11 +249,11 @@ def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> floa
 # Training ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class CriticTask:
     """Maximise mean f(xs) − mean f(ys). A critic with several columns is several critics, each maximised for itself."""
 
-    def __init__(self, config: CriticConfig) -> None:
-        self.config = config
+    config: CriticConfig
 
     def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
         """Return minus the difference (the largest one, of several columns)."""
@@ -328,41 +334,29 @@ def train_critics(
     target = torch.device(device)
     models = list(critics or (make_critic(config, first, second) for config in configs))
     pairs = [PairBatches(first, second, c.batch_size, c.steps_per_epoch, seed=c.seed, device=target) for c in configs]
-    fits = fit(
-        models,
-        pairs,
-        [CriticTask(config) for config in configs],
-        [config.optimiser for config in configs],
-        epochs=configs[0].epochs,
-        lr=[config.lr for config in configs],
-        momentum=configs[0].momentum,
-        schedule=[config.schedule for config in configs],
-        project_every=configs[0].project_every,
-        project_iterations=configs[0].project_iterations,
-        folder=folders,
-        device=target,
-        **training,
-    )
+    tasks, optimisers = map(CriticTask, configs), [config.optimiser for config in configs]
+    settings = {name: getattr(configs[0], name) for name in SETTINGS}
+    settings |= {"lr": [config.lr for config in configs], "schedule": [config.schedule for config in configs]}
+    fits = fit(models, pairs, list(tasks), optimisers, folder=folders, device=target, **settings, **training)
     trained = []
+    judging: dict[str, Any] = {"confidence": confidence, "method": method, "units": units}
+    judging |= {"whole": (first.whole, second.whole), "group": (first.group, second.group)}
+    notes = [side.repeated for side in (first, second) if side.repeated]
     for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
         critic = _best_column(models[k].eval(), config, first, second, target)
         xs, ys = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
-        judge = partial(wasserstein_lower_bound, critic, confidence=confidence, method=method, units=units)
-        judge = partial(judge, value_range=config.pixel_range if value_range is None else value_range)
-        readings = itertools.product(xs.readings, ys.readings)
-        bounds = [judge(*pair, whole=(xs.whole, ys.whole), group=(xs.group, ys.group)) for pair in readings]
+        judging["value_range"] = config.pixel_range if value_range is None else value_range
+        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(xs, ys)]
         bound = min(bounds, key=lambda bound: bound.lower)
-        facts = bound.to_fields() | {name: getattr(config, name) for name in _REPORTED}
-        facts |= {"warnings": (*bound.warnings, *repeat_notes(first, second)), "updates": fitted.updates}
+        reported = ("first", "second", "model", "conv", "activation", "recipe", "seed")
+        facts = bound.to_fields() | {name: getattr(config, name) for name in reported}
+        facts |= {"warnings": (*bound.warnings, *notes), "updates": fitted.updates}
         facts |= {"train_seconds": fitted.seconds, "replicas": len(configs), "device": device_name(target)}
         result = DistanceBound(**facts, torch=torch.__version__)
         if folders is not None:
             folders[k].finish(critic, result.to_fields())
         trained.append(TrainedCritic(critic, result))
     return trained
-
-
-_REPORTED = ("first", "second", "model", "conv", "activation", "recipe", "seed")
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from isoconv.models.generator import Generator
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Observer, Silent
 from isoconv.train.run_folder import RunFolder
-from isoconv.wasserstein.bound import Interval, check_confidence, check_range, choose_method
+from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_confidence, check_range, choose_method
 from isoconv.wasserstein.critic import (
     CRITICS,
     CriticConfig,
@@ -27,6 +26,7 @@ from isoconv.wasserstein.critic import (
     DistanceBound,
     critic_config,
     make_critic,
+    open_runs,
     train_critics,
     typical_scale,
 )
@@ -39,7 +39,6 @@ from isoconv.wasserstein.samples import (
     check_vectors,
     read_array,
     read_images,
-    repeat_notes,
     require_one_shape,
 )
 
@@ -47,6 +46,7 @@ from isoconv.wasserstein.samples import (
 Source = str | Path | Tensor | NDArray[Any] | ImageSet | Generator | Samples
 Watch = Callable[[CriticConfig, int], AbstractContextManager[Observer]]
 
+_NO_CONV = ("conv", "bcop")  # the default: not every critic has convolutions
 _PASSES = 40  # over the smaller set of vectors, at most
 _LEAST_EPOCHS = 3  # of 100 updates: with fewer a critic has not learnt
 
@@ -57,21 +57,14 @@ def distance_bound(
     *,
     confidence: float = 0.95,
     critic: str | None = None,
-    conv: str = "bcop",
-    activation: str | None = None,
-    recipe: str = "default",
-    whole: tuple[bool, bool] = (False, False),
-    held_out: float = 0.25,
-    repeats: str = "either",
     value_range: Interval | None = None,
-    pixels: Interval = (-1.0, 1.0),
+    pixels: Interval = BYTES_RANGE,
     method: str = "auto",
     count: int = 6400,
     data: Path | None = None,
     download: bool = False,
     size: int | None = None,
     channels: int | None = None,
-    seed: int = 0,
     device: str = "auto",
     folder: Path | None = None,
     resume: bool = False,
@@ -86,11 +79,8 @@ def distance_bound(
     a, b : samples: vectors (N, D), images (N, C, H, W) as bytes or as numbers in `pixels`, a data set or its name
         (digits; digits:test for its test images), a folder of images, a .npy file, a generator or its run folder
     confidence : of the bound and of the interval
-    critic, conv, activation, recipe, **settings : fields of `CriticConfig`. By default the network follows from the samples;
-        for vectors two critics are trained, of which either may be much the better one, each at half the risk
-    whole : whether a, and whether b, is all of its distribution, and not a sample of it
-    held_out : the part of each sample that the critic is not trained on, but judged by
-    repeats : what equal rows in a sample are: "copies" of one draw, independent "draws", or "either": valid for both
+    critic : the network. By default it follows from the samples; for vectors two critics are trained, of which either may
+        be much the better one, each at half the risk
     value_range : an interval known to hold all coordinates of vectors. With it, and for images, the result is a bound for
         every sample size; without it an asymptotic estimate
     method : "auto", "betting" or "asymptotic"; see `wasserstein_lower_bound`
@@ -98,6 +88,10 @@ def distance_bound(
     data, download, size, channels : how data sets and folders of images are read
     folder : keep the run there, so that it can be resumed; by default nothing is kept
     watch : is called with each critic's configuration and the updates already done, and returns what shows its progress
+    settings : fields of `CriticConfig`: conv, activation, recipe, epochs, …, and those that say what the samples are:
+        whole : whether a, and whether b, is all of its distribution, and not a sample of it
+        held_out : the part of each sample that the critic is not trained on, but judged by; `seed` chooses it
+        repeats : what equal rows in a sample are: "copies" of one draw, independent "draws", or "either": valid for both
 
     The bound holds if the samples are independent draws of their distributions.
     """
@@ -105,32 +99,46 @@ def distance_bound(
     device = choose_device(device)
     if resume and overwrite:
         raise IsoconvError("Expected --resume or --overwrite. Got both.")
-    open_side = partial(open_samples, held_out=held_out, seed=seed, repeats=repeats, count=count, pixels=pixels)
-    open_side = partial(open_side, folder=data, download=download, size=size, channels=channels, progress=progress)
-    pair = open_side(a, "a", whole=whole[0], side="first"), open_side(b, "b", whole=whole[1], side="second")
+    # What says nothing is left out: the rest are options that were asked for.
+    settings = {name: value for name, value in settings.items() if value is not None and (name, value) != _NO_CONV}
+    reading = {"folder": data, "download": download, "size": size, "channels": channels, "progress": progress}
+    whole = settings.get("whole", (False, False))
+    options = {name: value for name, value in settings.items() if name in ("held_out", "seed", "repeats")}
+    options |= {"count": count, "pixels": pixels, "reading": reading}
+    first = open_samples(a, "a", whole=whole[0], side="first", **options)
+    pair = first, open_samples(b, "b", whole=whole[1], side="second", **options)
     require_one_shape(*pair)
-    contents = tuple(samples.fingerprint() if isinstance(samples, FiniteSamples) else "" for samples in pair)
+    settings["contents"] = tuple(samples.fingerprint() for samples in pair)
     pair, value_range, units = _centre(pair, value_range)
-    critics = [critic] if critic else _choose_critics(pair[0].shape, recipe, activation, settings)
-    changes = settings | {"whole": whole, "held_out": held_out, "seed": seed, "contents": contents, "repeats": repeats}
-    configs, networks = [], []
-    for name in critics:
-        config = _configure(pair, name, conv, activation, recipe, pixels, changes)
-        _check_observations(pair, method, bounded=value_range is not None or config.pixel_range is not None)
-        next(PairBatches(*pair, config.batch_size, config.steps_per_epoch, seed=seed).epoch(0))
-        configs.append(config)
-        networks.append(make_critic(config, *pair))
-    runs = [] if folder is None else _open_runs(folder, configs, resume, overwrite)
-    share = 1 - (1 - confidence) / len(configs) if len(configs) > 1 else confidence  # so that all hold at once
-    judge = partial(train_critics, confidence=share, value_range=value_range, method=method, units=units)
+    critics = [critic] if critic else _choose_critics(pair[0].shape, settings)
+    configs = [_configure(pair, name, pixels, settings) for name in critics]
+    try:
+        bounded = value_range is not None or len(pair[0].shape) == 3
+        choose_method(method, bounded, [samples.observations for samples in pair])
+    except IsoconvError as error:
+        notes = [samples.repeated for samples in pair if samples.repeated]
+        raise IsoconvError(" ".join([str(error), *notes])) from None
+    for config in configs:  # a batch that cannot be drawn is refused before anything is written
+        next(PairBatches(*pair, config.batch_size, config.steps_per_epoch, seed=config.seed).epoch(0))
+    networks = [make_critic(config, *pair) for config in configs]
+    several, runs = len(configs) > 1, list[RunFolder]()
+    if folder is not None:  # one critic's run is there, several have a sub-folder each
+        runs = [RunFolder(folder / config.model if several else folder) for config in configs]
+        if several and RunFolder(folder).exists:
+            raise IsoconvError(f"{folder} already holds a run of one critic: name it (--critic), or another --out.")
+        open_runs(runs, configs, resume, overwrite)
+        if several and not resume:
+            (folder / "result.json").unlink(missing_ok=True)
+    share = 1 - (1 - confidence) / len(configs) if several else confidence  # so that all hold at once
+    judging: dict[str, Any] = {"confidence": share, "value_range": value_range, "method": method, "units": units}
     results = []
     for k, config in enumerate(configs):
-        done = runs[k].updates_done() if runs else 0
-        with watch(config, done) as observer:
-            (trained,) = judge(
+        with watch(config, runs[k].updates_done() if runs else 0) as observer:
+            (trained,) = train_critics(
                 [config],
-                [runs[k]] if runs else None,
+                runs[k : k + 1] or None,
                 *pair,
+                **judging,
                 critics=[networks[k]],
                 device=device,
                 resume=bool(runs),  # a run that has just been started has nothing to resume
@@ -140,60 +148,61 @@ def distance_bound(
         results.append(trained.bound)
         if runs:
             plot_training(runs[k], trained.bound)
-    result = _choose_best(results, confidence)
-    if folder is not None and len(runs) > 1:
-        result.write(folder / "result.json")
-    return result
+    best = max(results, key=lambda result: result.lower)
+    if several:
+        figures = {result.model: CriticFigures(result.estimate, result.lower) for result in results}
+        seconds = sum(result.train_seconds for result in results)
+        best = replace(best, confidence=confidence, train_seconds=seconds, critics=figures)
+        if folder is not None:
+            best.write(folder / "result.json")
+    return best
 
 
 def open_samples(
     source: Source,
     name: str = "a",
     *,
-    whole: bool = False,
-    held_out: float = 0.25,
-    seed: int = 0,
-    repeats: str = "either",
-    side: str = "first",
     count: int = 6400,
-    pixels: Interval = (-1.0, 1.0),
-    **reading: Any,
+    pixels: Interval = BYTES_RANGE,
+    reading: dict[str, Any] | None = None,
+    **split: Any,
 ) -> Samples:
-    """Return the distribution that a source stands for; `reading` is for `read_images`.
+    """Return the distribution that a source stands for.
 
-    Of a finite set that is a sample (not the `whole` distribution) a part is held out by the seed.
+    reading : for `read_images`
+    split : for `FiniteSamples`: of a finite set that is a sample (not the `whole` distribution) a part is held out
     """
+    batch, reading = 64, reading or {}
     if isinstance(source, (str, Path)):
         name, path = str(source), Path(source)
         if path.suffix.lower() == ".npy":
             source = read_array(path)
         elif name.partition(":")[0] not in NAMES and path.is_dir() and RunFolder(path).exists:
             source, config = load_generator(path)
-            if reading.get("size") not in (None, config.image_shape[1]):
+            batch, size = config.batch_size, config.image_shape[1]
+            if reading.get("size") not in (None, size):
                 raise IsoconvError(
-                    f"Expected the size of the generator's images, {config.image_shape[1]}, or none. "
-                    f"Got --size {reading['size']}."
+                    f"Expected the size of the generator's images, {size}, or none. Got --size {reading['size']}."
                 )
-            if whole:
+            if split.get("whole"):
                 raise IsoconvError(f"Expected a finite set as a whole distribution. Got the generator in {name}.")
-            return GeneratedSamples(name, source, count=count, batch=config.batch_size, pixel_range=pixels)
         else:
             source = read_images(name, **reading)
     if isinstance(source, Generator):
-        return GeneratedSamples(name, source, count=count, pixel_range=pixels)
+        return GeneratedSamples(name, source, count=count, batch=batch, pixel_range=pixels)
     if isinstance(source, ImageSet):
         source = source.images
-    if isinstance(source, np.ndarray):
-        source = torch.from_numpy(source) if source.ndim == 4 else check_vectors(source, name)
-    if not isinstance(source, Tensor):
-        if not hasattr(source, "judged"):
-            raise IsoconvError(f"Expected samples, or the name of a data set or a file. Got {type(source).__name__}.")
-        return source
-    if source.dim() == 4:
+    if isinstance(source, np.ndarray) and source.ndim == 4:
+        source = torch.from_numpy(source)
+    if isinstance(source, Tensor) and source.dim() == 4:
         check_range(source, pixels, name)
+    elif isinstance(source, (Tensor, np.ndarray)):
+        source = check_vectors(source.detach().cpu().numpy() if isinstance(source, Tensor) else source, name)
+    elif hasattr(source, "judged"):
+        return source
     else:
-        source = check_vectors(source.detach().cpu().numpy(), name)
-    return FiniteSamples(name, source, whole=whole, held_out=held_out, seed=seed, side=side, repeats=repeats)
+        raise IsoconvError(f"Expected samples, or the name of a data set or a file. Got {type(source).__name__}.")
+    return FiniteSamples(name, source, **split)
 
 
 def _centre(
@@ -209,8 +218,8 @@ def _centre(
     centre = torch.cat([first.train, second.train]).mean(dim=0)
     if box is not None:
         for samples in (first, second):
-            for part in (samples.train, samples.rest, samples.distinct):
-                check_range(samples.rest if part is None else part, box, f"{samples.name} (--range)")
+            for part in (samples.train, *samples.readings):
+                check_range(part, box, f"{samples.name} (--range)")
         centre = torch.full_like(centre, (box[0] + box[1]) / 2)
         units += f", coordinates from {box[0]:g} to {box[1]:g}"
         half = math.nextafter(max(box[1] - float(centre[0]), float(centre[0]) - box[0]), math.inf)
@@ -218,9 +227,7 @@ def _centre(
     return (first.moved(-centre), second.moved(-centre)), box, units
 
 
-def _choose_critics(
-    shape: tuple[int, ...], recipe: str, activation: str | None, settings: dict[str, object]
-) -> list[str]:
+def _choose_critics(shape: tuple[int, ...], settings: dict[str, Any]) -> list[str]:
     """Return the paper's critic for images that it can take, a smaller one for others; for vectors two.
 
     Options that only one of the two has ask for that one.
@@ -231,81 +238,26 @@ def _choose_critics(
         return ["large"] if shape[1] % 4 == 0 and shape[2] % 4 == 0 else ["fc"]
     if "anchors" in settings:
         return ["anchors"]
-    about_layers = activation is not None or recipe == "paper"
-    return ["fc"] if about_layers or settings.keys() & {"width", "depth", "lr", "optimiser"} else ["fc", "anchors"]
+    about_layers = settings.keys() & {"activation", "width", "depth", "lr", "optimiser"}
+    return ["fc"] if about_layers or settings.get("recipe") == "paper" else ["fc", "anchors"]
 
 
-def _configure(
-    pair: tuple[Samples, Samples],
-    critic: str,
-    conv: str,
-    activation: str | None,
-    recipe: str,
-    pixels: Interval,
-    changes: dict[str, Any],
-) -> CriticConfig:
+def _configure(pair: tuple[Samples, Samples], critic: str, pixels: Interval, settings: dict[str, Any]) -> CriticConfig:
     """Return the configuration of a critic, fitted to the samples where nothing else is asked for."""
     shape, finite = pair[0].shape, [samples for samples in pair if isinstance(samples, FiniteSamples)]
-    config = critic_config(
-        pair[0].name, pair[1].name, shape, critic, conv=conv, activation=activation, recipe=recipe, **changes
-    )
-    options = changes.keys() | ({"activation"} if activation is not None else set())
-    options = options | ({"conv"} if conv != "bcop" else set())
-    own_options = set[str]().union(*CRITICS.values())
-    if unused := sorted(options & own_options - CRITICS[critic]):
+    config = critic_config(pair[0].name, pair[1].name, shape, critic, **settings)
+    if unused := sorted(settings.keys() & set[str]().union(*CRITICS.values()) - CRITICS[critic]):
         raise IsoconvError(f"Expected options of the critic {critic}. Got --{unused[0]}, which it has no use for.")
-    if "batch_size" not in changes:
+    if "batch_size" not in settings:
         config = replace(config, batch_size=min([config.batch_size, *(len(samples.train) for samples in finite)]))
     if len(shape) == 3:
         return replace(config, pixel_range=pixels)
     parts = [len(samples.train) for samples in finite if not samples.whole]
-    if "epochs" not in changes and parts:
+    if "epochs" not in settings and parts:
         # A critic that sees few vectors too often learns them by heart, and its value on others falls.
         passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
         config = replace(config, epochs=min(config.epochs, max(_LEAST_EPOCHS, passes)))
     return replace(config, scale=typical_scale(*pair, config))
-
-
-def _check_observations(pair: tuple[Samples, Samples], method: str, bounded: bool) -> None:
-    try:
-        choose_method(method, bounded, [samples.observations for samples in pair])
-    except IsoconvError as error:
-        raise IsoconvError(" ".join([str(error), *repeat_notes(*pair)])) from None
-
-
-def _open_runs(folder: Path, configs: list[CriticConfig], resume: bool, overwrite: bool) -> list[RunFolder]:
-    """Return the folder of each critic, started if it is new: `folder` itself for one, a sub-folder each for several."""
-    several = len(configs) > 1
-    runs = [RunFolder(folder / config.model) for config in configs] if several else [RunFolder(folder)]
-    if several and RunFolder(folder).exists:
-        raise IsoconvError(
-            f"{folder} already holds a run of one critic: name it (--critic), or another folder (--out)."
-        )
-    if resume and not any(run.exists for run in runs):
-        raise IsoconvError(f"Expected a run to resume in {folder}. There is none.")
-    new = [run for run in runs if not (resume and run.exists)]
-    for run, config in zip(runs, configs, strict=True):
-        if run in new:
-            run.check_free(overwrite)
-        else:
-            config.require_same(run)
-    for run, config in zip(runs, configs, strict=True):
-        if run in new:
-            run.start(config, overwrite)
-            (run.path / "estimate.png").unlink(missing_ok=True)
-    if several and not resume:
-        (folder / "result.json").unlink(missing_ok=True)
-    return runs
-
-
-def _choose_best(results: list[DistanceBound], confidence: float) -> DistanceBound:
-    """Return the result with the highest lower bound, at the confidence with which all of them hold at once."""
-    best = max(results, key=lambda result: result.lower)
-    if len(results) == 1:
-        return best
-    figures = {result.model: CriticFigures(result.estimate, result.lower) for result in results}
-    seconds = sum(result.train_seconds for result in results)
-    return replace(best, confidence=confidence, train_seconds=seconds, critics=figures)
 
 
 def plot_training(run: RunFolder, result: DistanceBound) -> None:
@@ -323,7 +275,6 @@ def plot_training(run: RunFolder, result: DistanceBound) -> None:
     axes.axhspan(*result.interval, color="C1", alpha=0.2)
     label = "lower bound of W1" if result.proved else "asymptotic lower estimate of W1"
     axes.axhline(result.lower, color="C2", linestyle="--", label=label)
-    axes.set_xlabel("updates")
-    axes.set_ylabel("mean difference / Lipschitz bound")
+    axes.set(xlabel="updates", ylabel="mean difference / Lipschitz bound")
     axes.legend()
     figure.savefig(run.path / "estimate.png", dpi=120, bbox_inches="tight")

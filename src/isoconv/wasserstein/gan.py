@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress
-from isoconv.data.resizing import NO_PILLOW
+from isoconv.data.resizing import import_pillow
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes
@@ -22,7 +23,7 @@ from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import as_values
-from isoconv.wasserstein.critic import Settings
+from isoconv.wasserstein.critic import Settings, open_runs
 from isoconv.wasserstein.samples import read_images
 
 _SECONDS_BETWEEN_GRIDS = 10.0
@@ -70,19 +71,14 @@ class Gan(nn.Module):
             torch.manual_seed(config.seed)
             self.generator, self.discriminator = Generator(config.image_shape), Discriminator(config.image_shape)
 
-    def make_optimiser(self, parameters: Any, rate: Tensor) -> torch.optim.Optimizer:
+    def make_optimiser(self, parameters: Any, rate: Tensor) -> Optimizer:
         """Return one Adam for both networks. It moves only parameters that have a gradient."""
         config, on_gpu = self.config, rate.is_cuda
         return torch.optim.Adam(parameters, config.lr, (config.beta1, config.beta2), fused=on_gpu, capturable=on_gpu)
 
 
 def update_gan(
-    gan: Gan,
-    optimiser: torch.optim.Optimizer,
-    images: Tensor,
-    noise: Tensor,
-    mixture: Tensor,
-    more_noise: Tensor | None = None,
+    gan: Gan, optimiser: Optimizer, images: Tensor, noise: Tensor, mixture: Tensor, more_noise: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update the discriminator and, where there is more noise, the generator. Return minus the difference of means."""
     real = as_values(images, (-1.0, 1.0), torch.float32)
@@ -98,7 +94,7 @@ def update_gan(
     return -difference, {"difference": difference}
 
 
-def _step(optimiser: torch.optim.Optimizer, network: nn.Module, loss: Tensor) -> None:
+def _step(optimiser: Optimizer, network: nn.Module, loss: Tensor) -> None:
     """Move one of the two networks."""
     optimiser.zero_grad(set_to_none=True)
     parameters = list(network.parameters())
@@ -138,7 +134,11 @@ class _GridWriter:
     def epoch(self, report: EpochReport) -> None:
         self.observer.epoch(report)
         if report.epoch == report.epochs or time.monotonic() - self.written >= _SECONDS_BETWEEN_GRIDS:
-            write_grid(self.path, fixed_samples(self.gan.generator, self.gan.config.seed))
+            generator, device = self.gan.generator, next(self.gan.parameters()).device
+            # Always the same noise, so that grids of different epochs can be compared.
+            noise = generator.noise(64, epoch_generator(self.gan.config.seed, 0, "grid of samples"))
+            with torch.no_grad():
+                write_grid(self.path, generator(noise.to(device)).cpu())
             self.written = time.monotonic()
 
 
@@ -198,19 +198,10 @@ def train_generator(
     images = read_images(data, files, download=download, size=size, channels=channels, progress=progress)
     config, run = GanConfig(data, images.shape, **settings), RunFolder(folder)
     updates = len(EpochBatches(images, config.batch_size)) * config.epochs
-    if resume:
-        config.require_same(run)
-    else:
-        Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
-        start_gan(config, run, overwrite)
+    Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
+    open_runs([run], [config], resume, overwrite)
     with watch(updates, run.updates_done()) as observer:
         return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
-
-
-def start_gan(config: GanConfig, folder: RunFolder, overwrite: bool) -> None:
-    """Begin a new run in the folder, where it may."""
-    folder.start(config, overwrite)
-    (folder.path / "samples.png").unlink(missing_ok=True)
 
 
 def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
@@ -229,28 +220,13 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     return generator.eval(), config
 
 
-# Samples to look at -----------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def fixed_samples(generator: Generator, seed: int, count: int = 64) -> Tensor:
-    """Return images of always the same noise, so that grids of different epochs can be compared."""
-    device = next(generator.parameters()).device
-    noise = generator.noise(count, epoch_generator(seed, 0, "grid of samples"))
-    return generator(noise.to(device)).cpu()
-
-
 def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     """Write images (N, C, H, W) with values in [−1, 1] as one PNG, row by row, two black pixels apart."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise IsoconvError(NO_PILLOW) from None
     missing = -len(images) % columns
     pixels = nn.functional.pad(((images + 1) * 127.5).round().clamp(0, 255), (0, 2, 0, 2, 0, 0, 0, missing))
     _, channels, height, width = pixels.shape
     rows = pixels.reshape(-1, columns, channels, height, width).permute(0, 3, 1, 4, 2)
     sheet = rows.reshape(-1, columns * width, channels)[:-2, :-2].to(torch.uint8).numpy()
     buffer = io.BytesIO()
-    Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(buffer, format="PNG")
+    import_pillow().fromarray(sheet[..., 0] if channels == 1 else sheet).save(buffer, format="PNG")
     write_bytes(path, buffer.getvalue())

@@ -37,6 +37,7 @@ from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 
 Draw = Callable[[int, torch.Generator], Tensor]
+Interval = tuple[float, float]
 
 #: What rows that occur more than once may be, and what follows.
 REPEATS = {
@@ -47,45 +48,37 @@ REPEATS = {
 _KINDS = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or the run folder of a generator"
 
 
-@dataclass(frozen=True, eq=False)
-class Judged:
-    """Samples that a critic is judged by.
-
-    whole : whether they are the whole distribution
-    group : how many consecutive ones depend on each other
-    distinct : what to judge by instead if repeated rows are copies; see Note [Repeated rows]
-    """
-
-    values: Tensor
-    whole: bool = False
-    group: int = 1
-    distinct: Tensor | None = None
-
-    @property
-    def readings(self) -> tuple[Tensor, ...]:
-        return (self.values,) if self.distinct is None else (self.values, self.distinct)
-
-
 class Samples(Protocol):
-    """One distribution."""
+    """One distribution.
+
+    whole : whether the samples are the whole distribution
+    group : how many consecutive samples depend on each other
+    repeated : one line for the user on samples that repeat others, if there are any
+    """
 
     name: str
     shape: tuple[int, ...]
+    whole: bool
+    group: int
+    repeated: str
 
     @property
     def observations(self) -> int | None:
         """The number of independent observations that it is judged by, or None if it is judged by all there is."""
-        ...
+
+    def fingerprint(self) -> str:
+        """Return a hash of all samples and of which of them are held out, or "" if there is no end of them."""
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
     ) -> Iterator[Tensor]:
         """Yield the training batches of an epoch, which depend on (seed, epoch, purpose) alone."""
-        ...
 
-    def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        """Return what a critic is judged by. No training batch holds any of it, unless it is the whole distribution."""
-        ...
+    def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
+        """Return what a critic is judged by; a second set if repeated rows may be copies, see Note [Repeated rows].
+
+        No training batch holds any of it, unless it is the whole distribution.
+        """
 
 
 class FiniteSamples:
@@ -113,10 +106,10 @@ class FiniteSamples:
             raise IsoconvError(f"Expected a fraction between 0 and 1 to hold out. Got {held_out}.")
         if repeats not in REPEATS:
             raise IsoconvError(f"Expected repeats to be one of {', '.join(REPEATS)}. Got {repeats!r}.")
-        self.name, self.shape, self.whole = name, tuple(values.shape[1:]), whole
-        self.train = self.rest = values
-        self.distinct: Tensor | None = None
-        self.repeated = ""  # one line on the repeats, for the user
+        self.name, self.shape, self.whole, self.group = name, tuple(values.shape[1:]), whole, 1
+        self.train = values
+        self.readings: tuple[Tensor, ...] = (values,)
+        self.repeated = ""
         if whole:
             return
         hashes = _hash_rows(values, f"{seed} {side}")
@@ -130,25 +123,23 @@ class FiniteSamples:
                 values = values[sorted(first.values())]
         order = torch.randperm(len(values), generator=epoch_generator(seed, 0, f"held out {side}"))
         held = min(max(round(held_out * len(values)), 1), len(values) - 1)
-        rest, train = order[:held], order[held:]
+        train, self.readings = order[held:], (values[order[:held]],)
         if self.repeated and repeats == "either":
             limit = int(held_out * 2**64).to_bytes(8, "big")
             train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
-            self.distinct = values[[first[key] for key in sorted(first) if key < limit]]
-            if not 0 < len(self.distinct) < len(first):
-                raise IsoconvError(
-                    f"Expected more distinct samples, to train on some and hold out others. {self.repeated}"
-                )
-        self.rest, self.train = values[rest], values[train]
+            distinct = values[[first[key] for key in sorted(first) if key < limit]]
+            self.readings = (*self.readings, distinct)
+            if not 0 < len(distinct) < len(first):
+                raise IsoconvError(f"Expected more distinct samples, so that some can be held out. {self.repeated}")
+        self.train = values[train]
 
     @property
     def observations(self) -> int | None:
-        return None if self.whole else min(len(part) for part in (self.rest, self.distinct) if part is not None)
+        return None if self.whole else min(map(len, self.readings))
 
     def fingerprint(self) -> str:
-        """Return a hash of all samples and of which of them are held out."""
         digest = hashlib.sha256()
-        for part in (self.train,) if self.whole else (self.train, self.rest):
+        for part in (self.train,) if self.whole else (self.train, self.readings[0]):
             digest.update(part.contiguous().cpu().numpy().data)
         return digest.hexdigest()
 
@@ -157,10 +148,8 @@ class FiniteSamples:
     ) -> Iterator[Tensor]:
         per_pass = len(self.train) // batch_size
         if per_pass == 0:
-            raise IsoconvError(
-                f"Expected at least one batch of {batch_size} samples to train on in {self.name}. "
-                f"Got {len(self.train)}: make the batch smaller (--batch-size)."
-            )
+            least = f"at least {batch_size} samples to train on (--batch-size) in {self.name}"
+            raise IsoconvError(f"Expected {least}. Got {len(self.train)}.")
         if fits(self.train.nbytes, device):
             self.train = self.train.to(device)
         current, order = -1, torch.empty(0)
@@ -172,15 +161,14 @@ class FiniteSamples:
             start = step % per_pass * batch_size
             yield self.train.index_select(0, order[start : start + batch_size]).to(device)
 
-    def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
-        return Judged(self.rest, self.whole, distinct=self.distinct)
+    def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
+        return self.readings
 
     def moved(self, shift: Tensor) -> "FiniteSamples":
         """Return the samples with a vector added to each."""
         copy = copy_of(self)
         copy.train = self.train + shift
-        copy.rest = copy.train if self.whole else self.rest + shift
-        copy.distinct = None if self.distinct is None else self.distinct + shift
+        copy.readings = (copy.train,) if self.whole else tuple(part + shift for part in self.readings)
         return copy
 
 
@@ -202,11 +190,15 @@ class DrawnSamples:
         if batch is not None and count < batch:
             raise IsoconvError(f"Expected at least one batch of {batch} samples from {name}. Got {count}.")
         self.name, self.shape, self.draw, self.batch = name, shape, draw, batch
-        self.count = count - count % (batch or 1)
+        self.whole, self.group, self.repeated = False, batch or 1, ""
+        self.count = count - count % self.group
 
     @property
     def observations(self) -> int | None:
-        return self.count // (self.batch or 1)
+        return self.count // self.group
+
+    def fingerprint(self) -> str:
+        return ""
 
     def batches(
         self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
@@ -219,10 +211,9 @@ class DrawnSamples:
             yield drawn[:batch_size]
             drawn = drawn[batch_size:]
 
-    def judged(self, seed: int, purpose: str, device: torch.device) -> Judged:
+    def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
         random, size = epoch_generator(seed, 0, f"{purpose} judged", device), self.batch or self.count
-        values = torch.cat([self.draw(size, random).cpu() for _ in range(self.count // size)])
-        return Judged(values, group=self.batch or 1)
+        return (torch.cat([self.draw(size, random).cpu() for _ in range(self.count // size)]),)
 
 
 class GeneratedSamples(DrawnSamples):
@@ -238,7 +229,7 @@ class GeneratedSamples(DrawnSamples):
         *,
         count: int = 6400,
         batch: int = 64,
-        pixel_range: tuple[float, float] = (-1.0, 1.0),
+        pixel_range: Interval = (-1.0, 1.0),
     ) -> None:
         low, high = pixel_range
 
@@ -250,45 +241,35 @@ class GeneratedSamples(DrawnSamples):
         super().__init__(name, generator.image_shape, draw, count, batch)
 
 
+@dataclass(frozen=True, eq=False)
 class PairBatches:
     """Batches (xs, ys) of two distributions: `pairs.epoch(e)` iterates over those of epoch e."""
 
-    def __init__(
-        self,
-        first: Samples,
-        second: Samples,
-        batch_size: int,
-        steps_per_epoch: int,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        require_one_shape(first, second)
-        self.first, self.second, self.batch_size, self.steps = first, second, batch_size, steps_per_epoch
-        self.seed, self.device = seed, torch.device(device)
+    first: Samples
+    second: Samples
+    batch_size: int
+    steps_per_epoch: int
+    seed: int = 0
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        require_one_shape(self.first, self.second)
 
     def __len__(self) -> int:
-        return self.steps
+        return self.steps_per_epoch
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        settings = (self.seed, epoch, self.steps, self.batch_size)
-        xs = self.first.batches(*settings, "first", self.device)
-        return zip(xs, self.second.batches(*settings, "second", self.device), strict=True)
-
-
-def repeat_notes(*sides: Samples) -> tuple[str, ...]:
-    """Return a line for each side whose samples repeat."""
-    return tuple(side.repeated for side in sides if isinstance(side, FiniteSamples) and side.repeated)
+        settings, device = (self.seed, epoch, self.steps_per_epoch, self.batch_size), torch.device(self.device)
+        xs, ys = self.first.batches(*settings, "first", device), self.second.batches(*settings, "second", device)
+        return zip(xs, ys, strict=True)
 
 
 def require_one_shape(first: Samples, second: Samples) -> None:
     """Raise if the two distributions do not live in one space."""
     if first.shape != second.shape:
-        images = len(first.shape) == len(second.shape) == 3
-        raise IsoconvError(
-            f"Expected two distributions of one shape{' (--size, --channels)' if images else ''}. "
-            f"Got {_describe(first.shape)} in {first.name} and {_describe(second.shape)} in {second.name}."
-        )
+        hint = " (--size, --channels)" if len(first.shape) == len(second.shape) == 3 else ""
+        first_kind, second_kind = (f"{_describe(side.shape)} in {side.name}" for side in (first, second))
+        raise IsoconvError(f"Expected two distributions of one shape{hint}. Got {first_kind} and {second_kind}.")
 
 
 def _describe(shape: tuple[int, ...]) -> str:
@@ -348,12 +329,8 @@ def check_vectors(array: NDArray[Any], name: str) -> Tensor:
     values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
     wrong = torch.nonzero(~values.isfinite().all(dim=1)).flatten()
     if len(wrong):
-        raise IsoconvError(
-            f"Expected finite numbers in {name}. Got NaN or infinity in {len(wrong)} of {len(values)} rows, "
-            f"the first of them row {int(wrong[0])}."
-        )
-    if float(values.abs().max()) > 1e8:
-        raise IsoconvError(
-            f"Expected numbers up to 1e8 in {name}. Got {float(values.abs().max()):g}: scale them first."
-        )
+        rows = f"{len(wrong)} of {len(values)} rows, the first of them row {int(wrong[0])}"
+        raise IsoconvError(f"Expected finite numbers in {name}. Got NaN or infinity in {rows}.")
+    if (largest := float(values.abs().max())) > 1e8:
+        raise IsoconvError(f"Expected numbers up to 1e8 in {name}. Got {largest:g}: scale them first.")
     return values

@@ -41,15 +41,10 @@ class FCCritic(nn.Sequential):
         layers += [Scale(scale)] if scale != 1 else []
         for _ in range(depth):
             layers.append(OrthogonalLinear(features, width, orthogonalisation=orthogonalisation))
-            layers.append(_activation(activation, group_size))
+            sort = MaxMin() if group_size == 2 else GroupSort(group_size)
+            layers.append(nn.ReLU() if activation == "relu" else sort)
             features = width
         super().__init__(*layers, OrthogonalLinear(features, 1, orthogonalisation=orthogonalisation))
-
-
-def _activation(name: str, group_size: int) -> nn.Module:
-    if name == "relu":
-        return nn.ReLU()
-    return MaxMin() if group_size == 2 else GroupSort(group_size)
 
 
 class NearestAnchor(nn.Module):
