@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.records import Record
+from isoconv.records import Index, Picture, Range, Record, Size, require
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import Progress, TrainedRun
@@ -37,76 +37,95 @@ _LARGEST = 64  # pixels of a picture's longer side; larger images are shown smal
 # The files -------------------------------------------------------------------------------------------------------------
 
 
+class _Part(Record):
+    ignores_unknown: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Histogram(Record):
-    min: float
+class Histogram(_Part):
+    min: Size
     mean: float
-    max: float
-    counts: tuple[int, ...]
+    max: Size
+    counts: tuple[Index, ...]
 
 
 @dataclass(frozen=True)
-class LayerHistograms(Record):
+class LayerHistograms(_Part):
     """The singular values of a layer, in bins centred at 0, width, 2·width, …"""
 
     title: str
     name: str
     kind: str
-    width: float
+    width: Annotated[float, Range(1e-12)]
     before: Histogram
     after: Histogram
 
+    def __post_init__(self) -> None:
+        before, after = len(self.before.counts), len(self.after.counts)
+        require(before == after, f"the {before} bins of before training after it in {self.title!r}", after)
+
 
 @dataclass(frozen=True)
-class NormSummary(Record):
+class NormSummary(_Part):
     """Mean, 10 % and 90 % quantile over images, for each place in the network."""
 
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    mean: tuple[Size, ...]
+    low: tuple[Size, ...]
+    high: tuple[Size, ...]
 
 
 @dataclass(frozen=True)
-class GradientNorms(Record):
+class GradientNorms(_Part):
     images: int
     places: tuple[str, ...]
     before: NormSummary
     after: NormSummary
 
+    def __post_init__(self) -> None:
+        for norms in (self.before, self.after):
+            lengths = {len(norms.mean), len(norms.low), len(norms.high)}
+            require(lengths == {len(self.places)}, f"a norm for each of {len(self.places)} places", sorted(lengths))
+
 
 @dataclass(frozen=True)
-class Diagnostics(Record):
+class Diagnostics(_Part):
     weights_sha256: str
     layers: tuple[LayerHistograms, ...]
     gradient_norms: GradientNorms | None = None
 
 
 @dataclass(frozen=True)
-class Adversarial(Record):
+class Adversarial(_Part):
     """The smallest perturbation found that misleads the network, and what it then predicts; pictures as data URIs."""
 
-    norm: float
-    prediction: int
-    image: str
-    change: str
+    norm: Size
+    prediction: Index
+    image: Picture
+    change: Picture
 
 
 @dataclass(frozen=True)
-class GalleryImage(Record):
+class GalleryImage(_Part):
     """One test image. `adversarial` is None where the network is wrong to begin with, or where nothing was found."""
 
-    index: int
-    label: int
-    prediction: int
-    radius: float
-    image: str
+    index: Index
+    label: Index
+    prediction: Index
+    radius: Size
+    image: Picture
     adversarial: Adversarial | None
 
 
 @dataclass(frozen=True)
-class Gallery(Record):
+class Gallery(_Part):
     weights_sha256: str
     images: tuple[GalleryImage, ...]
+
+    def check_classes(self, count: int) -> None:
+        """Raise if a label or a prediction is not one of so many classes."""
+        for image in self.images:
+            numbers = [image.label, image.prediction, image.adversarial.prediction if image.adversarial else 0]
+            require(max(numbers) < count, f"classes from 0 to {count - 1}", max(numbers))
 
 
 # Making them -----------------------------------------------------------------------------------------------------------
