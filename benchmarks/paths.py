@@ -15,7 +15,7 @@ from accuracy import print_summary, train_seeds
 from isoconv.data import load_splits
 from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
-from isoconv.train.search import search_learning_rate
+from isoconv.train.job import search_learning_rate
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from accuracy import settings_of
 from isoconv.data import EpochBatches, hold_out, load_splits
-from isoconv.train.capture import CapturedStepper
+from isoconv.train.capture import make_stepper
 from isoconv.train.classifier import Classification, device_name, evaluate
 from isoconv.train.config import TrainConfig, default_epsilons, make_model, recipe_settings
 from isoconv.train.distributed import choose_device
@@ -55,7 +55,7 @@ def main() -> None:
         )
         learner = Learner.from_config(config, make_model(config), Classification(config), len(batches), device=device)
         runs.append((text, config.epochs, learner, batches))
-    stepper = CapturedStepper([learner for _, _, learner, _ in runs])
+    stepper = make_stepper([learner for _, _, learner, _ in runs])
     start = time.perf_counter()
     for epoch in range(max(epochs for _, epochs, _, _ in runs)):
         streams = [iter(b.epoch(epoch) if epoch < epochs else ()) for _, epochs, _, b in runs]

@@ -19,9 +19,8 @@ priority, and thereby streams of another pool, over what is built beside it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -265,15 +264,12 @@ class SharedUpdate:
         for learner in self.learners:
             learner.project_in_step()
 
-    @contextmanager
-    def _branch(self, k: int) -> Iterator[None]:
-        """Run on a network's own stream, after what has been launched on this one."""
+    def _branch(self, k: int) -> AbstractContextManager[object]:
+        """Return a context that runs on a network's own stream, after what has been launched on this one."""
         if not self.branches:
-            yield
-            return
+            return nullcontext()
         self.branches[k].wait_stream(torch.cuda.current_stream(self.branches[k].device))
-        with torch.cuda.stream(self.branches[k]):
-            yield
+        return torch.cuda.stream(self.branches[k])
 
     def _wait_for_branches(self) -> None:
         for branch in self.branches:
@@ -331,7 +327,7 @@ class PreparedWeights:
         try:
             self._build()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
 
     def _build(self) -> None:
@@ -356,9 +352,7 @@ class PreparedWeights:
             seen |= dict.fromkeys(sources, turn)
             yield turn
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for stack in self.stacks:
             for layer in stack.layers:
                 layer.weight_source = None

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,9 +96,8 @@ def train_classifiers(
     device: str = "cpu",
     processes: Processes | None = None,
     resume: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-    save_every: float = 8.0,
     models: Sequence[nn.Module] | None = None,
+    **options: Any,
 ) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
 
@@ -106,6 +105,7 @@ def train_classifiers(
     once, after the last update.
 
     models : the networks, where `build_networks` has built them already
+    options : other arguments of `fit`, such as `should_stop` and `save_every`
     """
     processes = processes or Processes()
     models = build_networks(configs, train, device, processes) if models is None else models
@@ -127,9 +127,8 @@ def train_classifiers(
             resume=resume,
             device=torch_device,
             observer=observer,
-            should_stop=should_stop,
-            save_every=save_every,
             processes=processes,
+            **options,
         )
         results = []
         for config, model, folder, fitted in zip(configs, models, folders, fits, strict=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import Progress, TrainedRun
 
-DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
+CERTIFIED, DIAGNOSTICS, GALLERY = "certified.json", "diagnostics.json", "gallery.json"
 
 _GRADIENT_IMAGES = 128
 _BIN, _BINS = 0.01, 200  # bins of a histogram are this wide, or wider if that would make many more than so many
@@ -131,56 +131,58 @@ class Gallery(_Part):
 # Making them -----------------------------------------------------------------------------------------------------------
 
 
-def collect_diagnostics(
-    run: Path | str,
-    data: ImageSet | None = None,
+def complete_run(
+    run: TrainedRun,
+    data: ImageSet | None,
     *,
-    certifier: Certifier | None = None,
+    device: str = "cpu",
+    accuracy: RobustAccuracy | None = None,
     images: int = 12,
-    device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda title, done, total: None,
 ) -> list[str]:
-    """Write those of the two files that the run's folder does not hold yet, and return their names.
+    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
 
-    The gallery and the gradients need test images, `data`; without them only the singular values are written. `certifier`
-    is of the run's own model, if there is one already. `progress(done, total)` follows the search for the gallery.
+    Without test images, `data`, only the singular values are made. `accuracy` is of this network, if it was certified
+    before. The gallery has so many `images`.
     """
-    folder, written = Path(run), []
-    model, config = load_run(folder)
-    weights = weights_sha256(model)
-    diagnostics, gallery = (
-        _current(Diagnostics, folder / DIAGNOSTICS, weights),
-        _current(Gallery, folder / GALLERY, weights),
-    )
+    made = []
+    if data is not None and accuracy is None and not (run.folder / CERTIFIED).exists():
+        accuracy, record = run.certify(data, device=device, progress=progress)
+        run.keep(CERTIFIED, record.to_fields())
+        made.append(CERTIFIED)
+    model, config = load_run(run.folder)
+    diagnostics, gallery, weights = _current(run.folder, model)
     if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
-        _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
-        written.append(DIAGNOSTICS)
+        _diagnose(config, model, data, weights).write(run.folder / DIAGNOSTICS)
+        made.append(DIAGNOSTICS)
     if gallery is None and data is not None:
-        certifier = certifier or Certifier(model.to(device), config.input_shape)
-        entries = gallery_entries(certifier, data, images, seed=config.seed, progress=progress)
-        Gallery(weights, tuple(entries)).write(folder / GALLERY)
-        written.append(GALLERY)
+        certifier = accuracy.certifier if accuracy is not None else Certifier(model.to(device), config.input_shape)
+        show = partial(progress, "searching examples")
+        entries = gallery_entries(certifier, data, images, seed=config.seed, progress=show)
+        Gallery(weights, tuple(entries)).write(run.folder / GALLERY)
+        made.append(GALLERY)
     elif gallery is None:
-        (folder / GALLERY).unlink(missing_ok=True)  # of another network
-    return written
+        (run.folder / GALLERY).unlink(missing_ok=True)  # of another network
+    return made
 
 
-def needs_images(run: Path | str) -> bool:
-    """Return True if `collect_diagnostics` has something to do that it needs test images for."""
-    folder = Path(run)
-    weights = weights_sha256(load_run(folder)[0])
-    diagnostics = _current(Diagnostics, folder / DIAGNOSTICS, weights)
-    no_gallery = _current(Gallery, folder / GALLERY, weights) is None
-    return no_gallery or diagnostics is None or diagnostics.gradient_norms is None
+def lacks_images(run: TrainedRun) -> bool:
+    """Return True if `complete_run` has something to do that it needs test images for."""
+    diagnostics, gallery, _ = _current(run.folder, run.model)
+    there = (run.folder / CERTIFIED).exists() and gallery is not None
+    return not there or diagnostics is None or diagnostics.gradient_norms is None
 
 
-_Kind = TypeVar("_Kind", Diagnostics, Gallery)
-
-
-def _current(kind: type[_Kind], path: Path, weights: str) -> _Kind | None:
-    """Return what the file holds; None if it is not there or of other weights."""
-    record = kind.read(path) if path.exists() else None
-    return record if record is not None and record.weights_sha256 == weights else None
+def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Gallery | None, str]:
+    """Return what the two files hold, None if one is not there or of other weights, and the hash of the weights."""
+    weights = weights_sha256(model)
+    diagnostics = Diagnostics.read(folder / DIAGNOSTICS) if (folder / DIAGNOSTICS).exists() else None
+    gallery = Gallery.read(folder / GALLERY) if (folder / GALLERY).exists() else None
+    return (
+        diagnostics if diagnostics and diagnostics.weights_sha256 == weights else None,
+        gallery if gallery and gallery.weights_sha256 == weights else None,
+        weights,
+    )
 
 
 def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
@@ -279,32 +281,6 @@ def picture_uri(pixels: Tensor) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def complete_run(
-    run: TrainedRun,
-    data: ImageSet | None,
-    *,
-    device: str = "cpu",
-    accuracy: RobustAccuracy | None = None,
-    progress: Progress = lambda title, done, total: None,
-) -> list[str]:
-    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
-
-    Without test images, `data`, only what needs none is made. `accuracy` is of this network, if it was certified before.
-    """
-    made = []
-    if data is not None and accuracy is None and not (run.folder / "certified.json").exists():
-        accuracy, record = run.certify(data, device=device, progress=progress)
-        run.keep("certified.json", record.to_fields())
-        made.append("certified.json")
-    certifier, show = None if accuracy is None else accuracy.certifier, partial(progress, "searching examples")
-    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=show)
-
-
-def lacks_images(run: TrainedRun) -> bool:
-    """Return True if `complete_run` has something to do that it needs test images for."""
-    return not (run.folder / "certified.json").exists() or needs_images(run.folder)
 
 
 def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:

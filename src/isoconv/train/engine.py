@@ -30,6 +30,7 @@ OptimiserChoice = str | Callable[[Iterable[Tensor], Tensor], torch.optim.Optimiz
 
 #: What a configuration says of training, by the names of the arguments that take it.
 SETTINGS = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
+_CPU = torch.device("cpu")
 _FIRST_SAVE = 1.0  # seconds after the start; the time to the next one doubles, up to `save_every`
 
 
@@ -54,8 +55,12 @@ class Observer(Protocol):
     def epoch(self, report: EpochReport) -> None: ...
 
 
-class Silent(Observer):
+class Silent:
     """Shows nothing."""
+
+    def step(self, steps: int) -> None: ...
+
+    def epoch(self, report: EpochReport) -> None: ...
 
 
 class EpochBatchSource(Protocol):
@@ -109,18 +114,18 @@ class Learner:
     loss: LossFunction | None
     choice: OptimiserChoice = "steepest"
     lr: float = 0.01
-    momentum: float = 0.9
     schedule: str | Schedule = "linear"
+    momentum: float = 0.9
     epochs: int = 1
     steps_per_epoch: int = 1
     project_every: int = 100
     project_iterations: int = 50
     update: LossFunction | None = None
-    device: torch.device | str = "cpu"
+    device: torch.device = _CPU
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
 
     def __post_init__(self) -> None:
-        self.device = torch.device(self.device)
+        self.device = torch.device(self.device)  # its name will do
         self.called = self.wrap(self.model.to(self.device).train())
         self.steps = self.steps_per_epoch * self.epochs
         self.rate = torch.full((), self.lr, device=self.device)  # a tensor: a captured graph follows the schedule
@@ -247,11 +252,9 @@ def fit(
     processes = processes or Processes()
     shared: dict[str, Any] = {"momentum": momentum, "epochs": epochs, "steps_per_epoch": steps, "update": update}
     shared |= {"project_every": project_every, "project_iterations": project_iterations, "device": device}
-    own = (_for_each(value, count) for value in (loss, optimiser, lr, schedule))
-    learners = [
-        Learner(network, *settings[:3], schedule=settings[3], wrap=processes.wrap, **shared)
-        for network, settings in zip(networks, zip(*own, strict=True), strict=True)
-    ]
+    shared |= {"wrap": processes.wrap}
+    own = zip(*(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
+    learners = [Learner(network, *settings, **shared) for network, settings in zip(networks, own, strict=True)]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = [(learners[k], folders[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]

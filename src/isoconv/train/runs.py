@@ -21,7 +21,7 @@ from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_name
 from isoconv.records import SLACK, Count, Percent, Record, Size, require
 from isoconv.train.config import TrainConfig, default_epsilons
 from isoconv.train.distributed import choose_device
-from isoconv.train.run_folder import RunFolder, load_run
+from isoconv.train.run_folder import RunFolder, load_run, seeds_in
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
@@ -224,10 +224,8 @@ def open_runs(path: Path | str) -> list[TrainedRun]:
     path = Path(path)
     if not path.exists() and str(path) in pretrained_names():
         path = pretrained_folder(str(path))
-    folders = [path]
-    if not RunFolder(path).exists:
-        inside = [part for part in path.glob("seed-*") if part.name.removeprefix("seed-").isdecimal()]
-        folders = sorted(inside, key=lambda part: int(part.name.removeprefix("seed-"))) or [path]
+    seeds = [] if RunFolder(path).exists else seeds_in(path)
+    folders = [path / f"seed-{seed}" for seed in seeds] or [path]
     return [TrainedRun(folder, *load_run(folder)) for folder in folders]
 
 
