@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-gpu browser docs lint format clean
+.PHONY: demo test test-all test-gpu reproduce browser docs lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m isoconv demo
@@ -19,6 +19,10 @@ test-all: test browser
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
 
+# The paper's tables and figures: what is not in results/ yet is measured. make reproduce DATA=folder-of-the-data-sets
+reproduce: $(READY)
+	$(BIN)/python -m reproduction all --run $(if $(DATA),--data $(DATA))
+
 browser: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright
 	timeout 120 $(BIN)/python -m playwright install chromium-headless-shell || $(MAKE) .browser/chromium || echo "No Chromium could be fetched: the tests of the page are skipped."
@@ -31,13 +35,13 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples docs
-	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests reproduction benchmarks tools examples docs
+	$(BIN)/ruff format --check src tests reproduction benchmarks tools examples docs
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks examples docs
-	$(BIN)/ruff format src tests benchmarks examples docs
+	$(BIN)/ruff check --fix src tests reproduction benchmarks tools examples docs
+	$(BIN)/ruff format src tests reproduction benchmarks tools examples docs
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Making the environment in .venv, once: about 2 GB, and a few minutes."

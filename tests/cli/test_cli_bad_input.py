@@ -138,7 +138,7 @@ CASES = [
     *(train("--seeds", text, named=repr(text)) for text in ("a", "", "0,,1", "0,0", "1,-1", "9" * 20)),
     *(train("--epsilon", text, named=repr(text)) for text in ("x", "1/0", "inf", "nan", "-0.1", "1e400", "1e400/1")),
     *(train("--search", text, named="--search") for text in ("0.1,y", "1e400", "")),
-    *(train("--size", text, named="--size") for text in ("x", "8x", "1x2x3")),
+    train("--size", "x", named="--size"),
     *(train(f"--size={text}", "--lr", "1", named="size") for text in ("0", "-4", "8x0")),
     train("--search", "0", named="lr"),
     train("--lr", "0"), train("--lr", "nan"), train("--margin", "-1"), train("--temperature", "0"),
@@ -305,8 +305,6 @@ def test_values_as_people_write_them():
     sizes = {"32": 32, "32x48": (32, 48), "32X48": (32, 48), "32×48": (32, 48), " 8 x 9 ": (8, 9)}
     assert {text: parse_size(text) for text in sizes} == sizes
 
-
-@pytest.mark.parametrize("text", ["", "x", "32x", "x32", "3.5", "1x2x3", "32,48", "large"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(IsoconvError, match="--size"):
-        parse_size(text)
+    for text in ("", "x", "32x", "x32", "3.5", "1x2x3", "32,48", "large"):
+        with pytest.raises(IsoconvError, match="--size"):
+            parse_size(text)

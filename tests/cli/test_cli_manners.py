@@ -43,18 +43,20 @@ def fail_with(error: BaseException):
 def test_help_fits_a_screen(words, isoconv, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     outcome = isoconv(*words)
-    lines = outcome.out.rstrip().splitlines()
-    assert outcome.code == (0 if words else 2) and outcome.err.strip() == ""
+    text, other = (outcome.out, outcome.err) if words else (outcome.err, outcome.out)
+    lines = text.rstrip().splitlines()
+    assert outcome.code == (0 if words else 2) and other == ""
     assert len(lines) <= 23 and max(map(len, lines)) <= 80  # and one line for the prompt
     for name in COMMANDS:
-        assert re.search(rf"^\W*{name} +\w", outcome.out, re.MULTILINE), name
+        assert re.search(rf"^\W*{name} +\w", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_a_command_shows_an_example_with_options_that_it_has(name, isoconv):
     outcome = isoconv(name, "--help")
     assert outcome.code == 0 and outcome.err == "" and "\x1b" not in outcome.out
-    example = re.search(rf"Example: isoconv {name}( [^╭┌+]*)?", " ".join(outcome.out.split()))
+    text = re.split(r"\n(?:Arguments|Options):\n", outcome.out)[0]
+    example = re.search(rf"Example: isoconv {name}.*", " ".join(text.split()))
     known = {option for parameter in load_command(name).params for option in parameter.opts}
     assert example is not None and set(re.findall(r"--[a-z-]+", example.group())) <= known
 
@@ -104,11 +106,10 @@ def test_json_alone_is_on_stdout_and_nothing_is_coloured(words, isoconv, world):
         assert message not in plain.out
 
 
-@pytest.mark.parametrize("colours", [True, False])
-def test_no_colour_on_a_terminal_that_asks_for_none(colours, tmp_path):
+def test_help_on_a_terminal_is_plain(tmp_path):
     pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
     controller, terminal = pty.openpty()
-    environment = {**ENVIRONMENT, "TERM": "xterm-256color", "NO_COLOR": "" if colours else "1"}
+    environment = {**ENVIRONMENT, "TERM": "xterm-256color"}
     process = subprocess.Popen(
         [*COMMAND, "--help"], stdin=terminal, stdout=terminal, stderr=terminal, env=environment, cwd=tmp_path
     )
@@ -124,10 +125,7 @@ def test_no_colour_on_a_terminal_that_asks_for_none(colours, tmp_path):
         seen += part
     os.close(controller)
     assert process.wait(timeout=180) == 0
-    text = seen.decode()
-    assert COMMANDS["certify"] in re.sub(r"\x1b\[[0-9;]*m", "", text)
-    codes = {int(code or 0) for codes in re.findall(r"\x1b\[([0-9;]*)m", text) for code in codes.split(";")}
-    assert any(30 <= code <= 49 or 90 <= code <= 107 for code in codes) == colours
+    assert COMMANDS["certify"] in seen.decode() and b"\x1b" not in seen
 
 
 def test_what_a_terminal_cannot_write_is_no_failure(world):

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from data.fakes import write_mnist
 from isoconv.cli.output import TrainingProgress
 from isoconv.files import read_tensors
-from isoconv.nn.methods import METHODS, Method
+from isoconv.nn.methods import METHODS
 from isoconv.train.run_folder import load_run
 
 TINY = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
@@ -79,9 +80,7 @@ def test_the_papers_recipe(isoconv, pictures):
 
 
 def test_a_method_that_was_added_is_known_to_the_command_and_its_recipe(isoconv, pictures, monkeypatch):
-    toy = Method(
-        "toy", "Toy", "isoconv.nn.reshaped:RKOConv2d", "a toy", on_manifold=True, settings=("orthogonalisation",)
-    )
+    toy = replace(METHODS["rko"], name="toy", title="Toy", summary="a toy")
     monkeypatch.setitem(METHODS, "toy", toy)
     monkeypatch.delitem(sys.modules, "isoconv.cli.train")
     assert "toy" in isoconv("train", "--help").out

@@ -8,7 +8,7 @@ _BAD_INPUT, _INTERRUPTED, _NOBODY_READS = 2, 130, 141  # the latter as a shell h
 
 
 def main() -> None:
-    """The `isoconv` command. An expected failure is one line on stderr and exit code 2, never a traceback.
+    """Run the `isoconv` command. An expected failure is one line on stderr and exit code 2, never a traceback.
 
     Ctrl-C is exit code 130, a reader that went away (`isoconv … | head`) 141. A traceback means a mistake in isoconv.
     """
@@ -33,7 +33,7 @@ def main() -> None:
 def _run() -> None:
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that it cannot write is no failure
-    if sys.argv[1:] == ["--version"]:  # without the seconds that it takes to load torch
+    if sys.argv[1:] == ["--version"]:
         from isoconv.version import __version__
 
         print(__version__)
@@ -47,11 +47,11 @@ def _run() -> None:
 
 
 def _ending(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and line of an expected end; None for any other, which Python may report as it does."""
+    """Return exit code and line of an expected end; None for any other, which Python reports."""
     from isoconv.errors import IsoconvError
 
     if isinstance(error, (KeyboardInterrupt, SystemExit)) or type(error).__name__ == "Abort":
-        # typer makes others of the first two, and keeps where they came from.
+        # typer raises others in place of the first two, and keeps what they came from.
         if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
             return _INTERRUPTED, "Interrupted."
         if any(isinstance(cause, BrokenPipeError) for cause in _causes(error)):
@@ -70,8 +70,8 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, BrokenPipeError):
         return _NOBODY_READS, ""
     if isinstance(error, OSError):  # the disk is full, a folder is write-protected, a file vanished
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        return _BAD_INPUT, f"Cannot go on: {place}{error.strerror or error}."
+        path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+        return _BAD_INPUT, f"Cannot continue: {path}{error.strerror or error}."
     if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
         return _BAD_INPUT, "Not enough memory. Smaller images, batches or networks need less."
     return None
@@ -84,7 +84,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_torch_out_of_memory(error: BaseException) -> bool:
-    """On a GPU a class of its own, on the CPU a RuntimeError that only its text tells from others."""
+    """Return True if torch lacks memory: it raises a class of its own on a GPU, on the CPU a RuntimeError that says so."""
     return type(error).__name__ == "OutOfMemoryError" or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     )

@@ -20,11 +20,10 @@ COMMANDS = {
     "export": "Write a network as ONNX or plain torch code.",
     "wasserstein": "Prove a lower bound of the distance of two distributions.",
     "gan": "Train a generator to compare data with.",
-    "reproduce": "Reproduce a table or a figure of the paper.",
 }
 _STYLE: dict[str, Any] = {
-    "no_args_is_help": True,
     "add_completion": False,
+    "rich_markup_mode": None,  # plain help: rich would take longer to load than all else
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
@@ -32,13 +31,13 @@ _STYLE: dict[str, Any] = {
 
 def load_command(name: str) -> Any:
     """Return a command with its options, as click has them. It is the function of its name in `isoconv.cli`."""
-    app = typer.Typer(**_STYLE | {"no_args_is_help": False})
+    app = typer.Typer(**_STYLE)
     app.command()(getattr(import_module(f"isoconv.cli.{name}"), name))
     return get_command(app)
 
 
 def run(arguments: Sequence[str]) -> object:
-    """Run the command that the first argument names, with the others; without one, list the commands."""
+    """Run the command that the first argument names, with the others, and return its exit code. Without one, show help."""
     if arguments and arguments[0] in COMMANDS:
         command, name = load_command(arguments[0]), f"isoconv {arguments[0]}"
         return command(list(arguments[1:]), prog_name=name, standalone_mode=False)
@@ -47,7 +46,7 @@ def run(arguments: Sequence[str]) -> object:
 
 def _list_commands() -> typer.Typer:
     """Return an application that knows the names of the commands, and loads one when it is run."""
-    app = typer.Typer(help="Convolutional networks that are provably 1-Lipschitz.", **_STYLE)
+    app = typer.Typer(no_args_is_help=True, help="Convolutional networks that are provably 1-Lipschitz.", **_STYLE)
     app.callback()(_options)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name, summary in COMMANDS.items():

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +26,13 @@ from isoconv.cli.options import (
 from isoconv.data.datasets import DATASETS, NAMES
 from isoconv.errors import IsoconvError
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
-from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES
+from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, TrainConfig
 from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
+_SETTINGS = {field.name for field in fields(TrainConfig)} - {"data"}
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -74,7 +76,7 @@ def train(
 
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
-    given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
+    settings = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
     sides = None if size is None else parse_size(size)
     numbers = None if seeds is None else parse_seeds(seeds)
     radii = parse_epsilons(epsilon)
@@ -105,7 +107,7 @@ def train(
                 should_stop=should_stop,
                 say=print_line,
                 processes=processes,
-                **given,
+                **settings,
             )
     finally:
         processes.leave()
@@ -119,9 +121,3 @@ def train(
         print_results(results, f"{config.model}, {config.conv}, {Path(config.data).name}, {epochs_done}")
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
     print_line(f"The run is in {out}. To see it: isoconv report {words}")
-
-
-_SETTINGS = {
-    *("model", "conv", "activation", "recipe", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
-    *("temperature", "offset", "orthogonalisation", "precision", "crop_padding", "flip"),
-}

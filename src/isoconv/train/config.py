@@ -172,7 +172,7 @@ def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
     if recipe == "paper":
         adam = {"optimiser": "adam", "lr": 1e-3, "schedule": "exponential", "epochs": 200, "batch_size": 128}
         return settings | adam | {"orthogonalisation": "bjorck"}
-    # The best of those tried on a validation split of the training set (benchmarks/recipes.py).
+    # The best of those tried on a validation split of the training set (results/recipes).
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
     if METHODS[conv].on_manifold:
         return settings | {"optimiser": "steepest", "lr": defaults.lr}

@@ -69,7 +69,7 @@ def choose_device(name: str) -> str:
     """Return the device that `name` stands for: `auto` is a GPU where there is one. Raise if the device is not there."""
     # Networks side by side need as many queues to the GPU as they have streams; its driver reads this once, at the
     # start. Five of Large, each with a graph of its own, took 7.0 ms a round instead of 10.5 (H200,
-    # results/speed/queues_h200.json).
+    # results/speed/queues.json).
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

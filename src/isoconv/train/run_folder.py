@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_json, write_tensors, write_text
+from isoconv.files import read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.records import Record
 from isoconv.train.config import TrainConfig, make_model
@@ -173,9 +173,6 @@ class RunFolder:
         """Write the plain model and the final figures."""
         write_tensors(self.model, plain(model).state_dict(), {"format": "pt"})
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
-
-    def read_result(self) -> dict[str, Any]:
-        return read_json(self.result)
 
 
 def _take_lock(file: Path) -> int:

@@ -175,7 +175,7 @@ def critic_config(
         settings = {}
     else:
         # Convolutions that are not matrices on a manifold: Adam for all of the network. At ten times this rate OSSN's
-        # critics run away from their power iteration, to constants of up to 66,000 (results/wasserstein, "fast").
+        # critics run away from their power iteration, to constants of up to 66,000 (results/critics, "lr0.001").
         settings = {"optimiser": "adam", "lr": 1e-4}
     settings |= {"recipe": recipe, "model": model, "conv": conv, "activation": activation}
     return CriticConfig(first, second, shape, **{**settings, **changes})

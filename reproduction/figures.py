@@ -1,0 +1,94 @@
+"""The paper's three figures, drawn from the real operators and the trained networks."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from isoconv.linalg import projector_pair_1d
+from isoconv.nn import InvertibleDownsampling
+from isoconv.nn.convolution import convolve_same
+from reproduction.cells import Cell, ClassifierCell, Classifiers, Results
+from reproduction.frames import NAMES
+
+_X, _Y, _SHADES = "#d9822b", "#2a6fbb", ("#f4b183", "#9dc3e6", "#a9d18e", "#ffd966")
+
+
+def to_svg(figure: Figure) -> bytes:
+    """Return the file of a figure, the same for the same figure."""
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "isoconv", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return buffer.getvalue()
+
+
+def draw_singular_values(cells: Sequence[Cell], results: Results) -> Figure:
+    """Draw one histogram per method: blue before training, orange after, as in the paper."""
+    records = [(cell, results[cell]) for cell in cells if isinstance(results.get(cell), Classifiers)]
+    figure = Figure(figsize=(3 * max(1, len(records)), 2.8), layout="constrained")
+    axes = figure.subplots(1, max(1, len(records)), squeeze=False)[0]
+    for axis, (cell, record) in zip(axes, records, strict=False):
+        assert isinstance(cell, ClassifierCell) and isinstance(record, Classifiers) and record.second_layer
+        layer = record.second_layer
+        for part, colour, label in ((layer.before, _Y, "at the start"), (layer.after, _X, "after training")):
+            axis.stairs(part.counts, layer.edges, fill=True, color=colour, alpha=0.6, label=label)
+        axis.set(title=NAMES[str(cell.conv)], xlabel="singular value", yscale="log")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def convolve_blocks() -> dict[str, torch.Tensor]:
+    """Return a signal of three places and two channels, P v moved on by one place, (I−P) v, and their sum [P  I−P] ∗ v.
+
+    P projects onto the first channel. As PyTorch counts taps, P meets the place before, I−P the place itself.
+    """
+    signal = torch.tensor([[1.0, -0.6, 0.4], [0.7, 0.9, -0.8]], dtype=torch.float64)
+    kernel = projector_pair_1d(torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
+    moved, kept = kernel.clone(), kernel.clone()
+    moved[:, :, 1], kept[:, :, 0] = 0, 0
+    parts = {"P v, moved on by one": moved, "(I−P) v, in place": kept, "[P  I−P] ∗ v": kernel}
+    return {"v": signal} | {n: convolve_same(signal[None], k, None, "circular", [(1, 0)])[0] for n, k in parts.items()}
+
+
+def draw_block_convolution(cells: Sequence[Cell], results: Results) -> Figure:
+    """Draw what [P  I−P] does to a signal: P hands its x to the next place, I−P keeps its y."""
+    figure, parts = Figure(figsize=(8, 5.2), layout="constrained"), convolve_blocks()
+    for line, (title, values) in zip(figure.subplots(4, 3), parts.items(), strict=True):
+        for axis, (x, y) in zip(line, values.T.tolist(), strict=True):
+            arrows = [((x, 0), _X), ((0, y), _Y), *([((x, y), "black")] if "in place" not in title else [])]
+            for end, colour in arrows:
+                if any(end):
+                    axis.annotate("", end, (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 1.8, "color": colour})
+            axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), xticks=[], yticks=[])
+        line[0].set_ylabel(title, rotation=0, ha="right", va="center")
+    before, after = (float(parts[name].norm()) for name in ("v", "[P  I−P] ∗ v"))
+    figure.suptitle(f"‖v‖ = {before:.4f} before, {after:.4f} after", fontsize=10)
+    return figure
+
+
+def draw_downsampling(cells: Sequence[Cell], results: Results) -> Figure:
+    """Draw an image of 4×4; each of its four colours becomes a channel of 2×2."""
+    image = torch.arange(1.0, 17.0).reshape(1, 1, 4, 4)
+    channels = InvertibleDownsampling(2)(image)[0].int().tolist()
+    colours = {value: _SHADES[k] for k, channel in enumerate(channels) for line in channel for value in line}
+    figure = Figure(figsize=(7, 2.6), layout="constrained")
+    titles = ["1 channel, 4×4", *(f"channel {k}" for k in range(1, 5))]
+    grids: list[Any] = [image[0, 0].int().tolist(), *channels]
+    for axis, grid, title in zip(figure.subplots(1, 5, width_ratios=[4, 2, 2, 2, 2]), grids, titles, strict=True):
+        for y, x in [(y, x) for y in range(len(grid)) for x in range(len(grid))]:
+            axis.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=colours[grid[y][x]], edgecolor="white")
+            axis.text(x + 0.5, y + 0.5, str(grid[y][x]), ha="center", va="center")
+        axis.set(xlim=(0, len(grid)), ylim=(len(grid), 0), aspect="equal")
+        axis.set_title(title, fontsize=10)
+        axis.axis("off")
+    return figure
+
+
+DRAWINGS: dict[str, Callable[[Sequence[Cell], Results], Figure]] = {
+    "figure-sv": draw_singular_values,
+    "figure-bconv": draw_block_convolution,
+    "figure-downsampling": draw_downsampling,
+}

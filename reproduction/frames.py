@@ -1,0 +1,67 @@
+"""Tables as text: what every target's table shares."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from reproduction.cells import Cell, Figures, Results
+
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "stl10": "STL-10", "small": "Small", "large": "Large", "fc3": "FC-3"}
+NAMES |= {"dcgan": "DCGAN critic", "bcop": "BCOP", "bcop-fixed": "BCOP-Fixed", "rko": "RKO", "ossn": "OSSN"}
+NAMES |= {"svcm": "SVCM", "rkl2ne": "RK-L2NE", "standard": "ordinary", "maxmin": "MaxMin", "relu": "ReLU", "None": "–"}
+Tabulate = Callable[[Sequence[Cell], Results], "Table"]
+
+
+@dataclass
+class Table:
+    """A title, a frame of text, notes below it; the first `texts` columns are words, the others figures."""
+
+    title: str
+    frame: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    texts: int = 2
+
+    def to_markdown(self) -> str:
+        names = [str(name) for name in self.frame.columns]
+        ruler = ["---" if k < self.texts else "---:" for k in range(len(names))]
+        lines = [f"| {' | '.join(names)} |", f"|{'|'.join(ruler)}|"]
+        lines += [f"| {' | '.join(row)} |" for row in self.frame.itertuples(index=False)]
+        return "\n".join([*lines, *(part for note in self.notes for part in ("", note.replace("|", "\\|"))), ""])
+
+    def to_format(self, name: str) -> str:
+        """Return the table as text, Markdown, LaTeX, HTML or JSON."""
+        if name == "markdown":
+            return self.to_markdown()
+        frame = self.frame.map(lambda text: text.replace("**", ""))
+        formats = {"latex": frame.to_latex, "html": frame.to_html, "text": frame.to_string}
+        if name == "json":
+            return str(frame.to_json(orient="records", force_ascii=False, indent=1))
+        return "\n".join([self.title, "", formats[name](index=False), "", *self.notes, ""])
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in the unit that fits."""
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
+        if seconds < limit:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+def tabulate_figures(title: str, make: Callable[[pd.DataFrame], pd.DataFrame], *notes: str, texts: int = 1) -> Tabulate:
+    """Return a function that makes the table of `Figures`: `make` gets all rows in one frame, with cell and row names."""
+
+    def tabulate(cells: Sequence[Cell], results: Results) -> Table:
+        records = [r for r in results.values() if isinstance(r, Figures)]
+        if not records:
+            return Table(title, pd.DataFrame({"": ["missing"] * len(cells)}), texts=texts)
+        rows = [
+            {"cell": r.name, "name": name, "hardware": r.hardware} | row
+            for r in records
+            for name, row in r.rows.items()
+        ]
+        places = dict.fromkeys(f"{r.hardware}, torch {r.torch}" for r in records if r.hardware and r.torch)
+        where = [f"Measured on {'; '.join(places)}."] if places else []
+        return Table(title, make(pd.DataFrame(rows)), [*notes, *where], texts)
+
+    return tabulate
