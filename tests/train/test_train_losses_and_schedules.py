@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoconv.train.losses import LOSSES, hinge_loss, offset_cross_entropy
+from isoconv.train.losses import LOSSES, hinge_loss, margins, offset_cross_entropy
 from isoconv.train.schedules import SCHEDULES, schedule_factor
 
 
@@ -73,3 +73,10 @@ def test_linear_cosine_and_constant(step, linear, cosine):
 def test_every_schedule_is_positive_and_never_rises(kind):
     factors = [schedule_factor(kind, step, 240, 12) for step in range(240)]
     assert all(0 < later <= earlier <= 1 for earlier, later in itertools.pairwise(factors))
+
+
+def test_margins_and_what_is_none():
+    logits = torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5], [1.0, 1.0, 0.0], [-5.0, -7.0, -6.0]])
+    assert margins(logits, torch.tensor([0, 2, 1, 0])).tolist() == [0.5, -0.5, 0.0, 1.0]
+    rows = [[torch.nan, 1.0, 0.0], [9.0, torch.nan, 0.0], [9.0, 1.0, torch.nan], [torch.inf, torch.inf, 0.0]]
+    assert not (margins(torch.tensor(rows), torch.zeros(4, dtype=torch.long)) > 0).any()

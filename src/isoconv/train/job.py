@@ -57,10 +57,12 @@ def train(
     say = say if processes.first else lambda line: None
     if resume and (overwrite or search is not None):
         raise IsoconvError("Expected --overwrite and --search for a new run. Got --resume, and one of both.")
-    numbers = list(seeds) if seeds is not None else _seeds_in(out) if resume else [0]
+    started = seeds_in(out) if resume and not RunFolder(out).exists else []
+    numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
     if resume:
-        asked = settings | {"seeds": numbers} | ({} if size is None else {"size": height_and_width(size)})
+        asked = settings | ({} if size is None else {"size": height_and_width(size)})
+        asked |= {} if seeds is None else {"seeds": numbers}
         configs = _read_configs(folders, data, asked)
         splits = splits_of(configs[0], folder, download)
     else:
@@ -77,7 +79,7 @@ def train(
         for run in folders if processes.first else ():
             run.check_free(overwrite)  # before any is touched
         if search is not None:
-            best, scores = search_learning_rate(config, splits.train, search, device, processes)
+            best, scores = search_learning_rate(configs[0], splits.train, search, device, processes)
             configs = [replace(config, lr=best) for config in configs]
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
@@ -161,14 +163,6 @@ def _read_configs(folders: Sequence[RunFolder], data: str | None, asked: dict[st
     if data is not None and first.data not in (data, str(Path(data).resolve())):
         raise IsoconvError(f"Expected the data that the run was started with, {first.data}. Got {data}.")
     return configs
-
-
-def _seeds_in(out: Path) -> list[int]:
-    if RunFolder(out).exists:
-        return [TrainConfig.read(RunFolder(out).config).seed]
-    if not (seeds := seeds_in(out)):
-        raise IsoconvError(f"Expected a run to resume in {out}. There is none.")
-    return seeds
 
 
 def search_learning_rate(
