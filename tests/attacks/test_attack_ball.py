@@ -10,7 +10,7 @@ from attacks.attack_reference import DEVICES, exact_square, generator
 from isoconv.attacks.ball import exactly_inside, excess, into_ball, norm_bound
 
 SHAPES = [(1,), (5,), (1, 28, 28)]
-EPSILONS = [0.0, 5e-324, 1e-200, 1e-17, 1e-9, 1e-4, 36 / 255, 10.0]
+EPSILONS = [0.0, 5e-324, 1e-200, 1e-17, 1e-4, 10.0]
 
 
 def images_of(shape: tuple[int, ...], count: int = 6) -> Tensor:
@@ -50,11 +50,6 @@ def test_norm_bound_where_float64_loses_terms(device: str) -> None:
     assert device != "cpu" or lost > Fraction(8, 2**52)
 
 
-def test_norm_bound_of_nothing_is_zero() -> None:
-    images = images_of((3, 2, 2))
-    assert norm_bound(images, images.clone()).tolist() == [0.0] * len(images)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -73,18 +68,14 @@ def test_into_ball(shape: tuple[int, ...], epsilon: float, device: str) -> None:
             assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(epsilon) ** 2
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 1e-4, 36 / 255])
-def test_into_ball_uses_the_budget(epsilon: float) -> None:
+def test_the_budget_is_used_and_what_is_inside_stays() -> None:
     images = 0.25 + 0.5 * torch.rand(6, 3, 8, 8, generator=generator(), dtype=torch.float64)
     directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
-    _, norms = into_ball(images, images + directions, torch.full((6,), epsilon, dtype=torch.float64))
-    assert bool((norms >= epsilon * (1 - 1e-5)).all())
-
-
-def test_what_is_inside_stays() -> None:
-    images = images_of((3, 4, 4))
-    candidates = (images + 0.01 * torch.randn(images.shape, generator=generator(4), dtype=torch.float64)).clamp(0, 1)
-    points, _ = into_ball(images, candidates, torch.full((len(images),), 5.0, dtype=torch.float64))
+    for epsilon in (1e-9, 36 / 255):
+        _, norms = into_ball(images, images + directions, torch.full((6,), epsilon, dtype=torch.float64))
+        assert bool((norms >= epsilon * (1 - 1e-5)).all())
+    candidates = (images + 0.1 * directions).clamp(0, 1)
+    points, _ = into_ball(images, candidates, torch.full((6,), 5.0, dtype=torch.float64))
     assert bool(((points - candidates).abs() <= 2.0**-52).all())
 
 

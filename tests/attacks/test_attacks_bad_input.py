@@ -50,67 +50,44 @@ def nan_on_the_second(x: Tensor) -> Tensor:
 
 # What is passed instead, and what the message must name. Each case meets two of the attacks, which share one check.
 COMMON: list[tuple[dict[str, Any], str]] = [
-    ({"images": spoilt(1.01)}, r"pixels .* Got 1\.01"),
-    ({"images": spoilt(-1e-9)}, r"pixels .* Got -1e-09"),
-    ({"images": spoilt(torch.nan)}, r"pixels .* Got nan"),
-    ({"images": torch.zeros(4, 6, dtype=torch.uint8)}, r"images .* Got torch\.uint8"),
-    ({"images": torch.zeros(4, 6) * 1j}, r"images .* Got torch\.complex64"),
-    ({"images": [[0.5] * 6]}, r"images .* Got list"),
-    ({"images": IMAGES[0]}, r"batch of images .* \(6,\)"),
-    ({"images": torch.zeros(4, 0)}, r"batch of images .* \(4, 0\)"),
+    *(({"images": spoilt(value)}, f"pixels .* Got {value}") for value in (1.01, -1e-09, float("nan"))),
+    ({"images": torch.zeros(4, 6, dtype=torch.uint8)}, "images .*uint8"),
+    ({"images": torch.zeros(4, 6) * 1j}, "images .*complex64"),
+    ({"images": [[0.5] * 6]}, "images .* list"),
+    *(({"images": images}, "batch of images") for images in (IMAGES[0], torch.zeros(4, 0))),
     ({"images": grey_images(4, 7)}, r"images that the model can take .* \(4, 7\)"),
-    ({"labels": torch.tensor([0, 1, 3, 0])}, r"labels from 0 to 2\. Got 3"),
-    ({"labels": torch.tensor([0, -1, 2, 0])}, r"labels from 0 to 2\. Got -1"),
-    ({"labels": LABELS[:3]}, r"one label for each of 4 images\. Got shape \(3,\)"),
-    ({"labels": LABELS[:, None]}, r"one label for each of 4 images\. Got shape \(4, 1\)"),
-    ({"labels": LABELS.float()}, r"integer labels\. Got torch\.float32"),
-    ({"labels": LABELS > 0}, r"integer labels\. Got torch\.bool"),
-    ({"labels": [0, 1, 2, 0]}, r"integer labels\. Got list"),
-    ({"epsilon": -0.1}, r"(epsilon|radii) .*not negative\. Got -0\.1"),
-    ({"epsilon": float("nan")}, r"(epsilon|radii) finite .* Got nan"),
-    ({"epsilon": float("inf")}, r"(epsilon|radii) finite .* Got inf"),
-    ({"epsilon": "0.1"}, r"(epsilon|radii), one number or one for each .* Got '0\.1'"),
-    ({"epsilon": True}, r"(epsilon|radii), one number or one for each .* Got True"),
-    ({"epsilon": torch.ones(3)}, r"one for each of 4 images\. Got .*\(3,\)"),
-    ({"epsilon": torch.ones(4, dtype=torch.int64)}, r"one for each of 4 images\. Got torch\.int64"),
-    ({"epsilon": torch.tensor([0.1, torch.nan, 0.1, 0.1])}, r"(epsilon|radii) finite .* Got nan"),
-    ({"epsilon": torch.tensor([0.1, 0.1, 0.1, -1.0])}, r"not negative\. Got -1\.0"),
-    ({"model": lambda x: x}, r"torch\.nn\.Module\. Got function"),
-    ({"model": nn.Linear(6, 1)}, r"at least 2 classes\. Got .*\(4, 1\)"),
-    ({"model": Returns(lambda x: x[:, None])}, r"logits \(4, classes\) .* \(4, 1, 6\)"),
-    ({"model": Returns(lambda x: x[:1])}, r"logits \(4, classes\) .* \(1, 6\)"),
-    ({"model": Returns(lambda x: (x, x))}, r"logits \(4, classes\) .* Got tuple"),
-    ({"model": Returns(nan_on_the_second)}, r"numbers\. Got NaN for image 1"),
-    ({"model": nn.Sequential(nn.Linear(6, 3), MaxMin())}, r"^MaxMin: .* Got 3"),
-    ({"batch_size": 0}, r"batch_size, .* at least 1\. Got 0"),
-    ({"batch_size": 2.5}, r"batch_size, .* at least 1\. Got 2\.5"),
-    ({"device": "abacus"}, r"device .* Got 'abacus'"),
-    ({"device": "cuda:99"}, r"device .* Got 'cuda:99'"),
-    ({"device": "meta"}, r"device .* Got 'meta'"),
+    *(({"labels": torch.tensor([0, 1, t, 0])}, f"labels from 0 to 2.* {t}") for t in (3, -1)),
+    *(({"labels": labels}, "one label for each of 4 images") for labels in (LABELS[:3], LABELS[:, None])),
+    *(({"labels": labels}, "integer labels") for labels in (LABELS.float(), LABELS > 0, [0, 1, 2, 0])),
+    *(({"epsilon": epsilon}, f"(epsilon|radii) .* {epsilon}") for epsilon in (-0.1, float("nan"), float("inf"))),
+    *(({"epsilon": epsilon}, "(epsilon|radii), one number or one for each") for epsilon in ("0.1", True)),
+    *(({"epsilon": epsilon}, "one for each of 4 images") for epsilon in (torch.ones(3), torch.ones(4).long())),
+    ({"epsilon": torch.tensor([0.1, torch.nan, 0.1, 0.1])}, "(epsilon|radii) finite .* nan"),
+    ({"epsilon": torch.tensor([0.1, 0.1, 0.1, -1.0])}, "not negative"),
+    ({"model": lambda x: x}, "Module.* function"),
+    ({"model": nn.Linear(6, 1)}, "at least 2 classes"),
+    ({"model": Returns(lambda x: x[:, None])}, r"logits .* \(4, 1, 6\)"),
+    ({"model": Returns(lambda x: x[:1])}, r"logits .* \(1, 6\)"),
+    ({"model": Returns(lambda x: (x, x))}, "logits .* tuple"),
+    ({"model": Returns(nan_on_the_second)}, "NaN for image 1"),
+    ({"model": nn.Sequential(nn.Linear(6, 3), MaxMin())}, "^MaxMin: .* 3"),
+    *(({"batch_size": size}, f"batch_size, .* {size}") for size in (0, 2.5)),
+    *(({"device": device}, f"device .*{device}") for device in ("abacus", "cuda:99", "meta")),
 ]
 NAMES = cycle(ATTACKS)
 PAIRS = [(name, *case) for case in COMMON for name in (next(NAMES), next(NAMES))]
 
+COUNTS = {
+    "pgd": {"steps": (0, 1.5), "restarts": (0,), "step_size": (0.0, float("nan"), "big"), "seed": (-1,)},
+    "apgd": {"steps": (0,), "restarts": (-2,), "targets": (0,), "seed": (0.5,)},
+    "rounding_search": {"steps": (0,), "rounds": (0,), "candidates": (0,), "seed": (-1,)},
+}
 OWN: list[tuple[str, dict[str, Any], str]] = [
-    ("pgd", {"steps": 0}, r"steps, .* at least 1\. Got 0"),
-    ("pgd", {"steps": 1.5}, r"steps, .* Got 1\.5"),
-    ("pgd", {"restarts": 0}, r"restarts, .* Got 0"),
-    ("pgd", {"step_size": 0.0}, r"step_size .*positive\. Got 0\.0"),
-    ("pgd", {"step_size": float("nan")}, r"step_size finite .* Got nan"),
-    ("pgd", {"step_size": "big"}, r"step_size .* Got 'big'"),
-    ("pgd", {"seed": -1}, r"seed, .* at least 0\. Got -1"),
-    ("apgd", {"steps": 0}, r"steps, .* Got 0"),
-    ("apgd", {"restarts": -2}, r"restarts, .* Got -2"),
-    ("apgd", {"targets": 0}, r"targets, .* Got 0"),
-    ("apgd", {"seed": 0.5}, r"seed, .* Got 0\.5"),
-    ("apgd", {"loss": "cw"}, r"loss .* margin, dlr, .* Got 'cw'"),
-    ("apgd", {"loss": "dlr", "model": linear_classifier(6, 2), "labels": LABELS % 2}, r"3 classes .*'dlr'\. Got 2"),
-    ("apgd", {"loss": "targeted-dlr"}, r"4 classes .*'targeted-dlr'\. Got 3"),
-    ("rounding_search", {"steps": 0}, r"steps, .* Got 0"),
-    ("rounding_search", {"rounds": 0}, r"rounds, .* Got 0"),
-    ("rounding_search", {"candidates": 0}, r"candidates, .* Got 0"),
-    ("rounding_search", {"seed": -1}, r"seed, .* Got -1"),
-    ("pgd", {"model": Returns(lambda x: x.detach()[:, :3]), "labels": IMAGES[:, :3].argmax(dim=1)}, r"differentiated"),
+    *((a, {k: v}, f"{k}.* Got .*{v}") for a, options in COUNTS.items() for k, vs in options.items() for v in vs),
+    ("apgd", {"loss": "cw"}, "loss .* margin, dlr, .*'cw'"),
+    ("apgd", {"loss": "dlr", "model": linear_classifier(6, 2), "labels": LABELS % 2}, "3 classes .*'dlr'.* 2"),
+    ("apgd", {"loss": "targeted-dlr"}, "4 classes .*'targeted-dlr'.* 3"),
+    ("pgd", {"model": Returns(lambda x: x.detach()[:, :3]), "labels": IMAGES[:, :3].argmax(dim=1)}, "differentiated"),
 ]
 
 
@@ -132,8 +109,8 @@ def test_refused(name: str, changes: dict[str, Any], message: str) -> None:
 
 
 def test_decision_attacks_check_their_counts_before_foolbox() -> None:
-    refuse(boundary, r"steps, .* at least 1\. Got 0", steps=0)
-    refuse(pointwise, r"queries, .* at least 1\. Got 0", queries=0)
+    refuse(boundary, "steps, .* 0", steps=0)
+    refuse(pointwise, "queries, .* 0", queries=0)
 
 
 def test_nearest() -> None:
@@ -147,3 +124,4 @@ def test_no_images_are_no_mistake(name: str) -> None:
     result = call(ATTACKS[name], images=IMAGES[:0], labels=LABELS[:0])
     assert result.images.shape == (0, 6) and result.images.dtype == torch.float64
     assert result.success.tolist() == [] and result.accuracy != result.accuracy
+    assert len(nearest(MODEL, IMAGES[:0], LABELS[:0]).norms) == 0

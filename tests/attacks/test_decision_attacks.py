@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -50,6 +51,10 @@ def test_success_is_within_the_budget(attack: Attack, device: str) -> None:
         assert int(result.success.sum()) >= least
         assert torch.equal(result.success, wrong(model.cpu(), result.images, labels))
         assert_norms(images, result, distances * factor)
+    for epsilon in (0.0, 1e-9, 10.0):
+        result = attack(model, images, labels, epsilon)
+        assert torch.equal(result.success, distances < epsilon)
+        assert_norms(images, result, epsilon)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -60,16 +65,6 @@ def test_decisions_are_made_in_full_float32(device: str) -> None:
     images = torch.rand(50, 3, 8, 8)
     logits = Deployed(model.to(device), torch.device(device), torch.float32).search_logits(images.to(device))
     assert (logits.cpu() - logits64(model.cpu(), images)).abs().max() < 2e-6
-
-
-@needs_foolbox
-@both
-@pytest.mark.parametrize("epsilon", [0.0, 1e-9, 10.0])
-def test_budgets_of_all_sizes(attack: Attack, epsilon: float) -> None:
-    model, images, labels, distances = problem()
-    result = attack(model, images, labels, epsilon)
-    assert torch.equal(result.success, distances < epsilon)
-    assert_norms(images, result, epsilon)
 
 
 @needs_foolbox
@@ -115,29 +110,27 @@ def test_a_class_that_nothing_leaves(attack: Attack) -> None:
     assert bool(result.survived.all()) and torch.equal(result.images, images)
 
 
-asked: list[int] = []
-
-
 class Asked(nn.Module):
+    queries: ClassVar[list[int]] = []
+
     def forward(self, x: Tensor) -> Tensor:
-        asked.append(len(x))
+        self.queries.append(len(x))
         return x
 
 
-def queries_of(attack: Callable[[], AttackResult]) -> int:
-    asked.clear()
-    attack()
-    return len(asked)
+def queries_of(attack: Attack, features: int, factor: float, **options: Any) -> int:
+    model, images, labels, distances = problem(features)
+    Asked.queries.clear()
+    attack(nn.Sequential(Asked(), model), images, labels, distances * factor, **options)
+    return len(Asked.queries)
 
 
 @needs_foolbox
 def test_attacks_end_when_they_have_asked_enough() -> None:
-    model, images, labels, distances = problem()
-    walk = partial(boundary, nn.Sequential(Asked(), model), images, labels, distances * 30, steps=600)
-    assert queries_of(walk) < 200 < 600 < queries_of(partial(walk, early_stop=False))
-    model, images, labels, distances = problem(features=60)
-    search = partial(pointwise, nn.Sequential(Asked(), model), images, labels, distances)
-    assert 100 <= queries_of(partial(search, queries=100)) < 150 < 250 < queries_of(partial(search, queries=2000))
+    assert queries_of(boundary, 6, 30, steps=600) < 200
+    assert queries_of(boundary, 6, 30, steps=600, early_stop=False) > 600
+    assert 100 <= queries_of(pointwise, 60, 1, queries=100) < 150
+    assert queries_of(pointwise, 60, 1, queries=2000) > 250
 
 
 @needs_foolbox

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -49,17 +49,7 @@ def small_problem(count: int) -> tuple[Small, Tensor, Tensor]:
 @attacks
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("shape", "epsilon"),
-    [
-        ((3,), 0.0),
-        ((2, 5), 1e-200),
-        ((3, 4, 4), 1e-9),
-        ((3,), 1e-3),
-        ((3, 4, 4), 36 / 255),
-        ((2, 5), 1.58),
-        ((3,), 10.0),
-    ],
-    ids=str,
+    ("shape", "epsilon"), [((3,), 0.0), ((2, 5), 1e-200), ((3, 4, 4), 36 / 255), ((2, 5), 1.58), ((3,), 10.0)], ids=str
 )
 def test_every_point_keeps_its_promises(attack: Attack, shape: tuple[int, ...], epsilon: float, device: str) -> None:
     model = relu_network(torch.Size(shape).numel())
@@ -79,6 +69,7 @@ def test_every_point_keeps_its_promises(attack: Attack, shape: tuple[int, ...], 
 
 @attacks
 def test_networks_of_isoconv(attack: Attack) -> None:
+    """The margins are those of the points; where it fails the smallest, by Lipschitz continuity at most √2·ε lower."""
     model, images, labels = small_problem(12)
     result = attack(model, images.float(), labels, 0.15)
     assert torch.equal(result.success, wrong(model, result.images, labels))
@@ -86,16 +77,8 @@ def test_networks_of_isoconv(attack: Attack) -> None:
     logits = logits64(model, result.images)
     others = logits.scatter(1, labels[:, None], -torch.inf).amax(dim=1)
     torch.testing.assert_close(result.margins, logits.gather(1, labels[:, None])[:, 0] - others, rtol=0, atol=1e-14)
-
-
-@attacks
-def test_failed_attacks_return_the_smallest_margin(attack: Attack) -> None:
-    """Never more than at the image, and by Lipschitz continuity no less than √2·ε below it."""
-    model, images, labels = small_problem(12)
-    clean = fgsm(model, images, labels, 0.0).margins
-    result = attack(model, images, labels, 0.01)
-    assert bool((result.margins < clean).all())
-    assert bool((result.margins >= clean - 2**0.5 * 0.01 * 1.0001).all())
+    clean, near = fgsm(model, images, labels, 0.0).margins, attack(model, images, labels, 0.01).margins
+    assert bool(((near < clean) & (near >= clean - 2**0.5 * 0.01 * 1.0001)).all())
 
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
@@ -114,7 +97,7 @@ def test_linear_classifier_of_two_classes(name: str, shape: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
-@pytest.mark.parametrize("epsilon", [1e-10, 1e-7, 1e-4])
+@pytest.mark.parametrize("epsilon", [1e-10, 1e-4])
 def test_a_budget_that_float32_cannot_see_is_used(name: str, epsilon: float) -> None:
     model, images, labels, _ = linear_problem(10, 2, 3, 4, 4)
     weight = model[1].weight.detach().double()  # type: ignore[union-attr,operator]
@@ -144,12 +127,11 @@ def test_more_steps_and_restarts_only_add() -> None:
     assert bool((four <= one).all()) and bool((four < one).any())
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.15])
 @pytest.mark.parametrize("name", ["pgd", "apgd", "apgd targeted"])
-def test_early_stop_has_the_same_survivors(name: str, epsilon: float) -> None:
+def test_early_stop_has_the_same_survivors(name: str) -> None:
     model, images, labels = small_problem(50)
-    stopped = GRADIENT_ATTACKS[name](model, images, labels, epsilon)
-    full = GRADIENT_ATTACKS[name](model, images, labels, epsilon, early_stop=False)
+    stopped = GRADIENT_ATTACKS[name](model, images, labels, 0.15)
+    full = GRADIENT_ATTACKS[name](model, images, labels, 0.15, early_stop=False)
     assert torch.equal(stopped.success, full.success)
     assert 0 < int(stopped.success.sum()) < 50
     assert bool((full.margins <= stopped.margins + 1e-6).all())
@@ -218,30 +200,23 @@ class Counted(nn.Module):
         return x
 
 
+def gradients_of(images: Tensor, labels: Tensor, epsilon: float, **options: Any) -> tuple[AttackResult, list[int]]:
+    """Run PGD; return how many images each of its gradients was of, too."""
+    Counted.seen.clear()
+    result = pgd(nn.Sequential(Counted(), small()), images, labels, epsilon, batch_size=40, **options)
+    return result, [*Counted.seen]
+
+
 def test_fooled_images_leave_the_batch() -> None:
-    model = nn.Sequential(Counted(), small())
-    images, labels = easy_images(model, 40, 1, 8, 8)
-    Counted.seen.clear()
-    result = pgd(model, images, labels, 0.1, steps=60, batch_size=40)
-    assert Counted.seen[0] == 40 and Counted.seen[-1] < 40
-    assert Counted.seen == sorted(Counted.seen, reverse=True) and len(Counted.seen) == 60
-    assert Counted.seen[-1] >= int(result.survived.sum()) > 0
-    Counted.seen.clear()
-    pgd(model, images, labels, 0.1, steps=60, batch_size=40, early_stop=False)
-    assert Counted.seen == [40] * 60
-    Counted.seen.clear()
-    pgd(model, images, labels, 2.0, steps=200, step_size=0.1)
-    assert len(Counted.seen) < 100  # when all are fooled, it ends
-
-
-def test_later_restarts_are_for_survivors() -> None:
-    model = nn.Sequential(Counted(), small())
-    images, labels = easy_images(model, 40, 1, 8, 8)
-    Counted.seen.clear()
-    result = pgd(model, images, labels, 0.1, steps=5, restarts=2, batch_size=40)
-    survivors = pgd(model, images, labels, 0.1, steps=5).survived.sum()
-    assert Counted.seen[:10] == [40] * 5 + [int(survivors)] * 5
-    assert int(survivors) < 40 and int(result.survived.sum()) <= int(survivors)
+    _, images, labels = small_problem(40)
+    result, seen = gradients_of(images, labels, 0.1, steps=60)
+    assert seen[0] == 40 > seen[-1] >= int(result.survived.sum()) > 0
+    assert seen == sorted(seen, reverse=True) and len(seen) == 60
+    assert gradients_of(images, labels, 0.1, steps=60, early_stop=False)[1] == [40] * 60
+    assert len(gradients_of(images, labels, 2.0, steps=200, step_size=0.1)[1]) < 100  # when all are fooled, it ends
+    survivors = int(gradients_of(images, labels, 0.1, steps=5)[0].survived.sum())
+    assert survivors < 40  # and later restarts are for those
+    assert gradients_of(images, labels, 0.1, steps=5, restarts=2)[1][:10] == [40] * 5 + [survivors] * 5
 
 
 def test_kernels_are_not_rebuilt() -> None:
@@ -333,16 +308,18 @@ def test_a_budget_for_each_image(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("attack", [pgd, apgd])
-def test_progress(attack: Attack) -> None:
+@pytest.mark.parametrize(("wrong", "early_stop"), [(3, True), (3, False), (30, True)])
+def test_progress(attack: Attack, wrong: int, early_stop: bool) -> None:
+    """Images that are wrong from the start are done at once."""
     model, images, labels = small_problem(30)
-    labels[:3] = (labels[:3] + 1) % 5
-    for early_stop in (True, False):
-        told: list[tuple[int, int]] = []
-        settings = {"steps": 21, "restarts": 2, "batch_size": 8, "early_stop": early_stop}
-        attack(model, images, labels, 0.1, progress=lambda *state, told=told: told.append(state), **settings)
-        assert told[0] == (3, 30) and told[-1] == (30, 30)
-        assert [done for done, _ in told] == sorted({done for done, _ in told})
-        assert len(told) > 4
+    labels[:wrong] = (labels[:wrong] + 1) % 5
+    told: list[tuple[int, int]] = []
+    options = {"steps": 21, "restarts": 2, "batch_size": 8, "early_stop": early_stop}
+    result = attack(model, images, labels, 0.1, progress=lambda *state: told.append(state), **options)
+    assert torch.equal(result.images[:wrong], images[:wrong]) and bool(result.success[:wrong].all())
+    assert told[0] == (wrong, 30) and told[-1] == (30, 30)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert len(told) > 4 or wrong == 30
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -370,15 +347,6 @@ def test_under_other_settings_of_torch() -> None:
         torch.set_default_dtype(torch.float32)
     for result in (inside, autocast, wide):
         assert torch.equal(result.images, expected.images)
-
-
-def test_nothing_to_attack() -> None:
-    """All wrong from the start."""
-    model, images, labels = small_problem(5)
-    told: list[tuple[int, int]] = []
-    result = pgd(model, images, (labels + 1) % 5, 0.1, progress=lambda *state: told.append(state))
-    assert torch.equal(result.images, images) and bool(result.success.all())
-    assert result.accuracy == result.clean_accuracy == 0 and told == [(5, 5)]
 
 
 def test_flat_logits_have_no_direction() -> None:

@@ -65,8 +65,3 @@ def test_more_rounds_are_never_worse_and_progress_is_told():
     many = nearest(model, images, labels, rounds=6, progress=lambda done, total: seen.append((done, total)))
     assert bool((many.norms <= few.norms).all())
     assert seen == [(k, 6) for k in range(1, 7)]
-
-
-def test_no_images():
-    found = nearest(linear_classifier(6, 3), torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))
-    assert len(found.norms) == 0

@@ -20,22 +20,9 @@ from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 
 # Modules that only move numbers about, or put zeros between them.
 MOVES = (
-    nn.Identity,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.Upsample,
-    nn.CircularPad1d,
-    nn.CircularPad2d,
-    nn.ReflectionPad1d,
-    nn.ReflectionPad2d,
-    nn.ReplicationPad1d,
-    nn.ReplicationPad2d,
-    nn.ZeroPad1d,
-    nn.ZeroPad2d,
-    nn.Dropout,
-    nn.Dropout2d,
+    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.Dropout, nn.Dropout2d),
+    *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
 FINE = 600  # bits behind the point of what is no fraction: far beyond every error that is measured

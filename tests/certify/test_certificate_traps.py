@@ -1,9 +1,10 @@
 """Numbers and settings made to get a certificate that is not deserved; the truth is known in each."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -45,101 +46,57 @@ def data() -> Tensor:
 
 def chain(*factors: float, dtype: torch.dtype) -> nn.Sequential:
     """A product of diagonal matrices; the logits are (x₀, x₁) times the product of all factors."""
-    layers = [
-        linear_classifier(torch.eye(2, dtype=torch.float64).mul(f).to(dtype), None).requires_grad_(False)
-        for f in factors
-    ]
-    return nn.Sequential(*layers)
-
-
-def true_product(model: nn.Sequential) -> Fraction:
-    result = Fraction(1)
-    for layer in model:
-        result *= Fraction(float(layer.weight[0, 0])) if isinstance(layer, nn.Linear) else Fraction(layer.factor)  # type: ignore[arg-type,union-attr]
-    return abs(result)
+    eye = torch.eye(2, dtype=torch.float64)
+    return nn.Sequential(*(linear_classifier((eye * f).to(dtype), None).requires_grad_(False) for f in factors))
 
 
 CHAINS = {
     "float32 squares underflow": ((1e-30, 1e30), torch.float32),
     "float32 subnormal": ((1e-42, 1e21, 1e21), torch.float32),
     "float32 smallest": ((2.0**-149, 2.0**75, 2.0**74), torch.float32),
+    "float32 overflows": ((1e30, 1e30, 1e-30, 1e-30), torch.float32),
     "float64 squares underflow": ((1e-170, 1e170), torch.float64),
-    "float64 squares underflow at the end": ((1e170, 1e-170), torch.float64),
-    "float64 subnormal": ((1e-310, 1e200, 1e110), torch.float64),
+    "float64 subnormal in the middle": ((1e200, 1e-310, 1e110), torch.float64),
     "float64 smallest": ((2.0**-1074, 2.0**1000, 2.0**74), torch.float64),
     "float64 smallest at the end": ((2.0**1000, 2.0**74, 2.0**-1074), torch.float64),
     "float64 halves of the smallest": ((2.0**-537, 2.0**-537, 2.0**537, 2.0**537), torch.float64),
-    "float32 overflows": ((1e30, 1e30, 1e-30, 1e-30), torch.float32),
     "float64 overflows": ((1e200, 1e200, 1e-200, 1e-200), torch.float64),
-    "float64 subnormal in the middle": ((1e200, 1e-310, 1e110), torch.float64),
     "float64 overflows at the end": ((1e-200, 1e-200, 1e200, 1e200), torch.float64),
 }
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_of_extreme_weights(name: str) -> None:
-    """The logits are about (x₀, x₁): the constant is about 1 and the distance |x₀ − x₁|/√2, however they are computed."""
+    """The logits are about (x₀, x₁): the constant is about 1 and the distance |x₀ − x₁|/√2, however they are computed.
+
+    What is certified is computed so, at the edge of the ball too.
+    """
     factors, dtype = CHAINS[name]
     model = chain(*factors, dtype=dtype)
-    truth = true_product(model)
-    x = torch.tensor([[1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
     bound = lipschitz_bound(model, (2,)).value
+    truth = math.prod(Fraction(float(layer.weight[0, 0])) for layer in model)  # type: ignore[arg-type,index]
     assert bound == math.inf or Fraction(bound) >= truth
-    radius = certified_radius(model, x)
-    network = isoconv.plain(model).double()
-    for n, distance in enumerate([1 / math.sqrt(2), 0.5 / math.sqrt(2)]):
-        assert 0 <= radius[n] <= distance
-        if radius[n] > 0:  # then it must be computed as certified, too
-            assert network(x)[n].argmax() == int(n == 1)
+    x = torch.tensor([[1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
+    towards = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).double() / math.sqrt(2)
+    for arithmetic in ("float64", *(["float32"] if dtype == torch.float32 else [])):
+        found = certify(model, x, arithmetic=arithmetic)
+        assert ((found.radius >= 0) & (found.radius <= torch.tensor([1.0, 0.5]).double() / math.sqrt(2))).all()
+        network = isoconv.plain(model).to(getattr(torch, arithmetic))
+        for points in (x, x + towards * (found.radius * (1 - 1e-5))[:, None]):
+            right = network(points.to(getattr(torch, arithmetic))).argmax(dim=1) == torch.tensor([0, 1])
+            assert (right | (found.radius == 0)).all()
 
 
-@pytest.mark.parametrize("name", [name for name in CHAINS if "float32" in name])
-def test_chains_of_extreme_weights_in_float32(name: str) -> None:
-    """Whatever float32 makes of it: a certified prediction is the one that float32 computes, at the edge of the ball too."""
-    factors, dtype = CHAINS[name]
-    model = chain(*factors, dtype=dtype)
-    x = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
-    found = certify(model, x, arithmetic="float32")
-    assert (found.radius <= torch.tensor([1.0, 0.5], dtype=torch.float64) / math.sqrt(2)).all()
-    towards = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]) / math.sqrt(2)
-    edge = x + towards * (found.radius * (1 - 1e-5))[:, None].float()
-    for points in (x, edge):
-        right = model(points).argmax(dim=1) == found.prediction
-        assert (right | (found.radius == 0)).all()
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-40, 1e-45])
+@pytest.mark.parametrize("size", [1e-30, 1e-40, 1e-45, 1e-154, 1e-300, 5e-324])
 def test_rows_whose_difference_is_tiny(size: float) -> None:
-    """‖w₀ − w₁‖² is far below the smallest float32: a constant of 0 would certify everything."""
-    model = linear_classifier(torch.tensor([[size, 0.0], [0.0, size]]), [0.0, 0.0])
-    x = torch.tensor([[1.0, 0.0]])
-    for arithmetic in ("float64", "float32"):
-        radius = certified_radius(model, x, arithmetic=arithmetic)
-        assert 0 <= radius.item() <= 1 / math.sqrt(2)
-    constants = torch.as_tensor(Certifier(model, (2,)).pair_constants)
-    assert constants[0, 1] > 0
-
-
-@pytest.mark.parametrize("size", [1e-154, 1e-170, 1e-300, 1e-310, 5e-324])
-def test_rows_whose_difference_is_tiny_in_float64(size: float) -> None:
-    model = linear_classifier([[size, 0.0], [0.0, size]], [0.0, 0.0])
-    x = torch.tensor([[1.0, 0.0]])
-    assert 0 <= certified_radius(model, x).item() <= 1 / math.sqrt(2)
-    constants = torch.as_tensor(Certifier(model, (2,)).pair_constants)
-    assert constants[0, 1] >= math.sqrt(2) * size
-
-
-@pytest.mark.parametrize("size", [1e-170, 1e-200, 1e-320])
-def test_rows_that_differ_in_their_last_bits(size: float) -> None:
-    """w₀ − w₁ is a rounding step of large weights, or a tiny entry beside large equal ones."""
-    model = linear_classifier([[1.0, size], [1.0, 0.0]], [0.0, 0.0])
-    constants = torch.as_tensor(Certifier(model, (2,)).pair_constants)
-    assert constants[0, 1] >= size
-    assert certified_radius(model, torch.tensor([[0.5, 1.0]])).item() <= 1
-    near = linear_classifier([[1.0, 1.0], [1.0, 1.0 - 2.0**-53]], [0.0, 0.0])
-    constants = torch.as_tensor(Certifier(near, (2,)).pair_constants)
-    assert constants[0, 1] >= 2.0**-53
-    assert certified_radius(near, torch.tensor([[0.0, 1.0]])).item() <= 1
+    """The square of ‖w₀ − w₁‖ vanishes: a constant of 0 would certify everything. So too beside large equal entries."""
+    dtype, arithmetics = (torch.float32, ("float64", "float32")) if size > 1e-50 else (torch.float64, ("float64",))
+    for rows in ([[size, 0.0], [0.0, size]], [[1.0, size], [1.0, 0.0]]):
+        model = linear_classifier(torch.tensor(rows, dtype=dtype), [0.0, 0.0])
+        for arithmetic in arithmetics:
+            assert 0 <= certified_radius(model, torch.tensor([[1.0, 0.0]]), arithmetic=arithmetic).item() <= 1
+        weight = model.weight.detach().double()
+        assert Certifier(model, (2,)).pair_constants[0, 1] >= (weight[0] - weight[1]).abs().max() > 0
 
 
 def test_equal_logits_are_not_certified() -> None:
@@ -147,8 +104,6 @@ def test_equal_logits_are_not_certified() -> None:
     for bias in ([0.0, 0.0, -1.0], [0.5, 0.5, 0.5]):
         tied = linear_classifier([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]], bias)
         assert (certified_radius(tied, x) == 0).all()
-    on_the_boundary = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
-    assert certified_radius(on_the_boundary, torch.tensor([[0.5, 0.5]])).item() == 0
 
 
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
@@ -166,17 +121,12 @@ def test_all_rows_duplicated(arithmetic: str, huge: bool) -> None:
     """Over the reals the prediction never changes. In floating point it does, where the sums round or overflow."""
     dtype = getattr(torch, arithmetic)
     top = torch.finfo(dtype).max / 2 if huge else 1.0
-    model = linear_classifier(
-        torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=dtype), torch.tensor([0.0, top], dtype=dtype)
-    )
-    radius = Fraction(certified_radius(model, torch.tensor([[0.5, 0.5]]), arithmetic=arithmetic).item())
-    x = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    for exponent in range(1024 if arithmetic == "float64" else 128):
-        far = torch.full((1, 2), 2.0**exponent, dtype=dtype)
-        if model(far).argmax().item() != 1:
-            assert distance_square(far[0].double(), x) > radius**2
-            return
-    raise AssertionError("no point was found where the prediction changes")
+    model = linear_classifier(torch.ones(2, 2, dtype=dtype), torch.tensor([0.0, top], dtype=dtype))
+    x = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+    radius = Fraction(certified_radius(model, x, arithmetic=arithmetic).item())
+    powers = (torch.full((1, 2), 2.0**k, dtype=dtype) for k in range(1024 if arithmetic == "float64" else 128))
+    far = next(point for point in powers if model(point).argmax().item() != 1)
+    assert distance_square(far.double(), x) > radius**2
 
 
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
@@ -187,35 +137,23 @@ def test_zero_weights(arithmetic: str) -> None:
     radius = certified_radius(linear_classifier(zero, [1.0, 0.0]), x, arithmetic=arithmetic)
     assert (radius > 0).all() and not radius.isnan().any()
     assert (certified_radius(linear_classifier(zero, None), x, arithmetic=arithmetic) == 0).all()
-    hidden = nn.Sequential(nn.Linear(3, 4), linear_classifier(torch.zeros(2, 4), [1.0, 0.0]))
-    assert not certified_radius(hidden, x, arithmetic=arithmetic).isnan().any()
     dead = nn.Sequential(linear_classifier(torch.zeros(4, 3), None), linear_classifier(torch.ones(2, 4), [1.0, 0.0]))
     assert not certified_radius(dead, x, arithmetic=arithmetic).isnan().any()
 
 
-@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
-def test_nan_and_infinity_are_not_certified(arithmetic: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"arithmetic": "float32"}, {"p": 1}, {"p": 3}, {"p": math.inf}], ids=str)
+def test_nan_and_infinity_are_not_certified(options: dict[str, Any]) -> None:
     model = linear_classifier(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), [0.0, 0.0])
     x = torch.tensor([[1.0, 0.0], [math.nan, 0.0], [math.inf, 0.0], [0.0, -math.inf], [0.0, 1.0]])
-    radius = certified_radius(model, x, arithmetic=arithmetic)
-    assert (radius > 0).tolist() == [True, False, False, False, True]
-    assert not radius.isnan().any() and (radius[1:4] == 0).all()
+    radius = certified_radius(model, x, **options)
+    assert (radius > 0).tolist() == [True, False, False, False, True] and (radius[1:4] == 0).all()
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
-def test_nan_is_not_certified_in_any_norm(p: float) -> None:
-    model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
-    radius = certified_radius(model, torch.tensor([[math.nan, 1.0], [1.0, 0.0]]), p=p)
-    assert radius[0] == 0 and radius[1] > 0
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("name", "value"), [("weight", math.nan), ("weight", -math.inf), ("bias", math.inf)])
 def test_weights_that_are_not_finite(name: str, value: float) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    with torch.no_grad():
-        getattr(model[0], name).view(-1)[0] = value
-    with pytest.raises(IsoconvError, match=r"Expected finite weights. Got NaN or infinity"):
+    getattr(model[0], name).data.view(-1)[0] = value
+    with pytest.raises(IsoconvError, match="finite weights"):
         certified_radius(model, images(2, 3))
 
 
@@ -246,40 +184,24 @@ def test_a_weight_that_was_replaced_by_a_wider_one() -> None:
     assert error <= Fraction(certifier.error.offset) + Fraction(certifier.error.slope) * input_norm(x[0])
 
 
-def test_a_slope_that_is_not_a_number() -> None:
-    """Where both are positive the slope is not seen; a step further the logits are NaN."""
-    model = nn.Sequential(linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0]), nn.LeakyReLU(math.nan))
-    x = torch.tensor([[1.0, 0.25]], dtype=torch.float64)
-    try:
-        radius = certified_radius(model, x).item()
-    except IsoconvError:
-        radius = 0.0
-    assert model(x - torch.tensor([[0.0, 0.26]])).isnan().any() and radius < 0.26
-
-
-def test_overflow_in_a_wide_ball() -> None:
+@pytest.mark.parametrize(
+    ("layers", "shape", "options"),
+    [
+        ([Scale(2.0**89), nn.Linear(2**20, 1, bias=False)], (2**20,), {"p": math.inf}),
+        ([Scale(float(torch.tensor(1.99 * 2.0**89))), nn.AvgPool2d(1024), nn.Flatten()], (1, 1024, 1024), {}),
+    ],
+    ids=["wide ball", "average pooling"],
+)
+def test_overflow_within_the_ball(layers: list[nn.Module], shape: tuple[int, ...], options: dict[str, Any]) -> None:
     """Logits (0, 1) whatever comes in, unless infinity times zero does."""
-    size = 2**20
-    model = nn.Sequential(Scale(2.0**89), nn.Linear(size, 1, bias=False), nn.Linear(1, 2))
+    for p in layers[1].parameters():
+        p.data.fill_(2.0**-10)
+    model = nn.Sequential(*layers, linear_classifier(torch.zeros(2, 1), [0.0, 1.0]))
+    x = torch.full((1, *shape), 0.5)
+    radius = certified_radius(model, x, arithmetic="float32", **options).item()
     with torch.no_grad():
-        model[1].weight.fill_(2.0**-10)  # type: ignore[union-attr]
-        model[2].weight.zero_()  # type: ignore[union-attr]
-        model[2].bias.copy_(torch.tensor([0.0, 1.0]))  # type: ignore[union-attr]
-    x = torch.full((1, size), 0.5)
-    radius = certified_radius(model, x, arithmetic="float32", p=math.inf).item()
-    with torch.no_grad():
-        assert model(x + radius).argmax().item() == 1 and model(x + radius).isfinite().all()
-
-
-def test_overflow_in_average_pooling() -> None:
-    model = nn.Sequential(Scale(float(torch.tensor(1.99 * 2.0**89))), nn.AvgPool2d(1024), nn.Flatten(), nn.Linear(1, 2))
-    with torch.no_grad():
-        model[3].weight.zero_()  # type: ignore[union-attr]
-        model[3].bias.copy_(torch.tensor([0.0, 1.0]))  # type: ignore[union-attr]
-    x = torch.full((1, 1, 1024, 1024), 0.5)
-    radius = certified_radius(model, x, arithmetic="float32").item()
-    with torch.no_grad():
-        assert model(x + radius / 1024 * (1 - 1e-6)).isfinite().all()
+        logits = model(x + (radius if options else radius / 1024 * (1 - 1e-6)))
+    assert logits.isfinite().all() and logits.argmax().item() == 1
 
 
 def test_float32_convolutions_are_sums_of_products() -> None:
@@ -298,42 +220,24 @@ def test_float32_convolutions_are_sums_of_products() -> None:
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
-    assert torch.set_flush_denormal(True)
+def changed(change: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
+    change(value)
     try:
         yield
     finally:
-        torch.set_flush_denormal(False)
+        change(before)
 
 
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+def flushed() -> AbstractContextManager[None]:
+    return changed(torch.set_flush_denormal, True, False)
 
 
 CIRCUMSTANCES = {
-    "medium": lambda: matmul_precision("medium"),
+    "medium": lambda: changed(torch.set_float32_matmul_precision, "medium", "highest"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "autocast half": lambda: torch.autocast("cpu", dtype=torch.float16),
-    "float64 by default": lambda: default_dtype(torch.float64),
-    "float16 by default": lambda: default_dtype(torch.float16),
+    "float64 by default": lambda: changed(torch.set_default_dtype, torch.float64, torch.float32),
+    "float16 by default": lambda: changed(torch.set_default_dtype, torch.float16, torch.float32),
     "inference mode": torch.inference_mode,
-    "no gradients": torch.no_grad,
     "gradients": torch.enable_grad,
 }
 
@@ -344,10 +248,8 @@ def test_circumstances_change_nothing(trained: nn.Module, data: Tensor, name: st
     """The same radii, logits and constants as without; and logits within their error bound of the exact ones."""
     expected, before = certify(trained, data, arithmetic=arithmetic), Certifier(trained, SHAPE, arithmetic=arithmetic)
     with CIRCUMSTANCES[name]():
-        found, certifier = (
-            certify(trained, data, arithmetic=arithmetic),
-            Certifier(trained, SHAPE, arithmetic=arithmetic),
-        )
+        certifier = Certifier(trained, SHAPE, arithmetic=arithmetic)
+        found = certifier(data)
     assert torch.allclose(found.radius, expected.radius, rtol=1e-5, atol=0)
     assert torch.equal(found.prediction, expected.prediction)
     assert found.radius.dtype == torch.float64 and not found.radius.requires_grad
@@ -373,7 +275,7 @@ def test_certified_here_and_run_where_subnormals_are_flushed(name: str) -> None:
 
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
 def test_subnormal_numbers_that_are_flushed_here_are_refused(trained: nn.Module, data: Tensor, arithmetic: str) -> None:
-    with flushed(), pytest.raises(IsoconvError, match=r"Got torch.set_flush_denormal\(True\): no bound is proved"):
+    with flushed(), pytest.raises(IsoconvError, match="set_flush_denormal"):
         certified_radius(trained, data, arithmetic=arithmetic)
     expected = certified_radius(trained, data, arithmetic=arithmetic)
     certifier = Certifier(trained, SHAPE, arithmetic=arithmetic)
@@ -417,36 +319,20 @@ def test_layouts_of_the_input(trained: nn.Module) -> None:
     assert torch.allclose(certified_radius(model, one), expected[:1].expand(4), rtol=1e-12, atol=0)
 
 
-def test_float64_images_in_a_float32_network() -> None:
-    """An image that float32 cannot hold would be certified around another image."""
-    model = linear_classifier(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), [0.0, 0.0])
-    x = torch.tensor([[0.5 + 2.0**-40, 0.5]], dtype=torch.float64)
-    with pytest.raises(IsoconvError, match="Expected inputs that float32 can hold"):
-        certified_radius(model, x, arithmetic="float32")
-
-
 def test_half_precision_models_are_certified_as_they_are() -> None:
     """A bfloat16 model means the numbers that its weights are, not those from which they were rounded."""
     torch.manual_seed(0)
-    full = nn.Linear(6, 3)
-    half = nn.Linear(6, 3).to(torch.bfloat16)
-    half.load_state_dict(full.state_dict())
-    x = images(4, 6)
-    found = certify(half, x)
-    assert torch.allclose(found.logits, half.double()(x), rtol=0, atol=1e-12)
+    half, x = nn.Linear(6, 3).to(torch.bfloat16), images(4, 6)
+    assert torch.allclose(certify(half, x).logits, half.double()(x), rtol=0, atol=1e-12)
 
 
 def test_certifier_holds_on_to_the_weights_it_saw() -> None:
     """Training on after the certifier was made: it speaks of the weights that it bounded, never of a mixture."""
     model = linear_classifier([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
-    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     certifier = Certifier(model, (2,))
     with torch.no_grad():
         model.weight.mul_(1000)
-        model.weight[1] *= -1
-    with torch.no_grad():
-        logits = certifier.network(x)
-    assert logits.abs().max() <= 1.5 * certifier.lipschitz.value
+    assert certifier(torch.tensor([[1.0, 0.0]])).logits.abs().max() <= 1.5 * certifier.lipschitz.value
 
 
 def test_activations_that_work_in_place() -> None:

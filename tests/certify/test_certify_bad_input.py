@@ -89,6 +89,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.MaxPool1d(2, 1, 1, dilation=2), nn.Flatten()),
         "reach the image.*MaxPool1d at 1",
     ),
+    "slope": (lambda: after(nn.LeakyReLU(math.nan)), "LeakyReLU at 1"),
     "clipped to infinity": (lambda: after(nn.Hardtanh(0, math.inf)), "Hardtanh at 1"),
     "adaptive pooling": (lambda: nn.Sequential(ROW, nn.AdaptiveAvgPool1d(3)), "Got AdaptiveAvgPool1d at 1"),
     "pooling with ceil": (lambda: nn.Sequential(ROW, nn.AvgPool1d(3, ceil_mode=True)), "same number everywhere"),
@@ -148,7 +149,9 @@ DATA: dict[str, tuple[Any, str]] = {
     "no images": ((X[:0], Y[:0]), "at least one image"),
     "no labels": ((X, None), "images and labels"),
     "labels as a list": ((X, [0, 1]), "Expected"),
-    "images alone": (X, "Expected"),
+    **{f"no data {n}": (data, "images and labels") for n, data in enumerate(("images", 3, None, X, [X[0]], {"a": 1}))},
+    "empty list": ([], "at least one image"),
+    "two shapes": ([(X[0], 0), (X[0, :3], 1)], "one shape"),
 }
 
 

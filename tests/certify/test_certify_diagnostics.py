@@ -47,19 +47,20 @@ def test_all_are_one_where_all_layers_are_orthogonal():
 
 
 @pytest.mark.parametrize(
-    ("module", "kind"),
+    "options",
     [
-        (nn.Conv2d(2, 4, 3, padding=1), "Conv2d at 0"),  # zero padding
-        (nn.Conv2d(2, 4, 3), "Conv2d at 0"),  # none
-        (nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular", groups=2), "Conv2d at 0"),
-        (nn.Conv2d(2, 4, 3, padding=2, dilation=2, padding_mode="circular"), "Conv2d at 0"),
-        (nn.Conv2d(2, 4, 3, padding=1, stride=3, padding_mode="circular"), "Conv2d at 0"),  # 3 does not divide 8
+        {"padding_mode": "zeros"},
+        {"padding": 0},
+        {"groups": 2},
+        {"padding": 2, "dilation": 2},
+        {"stride": 3},  # which does not divide 8
     ],
     ids=str,
 )
-def test_other_convolutions_are_refused_by_name(module, kind):
-    with pytest.raises(IsoconvError, match=f"Expected convolutions that pad circularly .* Got another {kind}"):
-        singular_values(nn.Sequential(module), (2, 8, 8))
+def test_other_convolutions_are_refused_by_name(options):
+    conv = nn.Conv2d(2, 4, 3, **({"padding": 1, "padding_mode": "circular"} | options))
+    with pytest.raises(IsoconvError, match=r"circular.* Conv2d at 0"):
+        singular_values(nn.Sequential(conv), (2, 8, 8))
 
 
 def jacobian_norms(model: nn.Module, image: Tensor, label: int) -> Tensor:
@@ -101,22 +102,20 @@ def test_a_network_without_convolutions():
     assert found.places == ("image", "linear 1", "linear 2", "linear 3", "logits")
 
 
-BAD = {
-    "bytes": (
-        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)),
-        "Expected floating-point",
-    ),
-    "none": ((torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.int64)), "Expected floating-point images"),
-    "labels": ((torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64)), "Expected one label for each of 2 images"),
-}
-
-
-@pytest.mark.parametrize(("given", "message"), BAD.values(), ids=BAD)
-def test_bad_images_are_refused(given, message):
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), 2, "floating-point"),
+        (torch.zeros(0, 1, 8, 8), 0, "floating-point images"),
+        (torch.zeros(2, 1, 8, 8), 3, "one label for each of 2 images"),
+    ],
+    ids=["bytes", "none", "labels"],
+)
+def test_bad_images_are_refused(images, labels, message):
     with pytest.raises(IsoconvError, match=message):
-        gradient_norms(seeded(Small, (1, 8, 8), 3), *given)
+        gradient_norms(seeded(Small, (1, 8, 8), 3), images, torch.zeros(labels, dtype=torch.int64))
 
 
 def test_one_logit_is_not_a_classifier():
-    with pytest.raises(IsoconvError, match=r"Expected logits .* of at least 2 classes. Got shape"):
+    with pytest.raises(IsoconvError, match="at least 2 classes"):
         gradient_norms(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)), torch.rand(2, 1, 2, 2), torch.zeros(2).long())

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 import isoconv
 from certify.exact_network import (
     distance_square,
-    exact_logits,
     labelled_images,
     linear_classifier,
     trained_small,
@@ -20,8 +19,7 @@ from isoconv.nn import Abs, MaxMin
 
 attacks = pytest.importorskip("isoconv.attacks")
 
-SHAPES = [(1, 8, 8), (3, 8, 8)]
-CASES = [(conv, shape) for conv in CONVOLUTIONS for shape in SHAPES]
+CASES = [(conv, (1 + 2 * (n % 2), 8, 8)) for n, conv in enumerate(CONVOLUTIONS)]
 IMAGES = 5
 
 
@@ -89,16 +87,9 @@ class Case:
         self.found: Certified = certify(self.model, self.x)
 
 
-@pytest.fixture(scope="module")
-def cases() -> dict[tuple[str, tuple[int, int, int]], Case]:
-    return {}
-
-
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1][0]}")
-def case(request: pytest.FixtureRequest, cases: dict[tuple[str, tuple[int, int, int]], Case]) -> Case:
-    if request.param not in cases:
-        cases[request.param] = Case(*request.param)
-    return cases[request.param]
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1][0]}", scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(*request.param)
 
 
 def test_pgd_on_the_margin(case: Case) -> None:
@@ -124,15 +115,12 @@ def test_attacks_of_the_library(case: Case) -> None:
     }
     for name, result in results.items():
         assert not result.success.any(), name
-        assert refuted(case.network, case.x[kept], result.images, found.prediction[kept], found.radius[kept]) == [], (
-            name
-        )
+        assert not refuted(case.network, case.x[kept], result.images, found.prediction[kept], found.radius[kept]), name
 
 
-@pytest.mark.parametrize(("conv", "shape"), [("bcop", (1, 8, 8)), ("svcm", (3, 8, 8))], ids=str)
-def test_decision_attacks(conv: str, shape: tuple[int, int, int]) -> None:
+def test_decision_attacks() -> None:
     pytest.importorskip("foolbox")
-    case = Case(conv, shape)
+    case = Case("bcop", (1, 8, 8))
     found, x = case.found, case.x[:2]
     arguments = (case.model, x, found.prediction[:2], found.radius[:2])
     for result in (attacks.boundary(*arguments, steps=100), attacks.pointwise(*arguments, queries=1000)):
@@ -166,26 +154,6 @@ def test_a_radius_that_is_a_millionth_too_large_is_refuted(activation: type[nn.M
     wide = found.radius * (1 + 1e-6)
     points = pgd_on_the_margin(model, x, found.prediction, wide)
     assert refuted(model, x, points, found.prediction, wide) != []
-
-
-def test_the_edge_of_a_linear_classifier() -> None:
-    """Along the gradient to the very edge: right at the radius, wrong a billionth beyond; exactly as in the rationals."""
-    generator = torch.Generator().manual_seed(0)
-    model = linear_classifier(torch.randn(2, 5, generator=generator, dtype=torch.float64), None)
-    x = torch.rand(50, 5, generator=generator, dtype=torch.float64)
-    found = certify(model, x)
-    across = model.weight[1 - found.prediction] - model.weight[found.prediction]
-    across = (across / across.norm(dim=1, keepdim=True)).detach()
-    for factor, all_right in ((1 - 1e-15, True), (1 + 1e-7, False)):
-        points = x + across * (found.radius * factor)[:, None]
-        right = [
-            (logits := exact_logits(model, point))[t] > logits[1 - t]
-            for point, t in zip(points, found.prediction.tolist(), strict=True)
-        ]
-        assert all(right) if all_right else not any(right)
-        with torch.no_grad():
-            computed = model(points).argmax(dim=1) == found.prediction
-        assert computed.all() if all_right else not computed.any()
 
 
 @pytest.mark.parametrize("conv", ["bcop", "rko"])

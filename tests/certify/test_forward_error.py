@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from certify.exact_network import exact_logits, images, input_norm, logit_error, summed_in_order, trained_small
+from certify.exact_network import (
+    exact_logits,
+    images,
+    input_norm,
+    linear_classifier,
+    logit_error,
+    summed_in_order,
+    trained_small,
+)
 from isoconv import IsoconvError
 from isoconv.certify import Certifier
 from isoconv.models import CONVOLUTIONS
@@ -44,35 +52,23 @@ circular = {"padding_mode": "circular"}
 # The network, and the shape of its input without the batch.
 NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "linear": (seeded(nn.Linear(9, 3)), (9,)),
-    "linear without bias": (seeded(nn.Linear(9, 3, bias=False)), (9,)),
-    "conv": (head(36, nn.Conv2d(2, 4, 3)), (2, 5, 5)),
-    "conv zeros": (head(60, nn.Conv2d(2, 3, 3, padding=1)), (2, 5, 4)),
     "conv same": (head(60, nn.Conv2d(2, 3, 2, padding="same", dilation=2)), (2, 5, 4)),
     "conv circular": (head(60, nn.Conv2d(2, 3, 3, padding=1, **circular)), (2, 5, 4)),
-    "conv circular strided": (head(27, nn.Conv2d(2, 3, 4, 2, 1, **circular)), (2, 6, 6)),
     "conv circular, stride does not divide": (head(27, nn.Conv2d(2, 3, 3, 2, 1, **circular)), (2, 5, 5)),
     "conv circular, twice around": (head(100, nn.Conv2d(2, 1, 3, padding=4, **circular)), (2, 4, 4)),
     "conv reflect": (head(60, nn.Conv2d(2, 3, 5, padding=2, padding_mode="reflect")), (2, 5, 4)),
     "conv replicate": (head(60, nn.Conv2d(2, 3, 5, padding=2, padding_mode="replicate")), (2, 5, 4)),
     "conv groups": (head(100, nn.Conv2d(4, 4, 3, padding=1, groups=2)), (4, 5, 5)),
-    "conv depthwise": (head(50, nn.Conv2d(2, 2, 3, padding=1, groups=2, **circular)), (2, 5, 5)),
     "conv dilated": (head(75, nn.Conv2d(2, 3, 3, padding=2, dilation=2, **circular)), (2, 5, 5)),
     "conv 1d": (head(21, nn.Conv1d(2, 3, 3, padding=1, **circular)), (2, 7)),
-    "conv 1d strided": (head(12, nn.Conv1d(2, 3, 4, 2, 2)), (2, 7)),
-    "pad and conv": (head(60, nn.CircularPad2d((1, 0, 1, 0)), nn.Conv2d(2, 3, 2)), (2, 5, 4)),
     "wide pad and conv": (head(147, nn.CircularPad2d(2), nn.Conv2d(2, 3, 2)), (2, 4, 4)),
-    "pad, activation and conv": (head(75, nn.CircularPad2d(1), Abs(), nn.Conv2d(2, 3, 2)), (2, 4, 4)),
     "pad and conv 1d": (head(18, nn.CircularPad1d((2, 1)), nn.Conv1d(2, 3, 4, stride=1)), (2, 6)),
     "maxmin": (head(36, nn.Conv2d(2, 4, 3), MaxMin()), (2, 5, 5)),
     "group sort": (head(36, nn.Conv2d(2, 4, 3), GroupSort(4)), (2, 5, 5)),
-    "full sort": (head(54, nn.Conv2d(2, 6, 3), GroupSort(None)), (2, 5, 5)),
-    "relu": (head(36, nn.Conv2d(2, 4, 3), nn.ReLU()), (2, 5, 5)),
     "leaky relu": (head(36, nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.1)), (2, 5, 5)),
     "steep leaky relu": (head(36, nn.Conv2d(2, 4, 3), nn.LeakyReLU(3.7)), (2, 5, 5)),
     "negative leaky relu": (head(36, nn.Conv2d(2, 4, 3), nn.LeakyReLU(-0.9)), (2, 5, 5)),
-    "abs": (head(36, nn.Conv2d(2, 4, 3), Abs()), (2, 5, 5)),
     "scale": (seeded(nn.Sequential(nn.Linear(9, 4), Scale(TENTH), Abs(), nn.Linear(4, 3), Scale(-4 * TENTH))), (9,)),
-    "scale alone": (Scale(TENTH), (3,)),
     "relu6": (head(36, nn.Conv2d(2, 4, 3), Scale(16.0), nn.ReLU6()), (2, 5, 5)),
     "hardtanh": (head(36, nn.Conv2d(2, 4, 3), nn.Hardtanh(TENTH, 0.25)), (2, 5, 5)),
     "tanh": (head(36, nn.Conv2d(2, 4, 3), nn.Tanh()), (2, 5, 5)),
@@ -85,13 +81,10 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "average pooling": (head(18, nn.AvgPool2d(3, stride=2, padding=1)), (2, 5, 6)),
     "average pooling 1d": (head(6, nn.AvgPool1d(3, padding=1)), (2, 7)),
     "max pooling": (head(18, nn.MaxPool2d(3, stride=2, padding=1)), (2, 5, 6)),
-    "overlapping pooling": (head(18, nn.MaxPool2d(3, stride=1)), (2, 5, 5)),
     "shuffles": (head(32, nn.PixelUnshuffle(2), nn.Conv2d(8, 8, 1), nn.PixelShuffle(2)), (2, 4, 4)),
     "pads": (head(98, nn.ReflectionPad2d(1), nn.ReplicationPad2d((0, 1, 1, 0))), (2, 4, 4)),
     "zero pad": (head(60, nn.ZeroPad2d((1, 0, 0, 2))), (2, 4, 4)),
     "upsample": (head(128, nn.Upsample(scale_factor=2)), (2, 4, 4)),
-    "one pixel": (head(4, nn.Conv2d(3, 4, 3, padding=1, **circular)), (3, 1, 1)),
-    "dropout": (head(9, nn.Flatten(), nn.Dropout(0.5)), (9,)),
     "deep": (seeded(nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(6, 6), MaxMin())], nn.Linear(6, 3))), (6,)),
 }
 
@@ -136,51 +129,22 @@ def test_every_method(conv: str, arithmetic: str) -> None:
     assert 0 < max(errors) <= allowed <= 5e4 * max(errors)
 
 
-@pytest.mark.parametrize("arithmetic", DTYPES)
-def test_units_in_another_order(arithmetic: str) -> None:
-    """Renaming the hidden channels changes nothing but the order of the sums."""
-    torch.manual_seed(0)
-    shape, dtype = (2, 6, 6), DTYPES[arithmetic]
-    model = nn.Sequential(nn.Conv2d(2, 32, 3, padding=1, **circular), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 4))
-    certifier = Certifier(model, shape, arithmetic=arithmetic)
-    x = images(1, *shape)
-    truth, allowed = exact_logits(model, x[0]), bound_at(certifier, x[0])
-    conv, _, _, linear = isoconv.plain(model).to(dtype)
-    seen = set()
-    for seed in range(6):
-        order = torch.randperm(32, generator=torch.Generator().manual_seed(seed))
-        with torch.no_grad():
-            hidden = conv(x.to(dtype)).relu()[:, order].flatten(1)
-            weight = linear.weight.reshape(4, 32, -1)[:, order].flatten(1)
-            logits = nn.functional.linear(hidden, weight, linear.bias)[0]
-        seen.add(tuple(logits.tolist()))
-        assert logit_error(logits, truth) <= allowed
-    assert len(seen) > 1  # the orders did matter
-
-
-def test_worst_order_of_a_sum() -> None:
-    """1 + u + u + …, one after the other: each addition loses all of its u. The bound is √n times the error, not more."""
-    n, u = 1025, 2.0**-24
-    model = nn.Linear(n, 2, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(u)
-        model.weight[:, 0] = 1
-    x = torch.ones(n, dtype=torch.float64)
-    certifier = Certifier(model, (n,), arithmetic="float32")
+@pytest.mark.parametrize(
+    ("weights", "value", "least", "most"),
+    [
+        # 1 + u + u + …: each addition loses all of its u. The bound is √n times the error, not more.
+        (torch.tensor([1.0] + [2.0**-24] * 1024), 1.0, 1.4 * 1024 * 2.0**-24, 1.5 * 1025**0.5),
+        # Equal terms of which float32 loses nearly half a last place each time.
+        (torch.ones(2**14), 0.9565422534942627, 1.0, 5.0),
+    ],
+    ids=["worst order", "nearly attained"],
+)
+def test_sums_that_round_badly(weights: Tensor, value: float, least: float, most: float) -> None:
+    model = linear_classifier(weights.expand(2, -1), None)
+    x = torch.full((len(weights),), value, dtype=torch.float64)
+    certifier = Certifier(model, (len(weights),), arithmetic="float32")
     error = logit_error(summed_in_order(model, x, "forward", torch.float32), exact_logits(model, x))
-    assert error >= 1.4 * (n - 1) * u
-    assert error <= bound_at(certifier, x) <= 1.5 * n**0.5 * error
-
-
-def test_a_sum_that_nearly_attains_its_bound() -> None:
-    """Equal terms of which float32 loses nearly half a last place each time: the bound is five times the error, at most."""
-    n, value = 2**14, 0.9565422534942627
-    model = nn.Linear(n, 2, bias=False)
-    nn.init.ones_(model.weight)
-    x = torch.full((n,), value, dtype=torch.float64)
-    certifier = Certifier(model, (n,), arithmetic="float32")
-    error = logit_error(summed_in_order(model, x, "forward", torch.float32), exact_logits(model, x))
-    assert error <= bound_at(certifier, x) <= 5 * error
+    assert least <= error <= bound_at(certifier, x) <= most * error
 
 
 @pytest.mark.parametrize("arithmetic", DTYPES)
@@ -204,7 +168,7 @@ def test_cancellation(arithmetic: str) -> None:
 
 
 @pytest.mark.parametrize("arithmetic", DTYPES)
-@pytest.mark.parametrize("exponent", [-30, -60, -100, -120, -140])
+@pytest.mark.parametrize("exponent", [-60, -120, -140])
 def test_products_that_underflow(arithmetic: str, exponent: int) -> None:
     """Weights of 2^e twice over (float32's smallest number is 2⁻¹⁴⁹), then scaled back to the order of one."""
     torch.manual_seed(0)
@@ -234,17 +198,11 @@ def test_float64_weights_in_float64() -> None:
     assert 0 < max(errors) <= bound_at(certifier, x[0]) <= 3e4 * max(errors)
 
 
-def test_what_is_computed_in_one_rounding_has_a_bound_of_that_order() -> None:
-    """One product per logit: the error is at most u·|product|, the bound no more than a few times that."""
-    u = 2.0**-53
+def test_bounds_of_the_right_order() -> None:
+    """One product per logit errs by at most u·|product|; what only moves numbers is exact."""
     certifier = Certifier(Scale(0.1), (3,))
-    assert 0 <= certifier.error.slope <= 4 * u * 0.1
-    assert certifier.error.offset <= 1e-300
-
-
-def test_modules_that_only_move_numbers_are_exact() -> None:
-    model = nn.Sequential(nn.PixelUnshuffle(2), MaxMin(), Abs(), nn.Flatten(), nn.ReLU())
-    certifier = Certifier(model, (1, 4, 4))
+    assert 0 <= certifier.error.slope <= 4 * 2.0**-53 * 0.1 and certifier.error.offset <= 1e-300
+    certifier = Certifier(nn.Sequential(nn.PixelUnshuffle(2), MaxMin(), Abs(), nn.Flatten(), nn.ReLU()), (1, 4, 4))
     assert 0 <= certifier.error.offset <= 1e-320 and 0 <= certifier.error.slope <= 1e-320
 
 

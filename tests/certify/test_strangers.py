@@ -1,12 +1,15 @@
 """Exact types: what may compute something else than its class is known for is refused, and so are odd tensors."""
 
-import copy
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import spectral_norm
 
 import isoconv
 from isoconv import IsoconvError
@@ -24,16 +27,6 @@ class Loud(Tensor):
         return result * 10 if function is nn.functional.linear else result
 
 
-class Hidden(nn.Sequential):
-    def named_modules(self, *arguments, **options):  # type: ignore[no-untyped-def]
-        return iter(())
-
-
-class Elsewhere(nn.Sequential):
-    def __getattr__(self, name):  # type: ignore[no-untyped-def]
-        return super().__getattr__(name)
-
-
 class Everywhere:
     def __getattribute__(self, name):  # type: ignore[no-untyped-def]
         return super().__getattribute__(name)
@@ -41,16 +34,6 @@ class Everywhere:
 
 class Mixed(nn.Sequential, Everywhere):
     pass
-
-
-class Modules(nn.Sequential):
-    @property
-    def training(self):  # type: ignore[no-untyped-def]
-        return True
-
-    @training.setter
-    def training(self, value):  # type: ignore[no-untyped-def]
-        pass
 
 
 class Spoofed(OrthogonalLinear):
@@ -64,37 +47,35 @@ Spoofed.__module__ = "isoconv.nn.linear"
 Spoofed.__qualname__ = Spoofed.__name__ = "OrthogonalLinear"
 
 
-class Subclass(OrthogonalLinear):
-    pass
+def subclass(kind: type[nn.Module], **attributes: Any) -> Callable[..., nn.Module]:
+    return type("Mine", (kind,), attributes)
 
 
 def with_weight(make: Callable[[Tensor], Tensor], grad: bool = True) -> nn.Module:
     layer = nn.Linear(2, 2)
-    layer.weight = nn.Parameter(make(torch.eye(2)), requires_grad=grad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of formats that are new or go away
+        layer.weight = nn.Parameter(make(torch.eye(2)), requires_grad=grad)
     return nn.Sequential(layer)
 
 
-def quantised() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of a format that goes away
-        return with_weight(lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), False)
-
-
-def sparse() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, about beta state
-        return with_weight(lambda w: w.to_sparse())
-
-
-def nested() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return with_weight(lambda w: torch.nested.nested_tensor([w[0], w[1]]))
+def patched(name: str) -> nn.Module:
+    """A layer of which this one instance has a method of its own."""
+    layer = nn.Conv2d(1, 1, 1)
+    setattr(layer, name, lambda x, *_: 10 * x)
+    return nn.Sequential(nn.Sequential(layer))
 
 
 def shadowed() -> nn.Module:
     layer = nn.Linear(2, 2)
     layer.__dict__["weight"] = torch.eye(2) * 10
+    return nn.Sequential(layer)
+
+
+def without_parameter() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    del layer.bias
+    layer.bias = torch.ones(2)  # type: ignore[assignment]
     return nn.Sequential(layer)
 
 
@@ -104,31 +85,63 @@ def with_buffer() -> nn.Module:
     return model
 
 
-def complex_weights() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, about complex modules
-        return nn.Linear(2, 2).to(torch.complex64)
+def hooked(kind: Callable[..., nn.Module], hook: str, outside: bool = False) -> nn.Module:
+    model = nn.Sequential(kind(2, 2), nn.ReLU())
+    getattr(model if outside else model[0], hook)(lambda module, *tensors: 2 * tensors[-1])
+    return model
 
 
+def parametrised() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    parametrize.register_parametrization(model[0], "weight", nn.ReLU())
+    return model
+
+
+def overridden(model: nn.Module) -> nn.Module:
+    model.forward = lambda x: 2 * x  # type: ignore[method-assign,assignment]
+    return model
+
+
+METHODS = ("forward", "_conv_forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
+TRAINING = property(lambda self: True, lambda self, value: None)
 STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tensor subclass": (lambda: with_weight(lambda w: w.as_subclass(Loud)), "0.weight: a tensor subclass, Loud"),
-    "sparse": (sparse, "sparse"),
-    "nested": (nested, "nested"),
-    "quantised": (quantised, "quantised"),
+    "sparse": (lambda: with_weight(lambda w: w.to_sparse()), "sparse"),
+    "nested": (lambda: with_weight(lambda w: torch.nested.nested_tensor([w[0], w[1]])), "nested"),
+    "quantised": (lambda: with_weight(lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8), False), "quantised"),
     "float8": (lambda: with_weight(lambda w: w.to(torch.float8_e4m3fn), False), "float8"),
     "integers": (lambda: with_weight(lambda w: w.long(), False), "int64"),
-    "complex": (complex_weights, "complex"),
+    "complex": (lambda: with_weight(lambda w: w.to(torch.complex64)), "complex"),
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "meta"),
     "lazy": (lambda: nn.LazyLinear(2), "LazyLinear"),
     "shadowed weight": (shadowed, "hidden by another attribute"),
+    "a bias that is no parameter": (without_parameter, "bias as a parameter of Linear at 0"),
     "other buffers": (with_buffer, "'mask' in ReLU at 1"),
-    "named_modules": (lambda: Hidden(nn.Linear(2, 2)), "Hidden at model, which has a named_modules"),
-    "__getattr__": (lambda: Elsewhere(nn.Linear(2, 2)), "__getattr__"),
+    **{name: (lambda name=name: patched(name), "Got Conv2d at 0.0") for name in METHODS},  # type: ignore[misc]
+    "class attribute": (lambda: subclass(nn.Sequential, _compiled_call_impl=None)(), "Mine at model, .*_compiled_call"),
+    "named_modules": (lambda: subclass(nn.Sequential, named_modules=None)(nn.Linear(2, 2)), "named_modules"),
+    "__getattr__": (lambda: subclass(nn.Sequential, __getattr__=nn.Module.__getattr__)(), "__getattr__"),
     "__getattribute__": (lambda: Mixed(nn.Linear(2, 2)), "__getattribute__"),
-    "property": (lambda: nn.Sequential(Modules(nn.Linear(2, 2))), "Modules at 0, which has a training"),
+    "property": (lambda: nn.Sequential(subclass(nn.Sequential, training=TRAINING)()), "Mine at 0, .* training"),
+    **{
+        f"Sequential with {name}": (lambda name=name: subclass(nn.Sequential, **{name: None})(nn.Linear(2, 2)), name)  # type: ignore[misc]
+        for name in ("forward", "__call__", "__iter__")
+    },
+    "subclass of Small": (lambda: subclass(Small, forward=None)((1, 8, 8)), "Mine at model, .* forward"),
+    "forward of the outer instance": (lambda: overridden(nn.Sequential(nn.Linear(2, 2))), "Got Sequential at model"),
+    "forward of ours": (lambda: nn.Sequential(overridden(OrthogonalLinear(2, 2))), "Got OrthogonalLinear at 0"),
+    "forward hook": (lambda: hooked(nn.Linear, "register_forward_hook"), "forward hooks.* 0"),
+    "forward hook on ours": (lambda: hooked(OrthogonalLinear, "register_forward_hook"), "forward hooks.* 0"),
+    "forward hook outside": (lambda: hooked(nn.Linear, "register_forward_hook", True), "forward hooks.* model"),
+    "forward pre-hook": (lambda: hooked(nn.Linear, "register_forward_pre_hook"), "forward hooks.* 0"),
+    "parametrisation": (parametrised, "parametrised"),
+    "spectral norm": (lambda: nn.Sequential(spectral_norm(nn.Linear(2, 2))), "parametrised"),
+    "module list": (lambda: nn.ModuleList([nn.Linear(2, 2)]), "Got ModuleList at model"),
+    "subclass of MaxMin": (lambda: nn.Sequential(subclass(MaxMin)()), "Got Mine at 0"),
+    "module of one's own": (lambda: Halved(), "Got Halved at model"),
     "spoofed module": (lambda: nn.Sequential(Spoofed(2, 2)), "Got OrthogonalLinear at 0"),
-    "subclass of ours": (lambda: nn.Sequential(Subclass(2, 2)), "Got Subclass at 0"),
-    "subclass of torch's": (lambda: nn.Sequential(type("Mine", (nn.Linear,), {})(2, 2)), "Got Mine at 0"),
+    "subclass of ours": (lambda: nn.Sequential(subclass(OrthogonalLinear)(2, 2)), "Got Mine at 0"),
+    "subclass of torch's": (lambda: nn.Sequential(subclass(nn.Linear)(2, 2)), "Got Mine at 0"),
     "metaclass": (lambda: type("Meta", (type,), {})("Net", (nn.Sequential,), {})(nn.Linear(2, 2)), "Got Net at model"),
 }
 
@@ -143,6 +156,7 @@ def test_strangers_are_refused(name: str) -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 def test_sequences_that_only_say_which_layers_they_have() -> None:
     class Net(nn.Sequential):
         """A docstring, a constant, a constructor, a method of its own: nothing that torch calls."""
@@ -155,10 +169,24 @@ def test_sequences_that_only_say_which_layers_they_have() -> None:
         def describe(self) -> str:
             return "net"
 
-    assert lipschitz_bound(Net(), (2,)).value > 0
-    assert lipschitz_bound(nn.Sequential(Net(), MaxMin()) if Net.width % 2 == 0 else Net(), (2,)).value > 0
-    assert lipschitz_bound(Small((1, 8, 8)), (1, 8, 8)).value > 0
+    compiled = Net()
+    compiled.compile()
+    for model in (Net(), nn.Sequential(Net()), compiled):
+        assert lipschitz_bound(model, (2,)).value > 0
     assert lipschitz_bound(nn.Sequential(BCOPConv2d(1, 2, 3)), (1, 4, 4)).value > 0
+
+
+def test_hooks_on_all_modules_that_come_later() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    certifier = Certifier(model, (2,))
+    handle = register_module_forward_hook(lambda module, given, output: 10 * output)
+    try:
+        for call in (lambda: certifier(torch.rand(1, 2)), lambda: lipschitz_bound(model, (2,))):
+            with pytest.raises(IsoconvError, match="no forward hooks on all modules"):
+                call()
+    finally:
+        handle.remove()
+    assert len(certifier(torch.rand(1, 2)).radius) == 1
 
 
 # Rules of users ---------------------------------------------------------------------------------------------------
@@ -190,15 +218,13 @@ def test_a_registered_rule_is_a_claim(tmp_path) -> None:
     assert lipschitz_bound(nn.Sequential(nn.Linear(4, 4)), (4,)).claimed == ()
     with pytest.raises(IsoconvError, match=r"rounding .*Halved at 0"):
         certified_radius(model, torch.rand(1, 4))
-    doubled = nn.Sequential(nn.Linear(4, 3), Doubled())
-    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    alone = certified_radius(nn.Sequential(nn.Linear(4, 3), nn.Identity()), x)
-    assert (certified_radius(doubled, x) > 0).any() and len(alone) == 3
-    certifier = Certifier(doubled, (4,))
+    certifier = Certifier(nn.Sequential(nn.Linear(4, 3), Doubled()), (4,))
+    found = certifier(torch.rand(3, 4, generator=torch.Generator().manual_seed(0)))
+    assert (found.radius > 0).any()
     with pytest.raises(IsoconvError, match="Doubled at 1, a kind that was registered"):
-        write_certificate(tmp_path / "c", certifier, certifier(x))
-    with pytest.raises(IsoconvError, match="Got Louder at 0"):  # a subclass is another kind
-        lipschitz_bound(nn.Sequential(type("Louder", (Doubled,), {})()), (4,))
+        write_certificate(tmp_path / "c", certifier, found)
+    with pytest.raises(IsoconvError, match="Got Mine at 0"):  # a subclass is another kind
+        lipschitz_bound(nn.Sequential(subclass(Doubled)()), (4,))
 
 
 class Averaged(nn.Sequential):
@@ -243,7 +269,5 @@ def test_a_claim_must_be_a_number() -> None:
 def test_plain_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr("isoconv.certify.certifier.plain", lambda model: calls.append(1) or isoconv.plain(model))
-    model = copy.deepcopy(Small((1, 8, 8)))
-    certifier = Certifier(model, (1, 8, 8))
-    certifier(torch.rand(2, 1, 8, 8))
+    Certifier(Small((1, 8, 8)), (1, 8, 8))(torch.rand(2, 1, 8, 8))
     assert calls == [1]

@@ -85,14 +85,6 @@ def test_importing_needs_little(statement, unwanted):
     assert done.stdout.strip() == "[]"
 
 
-def test_the_public_names_are_there():
-    import isoconv.data as room
-
-    assert sorted(room.__all__) == sorted(set(room.__all__))
-    assert all(hasattr(room, name) for name in room.__all__)
-    assert callable(room.download)
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

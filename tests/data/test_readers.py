@@ -40,24 +40,14 @@ def test_every_layout_of_mnist(tmp_path, folder, packed):
         assert np.array_equal(images.labels.numpy(), contents[f"{part}-labels-idx1-ubyte"])
 
 
-def test_packed_and_unpacked_files_together(tmp_path):
+def test_copies_and_sizes_of_mnist(tmp_path):
+    """The unpacked file goes first; a part of another set in the folder that is searched first is not mixed in."""
     contents = write_mnist(tmp_path, packed=True)
-    write(tmp_path / "train-images-idx3-ubyte.gz", b"damaged")  # the unpacked file goes first
-    write(tmp_path / "train-images-idx3-ubyte", idx(contents["train-images-idx3-ubyte"]))
-    assert len(MNIST.read(tmp_path).train) == 12
-
-
-def test_two_copies_are_not_mixed(tmp_path):
-    """A part of another set lies in the folder that is searched first."""
-    contents = write_mnist(tmp_path)
     write(tmp_path / "MNIST/raw/train-images-idx3-ubyte.gz", idx(random_bytes(12, 28, 28, seed=99)), packed=True)
+    write(tmp_path / "train-images-idx3-ubyte.gz", b"damaged")
+    write(tmp_path / "train-images-idx3-ubyte", idx(contents["train-images-idx3-ubyte"]))
     assert np.array_equal(MNIST.read(tmp_path).train.images[:, 0].numpy(), contents["train-images-idx3-ubyte"])
-
-
-def test_sizes_are_taken_from_the_header(tmp_path):
-    for part in ("train", "t10k"):
-        write(tmp_path / f"{part}-images-idx3-ubyte", idx(random_bytes(3, 20, 16)))
-        write(tmp_path / f"{part}-labels-idx1-ubyte", idx(np.array([9, 0, 5], dtype=np.uint8)))
+    write(tmp_path / "train-images-idx3-ubyte", idx(random_bytes(12, 20, 16)))  # as its header says
     assert MNIST.read(tmp_path).train.shape == (1, 20, 16)
 
 
@@ -66,7 +56,7 @@ def test_sizes_are_taken_from_the_header(tmp_path):
 
 @pytest.mark.parametrize("form", ["bin", "py", "bin.tar.gz", "py.tar.gz"])
 def test_every_form_of_cifar10_gives_the_same_images(tmp_path, form):
-    _, record = write_cifar10(tmp_path, form)
+    path, record = write_cifar10(tmp_path, form)
     train, test = record.read(tmp_path)
     batches = list(cifar10_batches().values())
     assert train.shape == test.shape == (3, 32, 32)
@@ -74,12 +64,8 @@ def test_every_form_of_cifar10_gives_the_same_images(tmp_path, form):
     assert np.array_equal(train.labels.numpy(), np.concatenate([b[1] for b in batches[:5]]))
     assert np.array_equal(test.images.numpy().reshape(4, 3072), batches[5][0])
     assert (train.classes[0], train.classes[9], train.name) == ("airplane", "truck", "cifar10")
-
-
-@pytest.mark.parametrize("form", ["bin", "py"])
-def test_the_folder_of_the_batches_itself(tmp_path, form):
-    path, record = write_cifar10(tmp_path, form)
-    assert len(record.read(path).train) == 20
+    if path.is_dir():  # the folder of the batches itself
+        assert len(record.read(path).train) == 20
 
 
 def test_what_is_complete_goes_before_what_is_not(tmp_path):

@@ -1,11 +1,10 @@
 """Compare the certifier and the checker on the path with the answers that commit 28fb2f4 gave.
 
-    PYTHONPATH=src python tests/judge/compare.py [--networks N] [--certificates N] [--old CHECKOUT]
+    PYTHONPATH=src python tests/judge/compare.py [--networks N] [--certificates N]
 
 N is how many are taken, evenly spread (all by default). A bound that is smaller, a radius that is larger and a verdict
 that has become "valid" may be unsound: they are listed first, and the exit code is then 1. Changes that have a written
-reason stand in accepted*.json, reason → patterns of the lines printed here, and are only counted. With `--old`, the old
-checker is also asked to prove the present bounds and radii.
+reason stand in accepted*.json, reason → patterns of the lines printed here, and are only counted.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import json
 import lzma
 import math
 import signal
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -34,33 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import isoconv
 from isoconv import IsoconvError
+from isoconv.certify import Certifier, lipschitz_bound
 from judge.certificates import mutate, weights_of
 from judge.networks import Spec, build, inputs, weights_hash
 
 HERE = Path(__file__).resolve().parent
 NETWORKS, CERTIFICATES = (HERE / name for name in ("networks.json.xz", "certificates.json.xz"))
 SECONDS = 5.0  # of processor time for one certificate; longer is the verdict "hangs"
-_ROUNDING = {
-    "float64": 1e-10,
-    "float32": 1e-3,
-}  # how far radii may differ between two machines, relative to the largest
-
-# The code under test: all that this judge knows of it ---------------------------------------------------------------
-
-
-def layer_bounds(model: nn.Module, shape: list[int]) -> tuple[list[float], float]:
-    """Return the Lipschitz bound of every layer, and of the network."""
-    from isoconv.certify import lipschitz_bound
-
-    bound = lipschitz_bound(model, tuple(shape))
-    return [layer.bound for layer in bound.layers], bound.value
-
-
-def make_certifier(model: nn.Module, shape: list[int], **options: Any) -> Any:
-    """Return what has `lipschitz.layers`, `error.offset`, `error.slope` and `pair_constants`, and certifies inputs."""
-    from isoconv.certify import Certifier
-
-    return Certifier(model, tuple(shape), **options)
+_ROUNDING = {"float32": 1e-3}  # how far radii may differ between two machines, relative to the largest; else 1e-10
 
 
 def verdict(certificate: Path, weights: Path) -> str:
@@ -119,17 +98,17 @@ def answer(spec: Spec) -> dict[str, Any]:
     model, shape = network_of(spec), spec["shape"]
     result: dict[str, Any] = {"weights": weights_hash(isoconv.plain(model))}
     try:
-        layers, value = layer_bounds(model, shape)
+        bound = lipschitz_bound(model, tuple(shape))
     except IsoconvError:
         return result | {"refused": "lipschitz"}
-    result |= {"layers": [bound.hex() for bound in layers], "lipschitz": value.hex()}
+    result |= {"layers": [layer.bound.hex() for layer in bound.layers], "lipschitz": bound.value.hex()}
     with torch.no_grad():
         outputs = model(torch.zeros(2, *shape, dtype=next((p.dtype for p in model.parameters()), None))).shape[1:]
     if len(outputs) != 1 or outputs[0] < 2:
         return result | {"refused": "outputs"}
     for name, options in options_of(spec).items():
         try:
-            certifier = make_certifier(model, shape, **options)
+            certifier = Certifier(model, tuple(shape), **options)
             radii = certifier(inputs(spec, 3)).radius.tolist()
         except IsoconvError:
             result[name] = "rounding"
@@ -219,34 +198,6 @@ def compare_certificates(corpus: dict[str, Any], numbers: Iterable[int]) -> "Fin
     return findings
 
 
-def judged_by_old_checker(corpus: dict[str, Any], old: Path) -> Iterator[str]:
-    """Yield what the old checker says against the present bounds and radii, put into the certificates of its time."""
-    bases = range(0, len(corpus["verdicts"]), corpus["per_base"])
-    for number, _, certificate, weights in each_certificate(corpus, bases):
-        base = corpus["bases"][number // corpus["per_base"]]
-        content = present_claims(base["certificate"], base["spec"])
-        certificate.write_text(json.dumps(content))
-        command = [sys.executable, str(old / "src/isoconv/certify/check.py"), str(certificate), str(weights)]
-        reply = subprocess.run(command, capture_output=True, text=True)
-        if str(reply.returncode) != corpus["verdicts"][number]:
-            yield f"certificate {number}: {(reply.stdout + reply.stderr).strip()}"
-
-
-def present_claims(content: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    """Return the old certificate `content` with the bounds and radii that the code on the path gives."""
-    certifier = make_certifier(build(spec), spec["shape"], arithmetic=content["arithmetic"])
-    bounds = [layer.bound for layer in certifier.lipschitz.layers]
-    radii = certifier(inputs(spec, len(content["images"]))).radius.tolist()
-    return content | {
-        "layers": [layer | {"lipschitz": b.hex()} for layer, b in zip(content["layers"], bounds, strict=True)],
-        "lipschitz": certifier.lipschitz.value.hex(),
-        "pair_constants": [[constant.hex() for constant in row] for row in certifier.pair_constants.tolist()],
-        "error_offset": certifier.error.offset.hex(),
-        "error_slope": certifier.error.slope.hex(),
-        "images": [image | {"radius": r.hex()} for image, r in zip(content["images"], radii, strict=True)],
-    }
-
-
 # What was found -----------------------------------------------------------------------------------------------------
 
 
@@ -284,7 +235,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare this code's bounds, radii and verdicts with the old code's.")
     parser.add_argument("--networks", type=int, help="how many; all by default")
     parser.add_argument("--certificates", type=int, help="how many; all by default")
-    parser.add_argument("--old", type=Path, help="a checkout of 28fb2f4, whose checker proves the present bounds")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's, on uneven "same" padding
@@ -293,9 +243,7 @@ def main() -> int:
     print(f"networks: {of_networks}", flush=True)
     of_certificates = compare_certificates(certificates, spread(len(certificates["verdicts"]), options.certificates))
     print(f"certificates: {of_certificates}", flush=True)
-    objections = list(judged_by_old_checker(certificates, options.old)) if options.old else []
-    print("".join(f"THE OLD CHECKER OBJECTS: {line}\n" for line in objections), end="")
-    return int(bool(of_networks.unsound or of_certificates.unsound or objections))
+    return int(bool(of_networks.unsound or of_certificates.unsound))
 
 
 if __name__ == "__main__":

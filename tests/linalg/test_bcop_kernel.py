@@ -17,59 +17,35 @@ def projectors(n: int, ranks: list[int], seed: int) -> list[Tensor]:
     return [random_projector(n, rank, generator=generator, dtype=torch.float64) for rank in ranks]
 
 
-def every_choice(H: Tensor, P: list[Tensor], Q: list[Tensor]) -> np.ndarray:
-    """Equation 2 multiplied out: each factor contributes its first matrix, P or Q, or its second, I−P or I−Q.
+def every_choice(H: Tensor, *families: list[Tensor]) -> np.ndarray:
+    """Equations 1 and 2 multiplied out: each factor contributes its first matrix, P or Q, or its second, I−P or I−Q.
 
     How often the second was taken in a [P; I−P] is the tap's row, in a [Q I−Q] its column.
     """
-    K, n = len(P) + 1, H.shape[1]
-    kernel = np.zeros((*H.shape, K, K))
-    for choice in product([0, 1], repeat=2 * (K - 1)):
+    K, n, dimensions = len(families[0]) + 1, H.shape[1], len(families)
+    factors = [projector.numpy() for pair in zip(*families, strict=True) for projector in pair]
+    kernel = np.zeros((*H.shape, *[K] * dimensions))
+    for choice in product([0, 1], repeat=len(factors)):
         matrix = H.numpy()
-        for i in range(K - 1):
-            for taken, projector in ((choice[2 * i], P[i].numpy()), (choice[2 * i + 1], Q[i].numpy())):
-                matrix = matrix @ (np.eye(n) - projector if taken else projector)
-        kernel[:, :, sum(choice[0::2]), sum(choice[1::2])] += matrix
+        for taken, projector in zip(choice, factors, strict=True):
+            matrix = matrix @ (np.eye(n) - projector if taken else projector)
+        kernel[(slice(None), slice(None), *[sum(choice[d::dimensions]) for d in range(dimensions)])] += matrix
     return kernel
-
-
-def every_choice_1d(H: Tensor, P: list[Tensor]) -> np.ndarray:
-    K, n = len(P) + 1, H.shape[1]
-    kernel = np.zeros((*H.shape, K))
-    for choice in product([0, 1], repeat=K - 1):
-        matrix = H.numpy()
-        for taken, projector in zip(choice, P, strict=True):
-            matrix = matrix @ (np.eye(n) - projector.numpy() if taken else projector.numpy())
-        kernel[:, :, sum(choice)] += matrix
-    return kernel
-
-
-CHANNELS = [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (1, 4), (4, 4)]
 
 
 @pytest.mark.parametrize("K", [1, 2, 3, 4])
-@pytest.mark.parametrize(("c_out", "c_in"), CHANNELS)
-def test_equals_equation_2(c_out, c_in, K):
+@pytest.mark.parametrize(("c_out", "c_in"), [(1, 1), (1, 2), (2, 3), (3, 3), (1, 4), (4, 4)])
+def test_equals_equations_1_and_2(c_out, c_in, K):
     H = orthonormal(c_out, c_in, seed=1)
     for shift in range(c_in + 1):  # projectors of every rank, 0 and c_in among them
         ranks = [(shift + i) % (c_in + 1) for i in range(2 * (K - 1))]
         P, Q = projectors(c_in, ranks[0::2], seed=shift), projectors(c_in, ranks[1::2], seed=100 + shift)
-        kernel = bcop_kernel(H, P, Q)
+        kernel, line = bcop_kernel(H, P, Q), bcop_kernel_1d(H, P)
         assert kernel.shape == (c_out, c_in, K, K)
         np.testing.assert_allclose(kernel.numpy(), every_choice(H, P, Q), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(line.numpy(), every_choice(H, P), rtol=0, atol=1e-12)
         if K > 1:
             assert torch.equal(bcop_kernel(H, torch.stack(P), torch.stack(Q)), kernel)
-
-
-@pytest.mark.parametrize("K", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize(("c_out", "c_in"), CHANNELS)
-def test_equals_equation_1(c_out, c_in, K):
-    H = orthonormal(c_out, c_in, seed=2)
-    for shift in range(c_in + 1):
-        P = projectors(c_in, [(shift + i) % (c_in + 1) for i in range(K - 1)], seed=shift)
-        kernel = bcop_kernel_1d(H, P)
-        assert kernel.shape == (c_out, c_in, K)
-        np.testing.assert_allclose(kernel.numpy(), every_choice_1d(H, P), rtol=0, atol=1e-12)
 
 
 def test_rows_belong_to_p_and_columns_to_q():
@@ -81,33 +57,17 @@ def test_rows_belong_to_p_and_columns_to_q():
         assert int((kernel != 0).sum()) == 2
 
 
-def test_the_order_of_the_factors_matters():
-    """P₁ Q₁ P₂ Q₂, and not P₁ P₂ Q₁ Q₂ nor the other way round: the first tap is the product of the first matrices."""
-    (P, Q), H = (projectors(4, [2, 2], seed=3), projectors(4, [2, 2], seed=4)), orthonormal(4, 4)
-    kernel = bcop_kernel(H, P, Q)
-    torch.testing.assert_close(kernel[:, :, 0, 0], H @ P[0] @ Q[0] @ P[1] @ Q[1], rtol=0, atol=1e-14)
-    for other in (H @ P[0] @ P[1] @ Q[0] @ Q[1], H @ P[1] @ Q[1] @ P[0] @ Q[0], H @ Q[0] @ P[0] @ Q[1] @ P[1]):
-        assert float((kernel[:, :, 0, 0] - other).abs().max()) > 1e-2
-
-
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(("c_out", "c_in", "K"), [(1, 1, 3), (2, 2, 2), (2, 4, 3), (3, 3, 3), (2, 3, 4)])
 def test_the_convolution_is_orthogonal_at_every_size(c_out, c_in, K, dtype):
     P, Q = projectors(c_in, [1] * (K - 1), seed=5), projectors(c_in, [c_in // 2] * (K - 1), seed=6)
     kernel = bcop_kernel(orthonormal(c_out, c_in).to(dtype), [p.to(dtype) for p in P], [q.to(dtype) for q in Q])
     assert kernel.dtype == dtype
-    for size in [(1, 1), (2, 3), (3, 3), (4, 5)]:
-        operator = dense_convolution(kernel.double().numpy(), size)
+    line = bcop_kernel_1d(orthonormal(c_out, c_in).to(dtype), [p.to(dtype) for p in P])
+    for size in [(1, 1), (2, 3), (4, 5), (1,), (3,), (9,)]:
+        operator = dense_convolution((kernel if len(size) == 2 else line).double().numpy(), size)
         gram = operator @ operator.T
         np.testing.assert_allclose(gram, np.eye(len(gram)), rtol=0, atol=20 * K * c_in * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize(("c_out", "c_in", "K"), [(1, 1, 3), (2, 2, 2), (2, 4, 3), (3, 3, 5)])
-def test_the_1d_convolution_is_orthogonal_at_every_size(c_out, c_in, K):
-    kernel = bcop_kernel_1d(orthonormal(c_out, c_in), projectors(c_in, [1] * (K - 1), seed=7))
-    for size in (1, 2, 3, 4, 9):
-        operator = dense_convolution(kernel.numpy(), [size])
-        np.testing.assert_allclose(operator @ operator.T, np.eye(c_out * size), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("K", [1, 2, 3])
@@ -119,29 +79,15 @@ def test_gradcheck(K):
     assert torch.autograd.gradcheck(bcop_kernel_1d, (H, families[0]))
 
 
-@pytest.mark.parametrize(
-    ("taps", "dim"), [((1,), 0), ((3,), 0), ((1, 1), 0), ((2, 3), 0), ((2, 3), 1), ((1, 2), 1)], ids=str
-)
+@pytest.mark.parametrize(("taps", "dim"), [((1,), -3), ((3,), -3), ((1, 1), -4), ((2, 3), -4), ((2, 3), -3)], ids=str)
 def test_appending_a_pair_from_its_basis(taps, dim):
-    """The same value as from the projector and, with P = RRᵀ, the same gradient."""
-    W = normal(*taps, 2, 5, seed=11).requires_grad_()
-    R = orthonormal(5, 2, seed=12).requires_grad_()
-    ours, theirs = append_pair_from_basis(W, R, dim), append_pair(W, R @ R.mT, dim)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
-    cotangent = normal(*ours.shape, seed=13)
-    for a, b in zip(*(torch.autograd.grad(y, (W, R), cotangent) for y in (ours, theirs)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-    assert torch.autograd.gradcheck(lambda w, r: append_pair_from_basis(w, r, dim), (W, R))
-
-
-@pytest.mark.parametrize(("taps", "dim"), [((1,), -3), ((3,), -3), ((2, 3), -4), ((2, 3), -3)], ids=str)
-def test_appending_pairs_to_a_batch_of_kernels(taps, dim):
-    """Each kernel with its own basis: what it is alone, in value and gradient."""
+    """The same value as from the projector and, with P = RRᵀ, the same gradient; each of a batch with its own basis."""
     W = normal(3, *taps, 2, 5, seed=11).requires_grad_()
     R = torch.stack([orthonormal(5, 2, seed=seed) for seed in range(3)]).requires_grad_()
     batch = append_pair_from_basis(W, R, dim)
-    alone = torch.stack([append_pair_from_basis(w, r, dim) for w, r in zip(W, R, strict=True)])
-    torch.testing.assert_close(batch, alone, rtol=0, atol=1e-14)
+    expected = torch.stack([append_pair(w, r @ r.mT, dim + W.dim() - 1) for w, r in zip(W, R, strict=True)])
+    torch.testing.assert_close(batch, expected, rtol=0, atol=1e-14)
     cotangent = normal(*batch.shape, seed=13)
-    for a, b in zip(*(torch.autograd.grad(y, (W, R), cotangent) for y in (batch, alone)), strict=True):
+    for a, b in zip(*(torch.autograd.grad(y, (W, R), cotangent) for y in (batch, expected)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    assert torch.autograd.gradcheck(lambda w, r: append_pair_from_basis(w, r, dim), (W, R))

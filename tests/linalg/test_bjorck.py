@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from isoconv.linalg import bjorck, norm_upper_bound
-from isoconv.linalg.polar import inverse_sqrt_correction
 from linalg.linalg_reference import (
     PRECISIONS,
     conditioned,
@@ -21,7 +20,7 @@ from linalg.linalg_reference import (
     spectral_norm,
 )
 
-SHAPES = [(1, 1), (4, 4), (7, 3), (3, 7), (5, 1), (1, 5), (9, 2), (2, 3, 5), (2, 3, 6, 4)]
+SHAPES = [(1, 1), (4, 4), (3, 7), (5, 1), (9, 2), (2, 3, 5), (2, 3, 6, 4)]
 
 
 def binomial(p: int) -> float:
@@ -48,8 +47,8 @@ def test_the_literal_formula_has_the_papers_coefficients():
 
 
 @pytest.mark.parametrize("gram_space", [False, True])
-@pytest.mark.parametrize("order", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("iterations", [0, 1, 2, 5])
+@pytest.mark.parametrize("order", [1, 2, 3, 7])
+@pytest.mark.parametrize("iterations", [0, 1, 5])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_the_papers_formula(shape, iterations, order, gram_space):
     a = normal(*shape, seed=1)
@@ -64,28 +63,6 @@ def test_equals_the_papers_formula(shape, iterations, order, gram_space):
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=10 * tolerance * float(cotangent.norm()))
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_two_spaces_agree_on_value_and_gradient(shape, dtype):
-    a = normal(*shape, seed=3, dtype=dtype).requires_grad_()
-    cotangent = normal(*shape, seed=4, dtype=dtype)
-    values, gradients = [], []
-    for gram_space in (False, True):
-        values.append(bjorck(a, 6, 2, gram_space=gram_space))
-        gradients.append(torch.autograd.grad(values[-1], a, cotangent)[0])
-    tolerance = 200 * max(shape[-2:]) * torch.finfo(dtype).eps
-    torch.testing.assert_close(values[0], values[1], rtol=0, atol=tolerance)
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=tolerance * float(gradients[0].abs().max() + 1))
-
-
-@pytest.mark.parametrize("gram_space", [False, True])
-@pytest.mark.parametrize("order", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", [(3, 3), (5, 2), (2, 5), (2, 4, 3)], ids=str)
-def test_gradcheck(shape, order, gram_space):
-    a = (normal(*shape, seed=5) / 4).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: bjorck(x, 3, order, scale=False, gram_space=gram_space), (a,))
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_scaling_divides_by_the_upper_bound_and_nothing_else(shape):
     a = 17 * normal(*shape, seed=6)
@@ -93,34 +70,10 @@ def test_scaling_divides_by_the_upper_bound_and_nothing_else(shape):
     torch.testing.assert_close(bjorck(a, 4), expected, rtol=0, atol=1e3 * torch.finfo(a.dtype).eps)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_on_a_diagonal_matrix_it_is_the_scalar_recursion(order):
-    values = np.array([1.0, 0.5, 0.1, 1e-3, 1e-6])
-    coefficients = [(-1) ** p * binomial(p) for p in range(order + 1)]
-    expected = values.copy()
-    for _ in range(20):
-        expected = expected * np.polyval(coefficients[::-1], 1 - expected**2)
-    ours = bjorck(torch.diag(torch.tensor(values)), 20, order, scale=False).diagonal().numpy()
-    np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    # The smallest one grows by Σ|coefficients| a step, 1.5 for the first order: 20 steps do not converge from 1e-6.
-    assert (ours[-1] < 0.01) == (order == 1)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("order", [1, 3])
-@pytest.mark.parametrize(
-    ("shape", "condition"), [((20, 20), 20), ((33, 8), 50), ((8, 33), 50), ((64, 3), 100)], ids=str
-)
-def test_converges_to_the_polar_factor(shape, condition, order, dtype):
-    a = (3 * conditioned(*shape, condition)).to(dtype)
-    tolerance = 4 * max(shape) * condition * torch.finfo(dtype).eps
-    torch.testing.assert_close(bjorck(a, 25, order).double(), polar_by_svd(a), rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("gram_space", [None, False, True])
-@pytest.mark.parametrize("condition", [10.0, 1e3, 1e4, 1e8, 1e12])
-@pytest.mark.parametrize("shape", [(64, 8), (8, 64), (30, 30), (12, 2)], ids=str)
+@pytest.mark.parametrize("condition", [10.0, 1e4, 1e12])
+@pytest.mark.parametrize("shape", [(64, 8), (30, 30), (2, 12)], ids=str)
 def test_ill_conditioned_matrices(shape, condition, gram_space, dtype):
     """Singular values that a Gram matrix cannot hold, below √eps, must not be blown up by the steps.
 
@@ -142,24 +95,28 @@ def test_ill_conditioned_matrices(shape, condition, gram_space, dtype):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_the_limit_does_not_depend_on_the_scale(scale, dtype):
-    a = conditioned(12, 5, 4.0).to(dtype)
-    limit = bjorck(a * scale)
-    torch.testing.assert_close(limit.double(), polar_by_svd(a), rtol=0, atol=200 * torch.finfo(dtype).eps)
+@pytest.mark.parametrize("scale", [1e-30, 3.0, 1e30])
+@pytest.mark.parametrize(("shape", "condition"), [((12, 5), 4.0), ((20, 20), 20.0), ((8, 33), 50.0)], ids=str)
+def test_converges_to_the_polar_factor_from_any_scale(shape, condition, scale, dtype):
+    a = conditioned(*shape, condition).to(dtype)
+    tolerance = 8 * max(shape) * condition * torch.finfo(dtype).eps
+    for order in (1, 3):
+        torch.testing.assert_close(bjorck(a * scale, 25, order).double(), polar_by_svd(a), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("gram_space", [None, False, True])
-@pytest.mark.parametrize("shape", [(3, 8, 5), (3, 5, 8), (2, 3, 4, 4), (2, 9, 2)], ids=str)
-def test_batched_equals_looped_and_wide_equals_transposed_tall(shape, gram_space, dtype):
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("shape", [(3, 8, 5), (2, 3, 4, 4), (2, 2, 9)], ids=str)
+def test_batched_equals_looped_and_wide_equals_transposed_tall(shape, dtype, gram_space):
     # The matrices of a batch differ in scale a lot: each must get its own.
     a = normal(*shape, seed=7, dtype=dtype)
     a = a * torch.logspace(-6, 6, a[..., 0, 0].numel(), dtype=dtype).reshape(*shape[:-2], 1, 1)
+    a.view(-1, *shape[-2:])[1] = 0
     tolerance = 50 * max(shape) * torch.finfo(dtype).eps
-    batched = bjorck(a, 5, gram_space=gram_space)
+    batched, bounds = bjorck(a, 5, gram_space=gram_space), norm_upper_bound(a)
     for index in np.ndindex(*shape[:-2]):
         torch.testing.assert_close(batched[index], bjorck(a[index], 5, gram_space=gram_space), rtol=0, atol=tolerance)
+        torch.testing.assert_close(bounds[index], norm_upper_bound(a[index]), rtol=tolerance, atol=0)
     torch.testing.assert_close(bjorck(a.mT, 5, gram_space=gram_space).mT, batched, rtol=0, atol=tolerance)
 
 
@@ -171,26 +128,9 @@ def test_zeros_stay_zeros_with_a_finite_gradient():
     assert bool(torch.isfinite(a.grad).all())
 
 
-@pytest.mark.parametrize("order", [1, 2, 5, 9])
-def test_correction_is_the_series_of_the_inverse_square_root(order):
-    q = 0.5 * with_symmetric_noise(6)
-    expected = sum((-1) ** p * binomial(p) * torch.matrix_power(q, p) for p in range(1, order + 1))
-    torch.testing.assert_close(inverse_sqrt_correction(q, order), expected, rtol=0, atol=1e-14)
-
-
-def with_symmetric_noise(n: int) -> Tensor:
-    a = normal(n, n, seed=8)
-    a = a + a.mT
-    return a / torch.linalg.matrix_norm(a, 2)
-
-
-def rank_one(m: int, n: int) -> Tensor:
-    return torch.outer(normal(m, seed=9), normal(n, seed=10))
-
-
 MATRICES = {
     "normal": lambda m, n: normal(m, n, seed=11),
-    "rank one": rank_one,
+    "rank one": lambda m, n: torch.outer(normal(m, seed=9), normal(n, seed=10)),
     "flat": lambda m, n: orthonormal(m, n, seed=12),
     "ones": lambda m, n: torch.ones(m, n, dtype=torch.float64),
     "identity": lambda m, n: torch.eye(m, n, dtype=torch.float64),
@@ -201,7 +141,7 @@ MATRICES = {
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (1, 6), (6, 1), (5, 4), (4, 7), (8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (6, 1), (5, 4), (8, 8)], ids=str)
 @pytest.mark.parametrize("kind", MATRICES)
 def test_norm_upper_bound_is_one_exactly_and_close(kind, shape, scale, dtype):
     a = (MATRICES[kind](*shape) * scale).to(dtype)
@@ -225,17 +165,6 @@ def test_norm_upper_bound_of_a_flat_spectrum_is_the_eighth_root_above(dtype):
     a = orthonormal(64, 64).to(dtype)
     slack = 1 + 4 * 128 * 8 * torch.finfo(dtype).eps
     assert 64**0.125 <= float(norm_upper_bound(a)) <= 64**0.125 * slack
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_norm_upper_bound_batched_equals_looped(dtype):
-    a = normal(4, 2, 6, 5, seed=14, dtype=dtype) * torch.logspace(-8, 8, 8, dtype=dtype).reshape(4, 2, 1, 1)
-    a[1, 1] = 0
-    bounds = norm_upper_bound(a)
-    assert bounds.shape == (4, 2)
-    assert float(bounds[1, 1]) == 0
-    for index in np.ndindex(4, 2):
-        torch.testing.assert_close(bounds[index], norm_upper_bound(a[index]), rtol=20 * torch.finfo(dtype).eps, atol=0)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)

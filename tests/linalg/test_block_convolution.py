@@ -16,7 +16,7 @@ from isoconv.linalg import (
     projector_row,
     random_projector,
 )
-from linalg.linalg_reference import PRECISIONS, dense_convolution, normal, orthonormal
+from linalg.linalg_reference import PRECISIONS, dense_convolution, normal
 
 EYE = torch.eye(4, dtype=torch.float64)
 RANKS = [(n, r) for n in (1, 2, 3, 5) for r in range(n + 1)]
@@ -36,48 +36,29 @@ def convolve(kernel: np.ndarray, image: np.ndarray) -> np.ndarray:
     return out
 
 
-def direct(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Z_i = Σ_{i'} X_{i'} Y_{i−i'}, sum by sum."""
-    taps = [p + q - 1 for p, q in zip(x.shape[2:], y.shape[2:], strict=True)]
-    z = np.zeros((x.shape[0], y.shape[1], *taps))
-    for i in np.ndindex(*x.shape[2:]):
-        for j in np.ndindex(*y.shape[2:]):
-            at = (slice(None), slice(None))
-            z[(*at, *np.add(i, j))] += x[(*at, *i)] @ y[(*at, *j)]
-    return z
-
-
 PAIRS = [
     ((2, 3, 1), (3, 4, 1)),
     ((2, 3, 2), (3, 4, 3)),
     ((5, 1, 4), (1, 2, 2)),
-    ((2, 3, 1, 1), (3, 2, 1, 1)),
     ((2, 3, 2, 1), (3, 4, 1, 2)),
     ((3, 3, 3, 2), (3, 3, 2, 4)),
-    ((1, 2, 1, 3), (2, 5, 3, 1)),
 ]
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize(("left", "right"), PAIRS, ids=str)
-def test_is_the_sum_in_its_definition(left, right, dtype):
-    x, y = normal(*left, seed=1, dtype=dtype), normal(*right, seed=2, dtype=dtype)
-    z = block_convolve(x, y)
-    terms = left[1] * int(np.prod(np.minimum(left[2:], right[2:])))
-    assert z.dtype == dtype
-    expected = direct(x.double().numpy(), y.double().numpy())
-    np.testing.assert_allclose(z.double().numpy(), expected, rtol=0, atol=20 * terms * torch.finfo(dtype).eps)
-
-
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 @pytest.mark.parametrize(("left", "right"), PAIRS, ids=str)
-def test_is_composition_of_operators(left, right, size):
+def test_is_composition_of_operators(left, right, size, dtype):
     """X ∗ (Y ∗ v) = (X □ Y) ∗ v, on images of every size, also smaller than the kernels."""
-    x, y = normal(*left, seed=3), normal(*right, seed=4)
+    x, y = normal(*left, seed=3, dtype=dtype), normal(*right, seed=4, dtype=dtype)
+    z = block_convolve(x, y)
+    assert z.dtype == dtype
+    assert z.shape[2:] == tuple(p + q - 1 for p, q in zip(left[2:], right[2:], strict=True))
     image = normal(right[1], *[size + axis for axis in range(len(left) - 2)], seed=5).numpy()
-    in_turn = convolve(x.numpy(), convolve(y.numpy(), image))
-    at_once = convolve(block_convolve(x, y).numpy(), image)
-    np.testing.assert_allclose(at_once, in_turn, rtol=0, atol=1e-13 * max(1, abs(in_turn).max()) * 10)
+    in_turn = convolve(x.double().numpy(), convolve(y.double().numpy(), image))
+    at_once = convolve(z.double().numpy(), image)
+    tolerance = 10 * torch.finfo(dtype).eps * max(left[1] * len(x.flatten()), abs(in_turn).max())
+    np.testing.assert_allclose(at_once, in_turn, rtol=0, atol=tolerance)
 
 
 def test_does_not_commute():
@@ -88,11 +69,6 @@ def test_does_not_commute():
     assert not block_convolve(y, x).any()
 
 
-def test_projector_pairs_do_not_commute_either():
-    p, q = projector_pair_1d(projector(4, 2, 1)), projector_pair_1d(projector(4, 2, 2))
-    assert float((block_convolve(p, q) - block_convolve(q, p)).abs().max()) > 0.1
-
-
 @pytest.mark.parametrize("taps", [[(1,), (3,), (2,)], [(2, 1), (1, 2), (3, 2)]], ids=str)
 def test_is_associative_and_composes_from_the_left(taps):
     x, y, z = normal(2, 3, *taps[0], seed=6), normal(3, 4, *taps[1], seed=7), normal(4, 5, *taps[2], seed=8)
@@ -100,14 +76,9 @@ def test_is_associative_and_composes_from_the_left(taps):
     torch.testing.assert_close(left, right, rtol=0, atol=1e-13)
     torch.testing.assert_close(compose_kernels(x, y, z), left, rtol=0, atol=0)
     assert torch.equal(compose_kernels(x), x)
-
-
-@pytest.mark.parametrize("taps", [(3,), (2, 3)], ids=str)
-def test_has_an_identity(taps):
-    x = normal(3, 4, *taps, seed=9)
-    ones = [1] * len(taps)
-    torch.testing.assert_close(block_convolve(torch.eye(3).double().reshape(3, 3, *ones), x), x, rtol=0, atol=0)
-    torch.testing.assert_close(block_convolve(x, torch.eye(4).double().reshape(4, 4, *ones)), x, rtol=0, atol=0)
+    identity = torch.eye(3, dtype=torch.float64).reshape(3, 3, *[1 for _ in taps[0]])
+    assert torch.equal(block_convolve(x, identity), x)
+    assert torch.equal(block_convolve(identity, y), y)
 
 
 @pytest.mark.parametrize(("left", "right"), [((2, 3, 2), (3, 2, 2)), ((2, 2, 2, 1), (2, 3, 2, 2))], ids=str)
@@ -122,18 +93,12 @@ def test_is_differentiable(left, right):
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(("n", "rank"), RANKS)
 def test_random_projectors(n, rank, dtype):
-    p = random_projector(n, rank, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    p, again = (random_projector(n, rank, generator=torch.Generator().manual_seed(3), dtype=dtype) for _ in range(2))
     assert p.shape == (n, n)
     assert p.dtype == dtype
+    assert torch.equal(p, again)
     assert is_projector(p)
-    assert int(projector_rank(p)) == rank
-    assert int(torch.linalg.matrix_rank(p.double(), tol=0.5)) == rank
-
-
-def test_random_projectors_come_from_the_generator():
-    draw = [random_projector(5, 2, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
-    assert torch.equal(draw[0], draw[1])
-    assert not torch.equal(draw[0], draw[2])
+    assert int(projector_rank(p)) == int(torch.linalg.matrix_rank(p.double(), tol=0.5)) == rank
 
 
 def test_random_projectors_are_uniform():
@@ -143,20 +108,12 @@ def test_random_projectors_are_uniform():
     torch.testing.assert_close(mean, EYE[:3, :3] / 3, rtol=0, atol=5 * 0.3 / 4000**0.5)
 
 
-@pytest.mark.parametrize(("n", "rank"), RANKS)
-def test_projector_from_basis(n, rank):
-    basis = torch.linalg.qr(normal(n, rank, seed=12)).Q
-    p = projector_from_basis(basis)
-    torch.testing.assert_close(p @ basis, basis, rtol=0, atol=1e-14)
-    assert is_projector(p)
-    assert int(projector_rank(p)) == rank
-
-
 def test_projectors_in_batches():
     bases = torch.linalg.qr(normal(2, 3, 5, 2, seed=13)).Q
     p = projector_from_basis(bases)
     assert p.shape == (2, 3, 5, 5)
     assert is_projector(p)
+    torch.testing.assert_close(p @ bases, bases, rtol=0, atol=1e-14)
     assert torch.equal(projector_rank(p), torch.full((2, 3), 2))
     p[1, 2] *= 1.01
     assert not is_projector(p)
@@ -176,9 +133,6 @@ def test_projectors_in_batches():
 )
 def test_what_is_not_a_projector(matrix):
     assert not is_projector(matrix)
-
-
-def test_is_projector_has_a_tolerance():
     assert is_projector(EYE * (1 + 1e-12), tolerance=1e-11)
 
 
@@ -209,8 +163,3 @@ def test_columns_are_along_the_height_and_rows_along_the_width(n, rank):
     for kernel in (column, row, block_convolve(column, row), block_convolve(row, column)):
         operator = dense_convolution(kernel.numpy(), [3, 4])
         np.testing.assert_allclose(operator @ operator.T, np.eye(12 * n), rtol=0, atol=1e-14)
-
-
-def test_an_orthonormal_matrix_is_an_orthogonal_convolution_of_size_one():
-    operator = dense_convolution(orthonormal(3, 5)[..., None, None].numpy(), [2, 3])
-    np.testing.assert_allclose(operator @ operator.T, np.eye(18), rtol=0, atol=1e-14)

@@ -19,8 +19,6 @@ from isoconv.linalg import (
 )
 from linalg.linalg_reference import DEVICES, dense_convolution, exact, norm_at_most, normal, orthonormal, paddings
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
 
 def projector(n: int, seed: int) -> Tensor:
     return random_projector(n, n // 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -51,22 +49,16 @@ def diagonal_frequency(taps: int) -> Tensor:
 KERNELS = {
     "1x1": normal(2, 3, 1, seed=1),
     "1-D": normal(2, 2, 3, seed=2),
-    "1-D wide": normal(1, 3, 4, seed=3),
     "1-D tall": normal(3, 1, 5, seed=4),
     "1-D orthogonal": orthogonal_kernel(2, 2, 3, 1),
     "1-D quarter turns": quarter_turns(4),
-    "1-D quarter turns, eight": quarter_turns(8),
     "difference": torch.tensor([[[1.0, -1.0]]], dtype=torch.float64),
-    "sum": torch.ones(1, 1, 3, dtype=torch.float64),
     "frequency 1/3": one_frequency(6, 1 / 3),
-    "frequency 1/5": one_frequency(5, 1 / 5),
     "one entry": F.pad(torch.full((1, 1, 1), -0.7, dtype=torch.float64), (1, 2, 1, 0, 0, 1)),
     "1 and 1e-160": normal(2, 2, 3, seed=5) * torch.tensor([1.0, 1e-160, 1e-300], dtype=torch.float64),
     "2-D": normal(2, 1, 2, 3, seed=6),
     "2-D square": normal(1, 2, 3, 3, seed=7),
     "2-D orthogonal": orthogonal_kernel(2, 2, 2),
-    "2-D one row": normal(1, 1, 1, 4, seed=8),
-    "2-D quarter turns": quarter_turns(4)[:, :, None],
     "2-D diagonal frequency": diagonal_frequency(3),
     "2-D nearly one": torch.full((1, 1, 2, 2), math.nextafter(0.25, 0), dtype=torch.float64),
 }
@@ -85,10 +77,9 @@ def test_circular_exactly(name):
         for blocks in product(*[(1, 2, 3, 5) if kernel.dim() == 3 else (1, 2, 3)] * len(stride)):
             size = [n * s for n, s in zip(blocks, stride, strict=True)]
             operator = dense_convolution(taps, size, stride)
-            if min(operator.shape) > 16:
-                continue
-            assert norm_at_most(operator, free)
-            assert norm_at_most(operator, conv_norm_bound(kernel, stride, size))
+            if min(operator.shape) <= 16:
+                assert norm_at_most(operator, free)
+                assert norm_at_most(operator, conv_norm_bound(kernel, stride, size))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -101,24 +92,9 @@ def test_zero_padding_exactly(name):
             bound = conv_norm_bound(kernel, stride, size, "zeros")
             for padding in paddings(kernel.shape[2:], size):
                 operator = dense_convolution(taps, size, stride, padding)
-                if min(operator.shape) > 16:
-                    continue
-                assert norm_at_most(operator, free), (stride, size, padding)
-                assert norm_at_most(operator, bound), (stride, size, padding)
-
-
-@pytest.mark.parametrize("shape", [(3, 3, 3), (2, 4, 7), (3, 2, 3, 3), (2, 3, 4, 2)], ids=str)
-def test_without_a_size_it_holds_for_many_sizes(shape):
-    kernel = normal(*shape, seed=9)
-    dimensions = len(shape) - 2
-    for s in (1, 2, 3):
-        bound = conv_norm_bound(kernel, s)
-        for n in range(1, 20 if dimensions == 1 else 8):
-            size, stride = [n] * dimensions, [s] * dimensions
-            operators = [dense_convolution(kernel.numpy(), size, stride)] if n % s == 0 else []
-            operators += [dense_convolution(kernel.numpy(), size, stride, p) for p in paddings(shape[2:], size)]
-            for operator in operators:
-                assert np.linalg.norm(operator, 2) <= bound * (1 + 1e-13)
+                if min(operator.shape) <= 16:
+                    assert norm_at_most(operator, free), (stride, size, padding)
+                    assert norm_at_most(operator, bound), (stride, size, padding)
 
 
 def test_without_a_size_it_holds_at_the_worst_frequency():
@@ -136,18 +112,15 @@ def test_without_a_size_it_holds_at_the_worst_frequency():
 @pytest.mark.parametrize(
     ("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-6), (torch.float16, 1e-2), (torch.bfloat16, 6e-2)]
 )
-@pytest.mark.parametrize(
-    ("c_out", "c_in", "K"), [(1, 1, 3), (8, 8, 3), (3, 16, 3), (32, 32, 3), (16, 16, 5), (64, 64, 1)]
-)
+@pytest.mark.parametrize(("c_out", "c_in", "K"), [(1, 1, 3), (3, 16, 3), (32, 32, 3), (16, 16, 5), (64, 64, 1)])
 def test_orthogonal_kernels_are_bounded_tightly_for_every_size(c_out, c_in, K, dtype, within, device):
     kernel = orthogonal_kernel(c_out, c_in, K).to(dtype)
     for scale in (1.0, 1.001, 1e-3):
         scaled = scale * kernel.double()
         true = max(float(circular_singular_values(scaled, n)[0]) for n in (5, 8))
         bound = conv_norm_bound(scaled.to(device))
-        assert true * (1 - 1e-13) <= bound <= true * (1 + within)
         transposed = conv_norm_bound(scaled.transpose(0, 1).to(device))
-        assert true * (1 - 1e-13) <= transposed <= true * (1 + within)
+        assert true * (1 - 1e-13) <= min(bound, transposed) <= max(bound, transposed) <= true * (1 + within)
 
 
 @pytest.mark.parametrize(("c_out", "c_in", "s"), [(8, 2, 2), (4, 2, 2), (9, 1, 3), (4, 1, 3)])
@@ -164,34 +137,27 @@ def test_strided_orthogonal_kernels_are_bounded_tightly(c_out, c_in, s):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("shape", "size"),
+    ("shape", "stride", "size"),
     [
-        ((3, 4, 5), (16,)),
-        ((3, 4, 5), (7,)),
-        ((2, 2, 9), (4,)),
-        ((16, 3, 3, 3), (8, 8)),
-        ((8, 8, 3, 3), (7, 5)),
-        ((4, 8, 5, 5), (3, 4)),
-        ((32, 32, 3, 3), (6, 6)),
-        ((2, 2, 3, 3), (1, 1)),
+        ((3, 4, 5), 1, (7,)),
+        ((2, 2, 9), 1, (4,)),
+        ((16, 3, 3, 3), 1, (8, 8)),
+        ((4, 8, 5, 5), 1, (3, 4)),
+        ((2, 2, 3, 3), 1, (1, 1)),
+        ((4, 3, 3, 3), 2, (8, 8)),
+        ((5, 3, 3, 3), 3, (9, 9)),
+        ((3, 4, 5), 3, (12,)),
     ],
     ids=str,
 )
-def test_random_kernels_are_bounded_tightly_with_a_size(shape, size, device):
-    """Within 1e-3; in fact n^(1/2^15) and some rounding."""
+def test_random_kernels_are_bounded_tightly_with_a_size(shape, stride, size, device):
+    """Within 1e-3; without a stride, in fact n^(1/2^15) and some rounding."""
     kernel = normal(*shape, seed=10)
-    true = float(circular_singular_values(kernel, size)[0])
-    bound = conv_norm_bound(kernel.to(device), input_size=size)
-    assert true * (1 - 1e-13) <= bound <= true * (min(shape[:2]) ** 2.0**-15 + 1e-9) <= true * (1 + 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("shape", "s", "size"), [((4, 3, 3, 3), 2, 8), ((6, 2, 4, 4), 2, 6), ((5, 3, 3, 3), 3, 9), ((3, 4, 5), 3, 12)]
-)
-def test_strided_random_kernels_are_bounded_tightly_with_a_size(shape, s, size):
-    kernel, dimensions = normal(*shape, seed=11), len(shape) - 2
-    true = np.linalg.norm(dense_convolution(kernel.numpy(), [size] * dimensions, [s] * dimensions), 2)
-    assert true * (1 - 1e-13) <= conv_norm_bound(kernel, s, size) <= true * (1 + 1e-3)
+    true = np.linalg.norm(dense_convolution(kernel.numpy(), size, [stride] * len(size)), 2)
+    bound = conv_norm_bound(kernel.to(device), stride, size)
+    within = min(shape[:2]) ** 2.0**-15 + 1e-9 if stride == 1 else 1 + 1e-3
+    assert true * (1 - 1e-13) <= bound <= true * within
+    assert bound <= conv_norm_bound(kernel.to(device), stride)
 
 
 @pytest.mark.parametrize(
@@ -212,14 +178,6 @@ def test_zero_padded_random_kernels_with_a_size(shape, s, size, padding):
     assert bound <= conv_norm_bound(kernel, s)
 
 
-def test_a_size_never_makes_it_looser():
-    for seed in range(10):
-        kernel = normal(3, 2, 3, 3, seed=seed)
-        free = conv_norm_bound(kernel)
-        for mode in ("circular", "zeros"):
-            assert conv_norm_bound(kernel, 1, 5, mode) <= free
-
-
 def test_cancelling_taps_on_a_single_pixel():
     """[1 −1] on one pixel is zero: the sized bound says so, but for rounding, and the other one does not."""
     kernel = torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
@@ -232,10 +190,9 @@ def test_cancelling_taps_on_a_single_pixel():
 
 @pytest.mark.parametrize(
     ("dtype", "scale"),
-    [(torch.float64, s) for s in (1e-308, 1e-200, 1e-160, 1e-30, 1.001, 1e30, 1e200, 1e306)]
-    + [(torch.float32, s) for s in (1e-44, 1e-40, 1e-30, 1e30)]
-    + [(torch.float16, s) for s in (1e-7, 1.0, 1e4)]
-    + [(torch.bfloat16, s) for s in (1e-39, 1.0, 1e30)],
+    [(torch.float64, s) for s in (1e-308, 1e-160, 1.001, 1e200, 1e306)]
+    + [(torch.float32, s) for s in (1e-44, 1e-30, 1e30)]
+    + [(torch.float16, 1e-7), (torch.float16, 1e4), (torch.bfloat16, 1e-39), (torch.bfloat16, 1e30)],
 )
 @pytest.mark.parametrize("shape", [(2, 2, 3), (1, 2, 2, 2)], ids=str)
 def test_any_scale_exactly(shape, dtype, scale):
@@ -247,14 +204,6 @@ def test_any_scale_exactly(shape, dtype, scale):
     assert norm_at_most(padded, free)
     assert norm_at_most(circular, conv_norm_bound(kernel, 1, 3))
     assert norm_at_most(padded, conv_norm_bound(kernel, 1, 3, "zeros"))
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1.001, 1e160, 1e300])
-def test_the_bound_scales_with_the_kernel(scale):
-    kernel = normal(3, 2, 3, 3, seed=13)
-    for size in (None, 5):
-        unit = conv_norm_bound(kernel, input_size=size)
-        assert conv_norm_bound(kernel * scale, input_size=size) / scale == pytest.approx(unit, rel=1e-12)
 
 
 def test_random_exponents_exactly():
@@ -278,32 +227,16 @@ def test_zeros_and_nothing(shape):
         assert conv_norm_bound(kernel) == conv_norm_bound(kernel, 2, 4, mode) == 0.0
 
 
-def test_dtypes_are_read_exactly():
-    """The same numbers in another precision have the same bound."""
-    kernel = normal(2, 3, 3, seed=14).to(torch.float16)
-    bounds = {
-        conv_norm_bound(kernel.to(dtype), input_size=5) for dtype in (torch.float16, torch.float32, torch.float64)
-    }
-    assert len(bounds) == 1
-
-
 # Folding a stride
 
 
 def unshuffle(image: Tensor, strides: tuple[int, ...]) -> Tensor:
     """(c, n…) → (c·Πs, n/s…): channel c·Πs + phase, the phases in row-major order."""
-    pieces = []
-    for channel in image:
-        pieces += [
-            channel[tuple(slice(p, None, s) for p, s in zip(phase, strides, strict=True))]
-            for phase in np.ndindex(*strides)
-        ]
-    return torch.stack(pieces)
+    phases = [tuple(slice(p, None, s) for p, s in zip(phase, strides, strict=True)) for phase in np.ndindex(*strides)]
+    return torch.stack([channel[phase] for channel in image for phase in phases])
 
 
-@pytest.mark.parametrize(
-    "taps", [(1,), (2,), (3,), (5,), (1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (1, 4), (6, 6)], ids=str
-)
+@pytest.mark.parametrize("taps", [(1,), (3,), (5,), (1, 1), (2, 2), (4, 4), (5, 3), (1, 4)], ids=str)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 3), (2, 3), (1, 2), (4, 1)], ids=str)
 def test_fold_stride_is_pixel_unshuffle(taps, strides):
     strides = strides[: len(taps)]
@@ -317,10 +250,5 @@ def test_fold_stride_is_pixel_unshuffle(taps, strides):
     theirs = convolve(image[None], kernel, stride=strides)
     window = tuple(slice(0, n) for n in ours.shape[2:])  # zeros were filled in: as many outputs as whole blocks
     torch.testing.assert_close(ours, theirs[(slice(None), slice(None), *window)], rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("s", [1, 2, 3])
-def test_fold_stride_has_torchs_channel_order(s):
-    kernel, image = normal(3, 2, 2 * s, 2 * s, seed=17), normal(1, 2, 4 * s, 3 * s, seed=18)
-    torch.testing.assert_close(unshuffle(image[0], (s, s)), F.pixel_unshuffle(image, s)[0], rtol=0, atol=0)
-    torch.testing.assert_close(fold_stride(kernel, (s, s)), F.pixel_unshuffle(kernel, s), rtol=0, atol=0)
+    if len(set(taps)) == len(set(strides)) == 1 < len(taps) and taps[0] % strides[0] == 0:
+        assert torch.equal(folded, F.pixel_unshuffle(kernel, strides[0]))  # torch's order of channels

@@ -2,11 +2,10 @@
 
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 
-from isoconv.linalg import is_orthonormal, on_manifold, polar, project_to_tangent, retract
+from isoconv.linalg import is_orthonormal, on_manifold, project_to_tangent, retract
 from linalg.linalg_reference import (
     DEVICES,
     PRECISIONS,
@@ -43,40 +42,17 @@ def test_the_projection_is_orthogonal_idempotent_and_tangent(shape):
     torch.testing.assert_close(skew, -skew.mT, rtol=0, atol=eps * 10)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[:6], ids=str)
 def test_the_projection_has_the_dimension_of_the_manifold(shape):
     """Its trace, the sum of ⟨E, proj E⟩ over all unit matrices E: mn − n(n+1)/2. A projection onto less would be found."""
     m, n = max(shape), min(shape)
-    if m * n > 200:
-        pytest.skip("one projection per entry")
     u = orthonormal(*shape)
     units = torch.eye(m * n, dtype=torch.float64).reshape(m * n, *shape)
     trace = float((units * project_to_tangent(u.expand_as(units), units)).sum())
     assert trace == pytest.approx(m * n - n * (n + 1) / 2, abs=1e-11)
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("shape", [(5, 5), (12, 7), (7, 12)], ids=str)
-def test_the_projection_batches(shape, dtype):
-    u = torch.stack([orthonormal(*shape, seed=s) for s in range(6)]).reshape(2, 3, *shape).to(dtype)
-    v = normal(2, 3, *shape, seed=3, dtype=dtype)
-    batched = project_to_tangent(u, v)
-    for index in np.ndindex(2, 3):
-        alone = project_to_tangent(u[index], v[index])
-        torch.testing.assert_close(batched[index], alone, rtol=0, atol=100 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 8, 5), (3, 5, 8)], ids=str)
-def test_on_manifold_has_the_gradient_of_the_polar_factor(shape, device):
-    u = orthonormal(*shape[-2:]).expand(shape).contiguous().to(device).requires_grad_()
-    g = normal(*shape, seed=4).to(device)
-    (ours,) = torch.autograd.grad(on_manifold(u), u, g)
-    (exact,) = torch.autograd.grad(polar(u), u, g)
-    torch.testing.assert_close(ours, exact, rtol=0, atol=100 * max(shape) * torch.finfo(torch.float64).eps)
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6), (2, 5, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (6, 3), (3, 6), (2, 5, 3), (40, 12)], ids=str)
 def test_on_manifold_has_the_derivative_of_a_curve_on_the_manifold(shape):
     """Finite differences along polar(U + tV): no formula of ours on this side."""
     u = orthonormal(*shape[-2:]).expand(shape).contiguous()
@@ -90,7 +66,6 @@ def test_on_manifold_has_the_derivative_of_a_curve_on_the_manifold(shape):
 def test_on_manifold_passes_the_point_through():
     u = orthonormal(6, 4)
     parameter = (u + 0.1 * normal(6, 4, seed=7)).requires_grad_()
-    assert torch.equal(on_manifold(u), u)
     value = on_manifold(parameter, u)
     assert torch.equal(value, u)
     (gradient,) = torch.autograd.grad(value, parameter, torch.ones_like(u))
@@ -103,9 +78,9 @@ def test_on_manifold_passes_the_point_through():
 def near_and_far(shape, dtype):
     u = orthonormal(*shape)
     noise = normal(*shape, seed=8) / max(shape) ** 0.5
-    for size in (1e-7, 1e-5, 1e-3, 1e-2, 0.1, 0.3, 1.0, 10.0):
+    for size in (1e-7, 1e-3, 0.1, 0.3, 10.0):
         yield (u + size * noise).to(dtype)
-    for scale in (1e-25, 0.01, 0.9, 1.1, 50.0, 1e25):
+    for scale in (1e-25, 0.9, 1.1, 1e25):
         yield (u * scale).to(dtype)
     yield conditioned(*shape, 1e4 if min(shape) > 1 else 1.0).to(dtype)
 
@@ -126,13 +101,6 @@ def test_retract_is_the_polar_factor_and_idempotent_to_the_bit(shape, dtype, dev
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_retract_returns_what_is_orthonormal_as_it_is(dtype):
-    u = retract(normal(40, 20, seed=9, dtype=dtype))
-    assert retract(u).data_ptr() == u.data_ptr()
-    assert is_orthonormal(u)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_retract_and_is_orthonormal_agree(dtype):
     """What counts as orthonormal is not touched, and what does not is moved: there is no third thing."""
     u = retract(normal(40, 20, seed=9, dtype=dtype))
@@ -146,15 +114,18 @@ def test_retract_and_is_orthonormal_agree(dtype):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("kind", ["near", "mixed"])
-def test_retract_batches(kind, dtype):
+@pytest.mark.parametrize("scales", [[1.0, 1.01, 1.0, 0.99], [0.8, 1.0, 1.3, 40.0]], ids=["near", "mixed"])
+def test_batches(scales, dtype):
     u = torch.stack([orthonormal(9, 5, seed=s) for s in range(4)])
-    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.05 if kind == "near" else 3.0], dtype=torch.float64)
-    start = (u + sizes[:, None, None] * normal(4, 9, 5, seed=10)).to(dtype)
-    back = retract(start)
-    assert orthonormality_error(back) <= PROMISED[dtype]
-    torch.testing.assert_close(back.double(), polar_by_svd(start), rtol=0, atol=200 * torch.finfo(dtype).eps)
-    torch.testing.assert_close(retract(start.mT).mT, back, rtol=0, atol=200 * torch.finfo(dtype).eps)
+    start = (u * torch.tensor(scales)[:, None, None] + 1e-4 * normal(4, 9, 5, seed=10)).to(dtype)
+    v, tolerance = normal(4, 9, 5, seed=3, dtype=dtype), 200 * torch.finfo(dtype).eps
+    torch.testing.assert_close(retract(start).double(), polar_by_svd(start), rtol=0, atol=tolerance)
+    for steps in (None, 3):
+        alone = torch.stack([retract(matrix, steps) for matrix in start])
+        torch.testing.assert_close(retract(start, steps), alone, rtol=0, atol=tolerance)
+        torch.testing.assert_close(retract(start.mT, steps).mT, alone, rtol=0, atol=tolerance)
+    alone = torch.stack([project_to_tangent(*pair) for pair in zip(u.to(dtype), v, strict=True)])
+    torch.testing.assert_close(project_to_tangent(u.to(dtype), v), alone, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -171,9 +142,7 @@ def test_retract_has_no_gradient_and_leaves_its_input_alone(steps, dtype):
     "start",
     [
         torch.zeros(6, 4),
-        torch.ones(6, 4),
         torch.ones(4, 6),
-        torch.eye(5)[:, :4] * torch.tensor([1.0, 1.0, 1.0, 0.0]),
         torch.outer(torch.arange(1.0, 8.0), torch.arange(3.0)),
         torch.zeros(1, 1),
         torch.stack([torch.eye(3), torch.zeros(3, 3)]),
@@ -193,46 +162,37 @@ def test_retract_takes_a_rank_deficient_matrix_to_a_closest_one(start, dtype):
 # Retraction, blindly
 
 
-SPECTRA = {
-    "at both ends": lambda n, low, high: torch.linspace(0, 1, n, dtype=torch.float64).round() * (high - low) + low,
-    "all at the upper end": lambda n, low, high: torch.full((n,), high, dtype=torch.float64),
-    "all at the lower end": lambda n, low, high: torch.full((n,), low, dtype=torch.float64),
-    "evenly spread": lambda n, low, high: torch.linspace(low, high, n, dtype=torch.float64),
-    "one at the upper end": lambda n, low, high: torch.cat([torch.tensor([high]), torch.full((n - 1,), low)]).double(),
-    "one at the lower end": lambda n, low, high: torch.cat([torch.tensor([low]), torch.full((n - 1,), high)]).double(),
-}
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("steps", "low", "high"), [(1, 0.99, 1.01), (2, 0.8, 1.2), (3, 0.6, 1.4)])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (6, 3), (3, 17), (32, 32), (64, 64), (1024, 256)], ids=str)
-@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("shape", [(1, 1), (6, 3), (3, 17), (64, 64), (1024, 256)], ids=str)
+@pytest.mark.parametrize("spectrum", ["both ends", "upper end", "lower end", "even", "one above", "one below"])
 def test_blind_steps_converge_to_float32s_rounding(spectrum, shape, steps, low, high, device):
-    values = SPECTRA[spectrum](min(shape), low, high)
-    start = with_singular_values(*shape, values).to(device, torch.float32)
+    n = min(shape)
+    share = {"upper end": torch.ones(n), "lower end": torch.zeros(n), "even": torch.linspace(0, 1, n)}
+    share |= {"both ends": share["even"].round(), "one above": torch.eye(n)[0], "one below": 1 - torch.eye(n)[0]}
+    start = with_singular_values(*shape, low + (high - low) * share[spectrum].double()).to(device, torch.float32)
     back = retract(start, steps)
     assert orthonormality_error(back) <= PROMISED[torch.float32]
     difference = torch.linalg.matrix_norm(back.cpu().double() - polar_by_svd(start), 2)
-    assert float(difference) <= 8 * min(shape) ** 0.5 * torch.finfo(torch.float32).eps
+    assert float(difference) <= 8 * n**0.5 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize(
     ("dtype", "exponents"),
     [
-        (torch.float32, [0.5, 1, 2, 4, 7, 8, 10, 15, 18]),
-        (torch.float32, [20, 30, 37]),  # the Gram matrix overflows
-        (torch.float64, [0.5, 1, 2, 4, 8, 15, 16, 17, 25, 37, 150]),
-        (torch.float64, [160, 200, 300]),
+        (torch.float32, [0.5, 2, 7, 15, 18]),
+        (torch.float32, [20, 37]),  # the Gram matrix overflows
+        (torch.float64, [0.5, 2, 8, 16, 37, 150]),
+        (torch.float64, [160, 300]),
     ],
 )
 def test_blind_steps_never_diverge(dtype, exponents):
     """However long the step was: finite, and of norm at most 1 but for rounding, after one step or many."""
-    for exponent, shape in product(exponents, [(1, 1), (5, 5), (30, 8), (8, 30)]):
+    for exponent, shape, steps in product(exponents, [(1, 1), (5, 5), (30, 8), (8, 30)], [1, 2, 5]):
         for start in (normal(*shape, seed=12), conditioned(*shape, 30.0), torch.ones(shape, dtype=torch.float64)):
-            for steps in (1, 2, 3, 5):
-                back = retract((10.0**exponent * start).to(dtype), steps)
-                assert bool(torch.isfinite(back).all())
-                assert spectral_norm(back) <= 1 + 1e-3
+            back = retract((10.0**exponent * start).to(dtype), steps)
+            assert bool(torch.isfinite(back).all())
+            assert spectral_norm(back) <= 1 + 1e-3
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -243,23 +203,7 @@ def test_blind_steps_repeated_reach_the_polar_factor_from_anywhere(dtype):
         back = retract(back, 3)
     assert orthonormality_error(back) <= PROMISED[dtype]
     torch.testing.assert_close(back.double(), polar_by_svd(start), rtol=0, atol=1e3 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_blind_steps_batched_equal_looped(dtype):
-    u = torch.stack([orthonormal(9, 5, seed=s) for s in range(4)])
-    start = (u * torch.tensor([0.8, 1.0, 1.3, 40.0])[:, None, None]).to(dtype)
-    batched = retract(start, 3)
-    for i in range(4):
-        torch.testing.assert_close(batched[i], retract(start[i], 3), rtol=0, atol=100 * torch.finfo(dtype).eps)
-    torch.testing.assert_close(retract(start.mT, 3).mT, batched, rtol=0, atol=100 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_blind_steps_leave_an_orthonormal_matrix_where_it_is(dtype):
-    u = retract(normal(30, 12, seed=15, dtype=dtype))
-    torch.testing.assert_close(retract(u, 2), u, rtol=0, atol=8 * 12**0.5 * torch.finfo(dtype).eps)
-    assert torch.equal(retract(u, 0), u)
+    assert torch.equal(retract(back, 0), back)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 3, 2)], ids=str)

@@ -54,10 +54,9 @@ def test_is_a_bound_and_close(shape, dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "scale"),
-    [(torch.float64, s) for s in (1e-308, 1e-200, 1e-160, 1e-30, 1.001, 1e30, 1e160, 1e200, 1e307)]
-    + [(torch.float32, s) for s in (1e-44, 1e-40, 1e-30, 1e30, 1e37)]
-    + [(torch.float16, s) for s in (1e-7, 1e-5, 1e4)]
-    + [(torch.bfloat16, s) for s in (1e-39, 1e-30, 1e30)],
+    [(torch.float64, s) for s in (1e-308, 1e-200, 1e-160, 1.001, 1e160, 1e307)]
+    + [(torch.float32, s) for s in (1e-44, 1e-30, 1e37)]
+    + [(torch.float16, 1e-7), (torch.float16, 1e4), (torch.bfloat16, 1e-39), (torch.bfloat16, 1e30)],
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_scale(shape, dtype, scale):
@@ -77,8 +76,6 @@ def adversaries() -> dict[str, Tensor]:
     hadamard = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]], dtype=torch.float64)
     graded = normal(4, 4, seed=1)
     found = {
-        "one": torch.ones(1, 1, dtype=torch.float64),
-        "third": torch.full((1, 1), 1 / 3, dtype=torch.float64),
         "below one": torch.full((1, 1), 1 - eps / 2, dtype=torch.float64),
         "above one": torch.full((1, 1), 1 + eps, dtype=torch.float64),
         "smallest": torch.full((1, 1), math.ulp(0.0), dtype=torch.float64),
@@ -86,24 +83,14 @@ def adversaries() -> dict[str, Tensor]:
         "all largest": torch.full((3, 3), 1.7976931348623157e308, dtype=torch.float64),
         "all smallest": torch.full((3, 5), math.ulp(0.0), dtype=torch.float64),
         "hadamard": hadamard,
-        "hadamard / 3": hadamard / 3,
         "nearly hadamard": hadamard + eps * normal(4, 4, seed=2).sign(),
-        "identity": torch.eye(5, dtype=torch.float64),
         "nearly identity": torch.eye(5, dtype=torch.float64) * (1 + eps) - eps / 2 * torch.ones(5, 5),
-        "ones": torch.ones(5, 4, dtype=torch.float64),
         "ones less an ulp": torch.full((5, 4), 1 - eps / 2, dtype=torch.float64),
-        "tenths": torch.full((4, 7), 0.1, dtype=torch.float64),
         "parallel rows": torch.stack([normal(6, seed=3), normal(6, seed=3) * (1 + eps)]),
-        "opposite rows": torch.stack([normal(6, seed=4), -normal(6, seed=4)]),
         "one entry": torch.nn.functional.pad(torch.full((1, 1), 1e-200, dtype=torch.float64), (2, 1, 1, 3)),
-        "rows 1 and 1e-160": normal(4, 5, seed=5)
-        * torch.tensor([[1.0], [1e-160], [1.0], [1e-160]], dtype=torch.float64),
         "columns 1 and 1e-160": normal(4, 5, seed=6)
         * torch.tensor([1.0, 1e-160, 1.0, 1e-160, 1e-300], dtype=torch.float64),
-        "1e200 and 1e-200": normal(3, 3, seed=7) * torch.tensor([[1e200], [1e-200], [1.0]], dtype=torch.float64),
-        "rotation": torch.tensor([[3.0, 4.0], [-4.0, 3.0]], dtype=torch.float64) / 5,
         "jordan": torch.diag(torch.ones(4, dtype=torch.float64)) + torch.diag(torch.ones(3, dtype=torch.float64), 1),
-        "nilpotent": torch.diag(torch.ones(4, dtype=torch.float64), 1),
         "mean diagonal zero after rounding": graded * 2.0 ** (-60 * torch.arange(4, dtype=torch.float64))[:, None],
     }
     # Entries whose squares, or whose products with the largest, fall just above and below what a float can hold.
@@ -137,20 +124,17 @@ def test_random_exponents():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(10, 10), (64, 10), (100, 300), (512, 512)], ids=str)
+@pytest.mark.parametrize("shape", [(10, 10), (100, 300), (512, 512)], ids=str)
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-6), (torch.float16, 5e-3)])
-def test_orthonormal_matrices_are_bounded_tightly(shape, dtype, within, device):
+def test_orthonormal_and_random_matrices_are_bounded_tightly(shape, dtype, within, device):
     a = orthonormal(*shape).to(device, dtype)
-    for scale in (1.0, 1.001, 3.0, 1e-8):
+    for scale in (1.0, 1.001, 1e-8):
         scaled = a.double() * scale
         true, bound = spectral_norm(scaled), matrix_norm_bound(scaled)
         assert true * (1 - 1e-13) <= bound <= true * (1 + within)
-
-
-@pytest.mark.parametrize("shape", [(50, 50), (100, 300), (400, 400), (1000, 256)], ids=str)
-def test_random_matrices_are_bounded_tightly(shape):
-    a = normal(*shape, seed=8)
-    true, bound = spectral_norm(a), matrix_norm_bound(a)
+    random = normal(*shape, seed=8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        true, bound = spectral_norm(random), matrix_norm_bound(torch.nn.Parameter(random.to(device)))
     assert true * (1 - 1e-13) <= bound <= true * (min(shape) ** 2.0**-15 + 1e-10)
 
 
@@ -164,21 +148,6 @@ def test_half_precision_of_an_orthonormal_matrix_stays_within_the_promise_of_the
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4), (3, 0), (0, 0)], ids=str)
 def test_nothing_and_zeros(shape):
     assert matrix_norm_bound(torch.zeros(shape)) == 0.0
-
-
-def test_a_parameter_a_view_and_a_transposed_one():
-    a = normal(6, 4, seed=9)
-    bound = matrix_norm_bound(a)
-    assert isinstance(bound, float)
-    assert matrix_norm_bound(torch.nn.Parameter(a)) == bound
-    assert matrix_norm_bound(a.mT) == pytest.approx(bound, rel=1e-14)
-    assert proved(a[::2, 1::2], matrix_norm_bound(a[::2, 1::2]))
-
-
-def test_autocast_and_tf32_do_not_touch_it():
-    a = normal(20, 30, seed=10).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert matrix_norm_bound(a) == pytest.approx(spectral_norm(a), rel=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -196,9 +165,7 @@ def test_subnormal_weights_where_the_processor_flushes_them(dtype):
     assert proved(a, bound)
 
 
-@pytest.mark.parametrize(
-    "entry", [1.0, 1e-150, 1e-155, 2.0**-530, 1e-160, 1e-162, 1e-170, 1e-250, 1e-300, math.ulp(0.0)]
-)
+@pytest.mark.parametrize("entry", [1.0, 1e-155, 2.0**-530, 1e-162, 1e-250, math.ulp(0.0)])
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (30, 7)], ids=str)
 def test_the_frobenius_norm_is_rounded_up_where_squares_underflow(shape, entry):
     """All bounds are sums of these."""

@@ -5,17 +5,7 @@ import pytest
 
 from isoconv.linalg.polar import best_quintic, minimax_schedule
 
-INTERVALS = [
-    (1e-3, 1.0),
-    (0.01, 1.0),
-    (0.05, 1.0),
-    (0.2, 1.0),
-    (0.5, 1.0),
-    (0.5, 1.5),
-    (0.3, 1.7),
-    (0.9, 1.1),
-    (0.1, 3.0),
-]
+INTERVALS = [(1e-3, 1.0), (0.05, 1.0), (0.5, 1.0), (0.3, 1.7), (0.9, 1.1), (0.1, 3.0)]
 
 
 def values(quintic, x):
@@ -45,28 +35,17 @@ def test_the_error_is_the_largest_on_the_interval(low, high):
     assert deviation.max() >= error * (1 - 1e-6) - 1e-15
 
 
-@pytest.mark.parametrize(("low", "high"), INTERVALS)
-def test_nothing_nearby_is_better(low, high):
-    quintic, error = best_quintic(low, high)
-    x = np.linspace(low, high, 20_001)
-    rng = np.random.default_rng(0)
-    for size in (1e-1, 1e-2, 1e-3):
-        for _ in range(50):
-            other = np.array(quintic) * (1 + size * rng.standard_normal(3))
-            assert np.abs(1 - values(other, x)).max() >= error * (1 - 1e-6)
-
-
-@pytest.mark.parametrize("low", [1e-3, 0.01, 0.05, 0.3, 0.7])
+@pytest.mark.parametrize("low", [1e-3, 0.05, 0.7])
 def test_beats_newton_schulz(low):
-    """… of order 5, 15/8, −10/8, 3/8, with the interval as it is or scaled to its best advantage."""
+    """… of order 5, 15/8, −10/8, 3/8, with the interval as it is or scaled to its best advantage; also in steps."""
     _, error = best_quintic(low, 1.0)
     x = np.linspace(low, 1.0, 20_001)
     for stretch in np.linspace(0.8, 1.5, 71):
         assert error < np.abs(1 - values((15 / 8, -10 / 8, 3 / 8), stretch * x)).max()
-
-
-def test_multiplies_small_values_eightfold():
-    assert 8.0 < best_quintic(1e-3, 1.0)[0][0] < 8.5
+    steps, x = 0, low
+    while 1 - x > 1e-4:
+        x, steps = values((15 / 8, -10 / 8, 3 / 8), x), steps + 1
+    assert len(minimax_schedule(low)) < steps
 
 
 @pytest.mark.parametrize("target", [1e-1, 1e-4, 1e-8, 1e-12])
@@ -80,21 +59,9 @@ def test_every_value_ends_within_the_target(lowest, target):
     assert np.abs(1 - x).max() <= target + 20 * len(schedule) * np.finfo(float).eps
 
 
-@pytest.mark.parametrize("lowest", [1e-6, 1e-3, 0.05 / 1.01, 0.5])
-def test_takes_fewer_steps_than_newton_schulz(lowest):
-    steps, x = 0, lowest
-    while 1 - x > 1e-4:
-        x, steps = values((15 / 8, -10 / 8, 3 / 8), x), steps + 1
-    assert len(minimax_schedule(lowest)) < steps
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3, 6])
-def test_a_number_of_steps_is_a_number_of_steps(steps):
-    schedule = minimax_schedule(0.01, steps=steps)
-    assert len(schedule) == steps
-    assert schedule == minimax_schedule(0.01, 1e-9)[:steps]
-
-
-def test_nothing_to_do():
-    assert minimax_schedule(1.0) == ()
-    assert minimax_schedule(0.95, 0.1) == ()
+def test_a_number_of_steps_is_a_number_of_steps():
+    for steps in (0, 1, 3, 6):
+        schedule = minimax_schedule(0.01, steps=steps)
+        assert len(schedule) == steps
+        assert schedule == minimax_schedule(0.01, 1e-9)[:steps]
+    assert minimax_schedule(1.0) == minimax_schedule(0.95, 0.1) == ()

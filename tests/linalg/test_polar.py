@@ -22,7 +22,7 @@ from linalg.linalg_reference import (
 )
 
 PROMISED = {torch.float32: 2e-6, torch.float64: 1e-13}
-SHAPES = [(1, 1), (1, 9), (9, 1), (2, 2), (3, 2), (7, 13), (31, 31), (64, 64), (128, 37), (16, 512), (257, 101)]
+SHAPES = [(1, 1), (9, 1), (2, 2), (7, 13), (64, 64), (257, 101), (1024, 128)]
 CONDITIONS = [(torch.float32, 1.0), (torch.float32, 1e3), (torch.float32, 1e6)]
 CONDITIONS += [(torch.float64, 1.0), (torch.float64, 1e6), (torch.float64, 1e12), (torch.float64, 1e14)]
 
@@ -47,32 +47,10 @@ def test_orthonormal_and_equal_to_the_svds(shape, dtype, condition, kind, device
     if min(shape) == 1:
         condition = 1.0
     a = conditioned(*shape, condition, kind, seed=1).to(device, dtype)
+    before = a.clone()
     check(a, polar(a), condition)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("shape", "dtype", "condition"),
-    [
-        ((4096, 512), torch.float32, 1e6),
-        ((512, 4096), torch.float32, 1e3),
-        ((4096, 512), torch.float64, 1e14),
-        ((512, 4096), torch.float64, 1e12),
-        ((4096, 512), torch.float64, 1e6),
-    ],
-    ids=str,
-)
-def test_the_largest_shapes(shape, dtype, condition, device):
-    a = conditioned(*shape, condition).to(device, dtype)
-    check(a, polar(a), condition)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gaussian_matrices(shape, dtype):
-    a = normal(*shape, seed=2, dtype=dtype)
-    values = torch.linalg.svdvals(a.double())
-    check(a, polar(a), float(values[0] / values[-1]))
+    check(a.mT, polar(a.mT), condition)
+    assert torch.equal(a, before)
 
 
 @pytest.mark.parametrize(
@@ -87,56 +65,29 @@ def test_extreme_scales(shape, dtype, scale):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("matrix", ["identity", "hadamard"])
-def test_the_largest_finite_entries(matrix, dtype):
+def test_the_largest_finite_entries(dtype):
     """Full rank, condition 1, all entries finite: only an upper bound of the norm overflows."""
-    largest = torch.finfo(dtype).max
-    a = torch.eye(64, dtype=dtype) if matrix == "identity" else torch.tensor([[1, 1], [1, -1]], dtype=dtype)
-    check(a * largest, polar(a * largest), 1.0)
+    for a in (torch.eye(64, dtype=dtype), torch.tensor([[1, 1], [1, -1]], dtype=dtype)):
+        check(a * torch.finfo(dtype).max, polar(a * torch.finfo(dtype).max), 1.0)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("entries", [[[1, 1]], [[1, 1], [1, -1]], [[1, 0, 1]], [[7, 1], [1, 9]]], ids=str)
+@pytest.mark.parametrize("entries", [[[1, 1]], [[1, 1], [1, -1]], [[7, 1], [1, 9]]], ids=str)
 def test_subnormal_entries(entries, dtype):
-    smallest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
-    a = torch.tensor(entries, dtype=dtype) * smallest
-    torch.testing.assert_close(
-        polar(a), polar(torch.tensor(entries, dtype=dtype)), rtol=0, atol=10 * torch.finfo(dtype).eps
-    )
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("shape", [(8, 8), (30, 4), (4, 30)], ids=str)
-def test_an_orthonormal_matrix_is_its_own_factor(shape, dtype):
-    u = orthonormal(*shape).to(dtype)
-    torch.testing.assert_close(polar(u), u, rtol=0, atol=8 * min(shape) * torch.finfo(dtype).eps)
+    a, eps = torch.tensor(entries, dtype=dtype), torch.finfo(dtype).eps
+    torch.testing.assert_close(polar(a * torch.finfo(dtype).tiny * eps), polar(a), rtol=0, atol=10 * eps)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_batch_of_easy_and_hard_matrices(dtype):
-    """One orthonormal, one well-conditioned, one at the edge, at scales far apart: as good as each alone."""
+    """One orthonormal, one well-conditioned, one at the edge, at scales far apart: each as good as it can be."""
     hard = 1e5 if dtype == torch.float32 else 1e13
-    conditions = [1.0, 3.0, hard, 30.0, 1e3, hard]
-    scales = [1.0, 1e-20, 1e20, 1.4, 1.0, 1e-3]
-    batch = torch.stack(
-        [conditioned(20, 12, c, seed=i) * s for i, (c, s) in enumerate(zip(conditions, scales, strict=True))]
-    )
-    batch = batch.reshape(2, 3, 20, 12).to(dtype)
-    factors = polar(batch).reshape(6, 20, 12)
-    for a, factor, condition in zip(batch.reshape(6, 20, 12), factors, conditions, strict=True):
-        check(a, factor, condition)
-        alone = polar(a)
-        torch.testing.assert_close(factor, alone, rtol=0, atol=16 * 12**0.5 * torch.finfo(dtype).eps * condition)
-    torch.testing.assert_close(
-        polar(batch.mT).mT.reshape(6, 20, 12), factors, rtol=0, atol=64 * hard * torch.finfo(dtype).eps
-    )
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_any_layout(dtype):
-    a = normal(3, 24, 18, seed=4, dtype=dtype)
-    for view in (a.mT, a[:, ::2, ::3], a[:1].expand(4, 24, 18), a.permute(1, 0, 2), a[0]):
-        torch.testing.assert_close(polar(view), polar(view.contiguous()), rtol=0, atol=1e3 * torch.finfo(dtype).eps)
+    cases = [(1.0, 1.0), (3.0, 1e-20), (hard, 1e20), (30.0, 1.4), (1e3, 1.0), (hard, 1e-3)]
+    batch = torch.stack([conditioned(20, 12, c, seed=i) * scale for i, (c, scale) in enumerate(cases)]).to(dtype)
+    for given in (batch, batch.mT, batch.mT.contiguous()):
+        factors = polar(given.reshape(2, 3, *given.shape[1:])).reshape(given.shape)
+        for a, factor, (condition, _) in zip(given, factors, cases, strict=True):
+            check(a, factor, condition)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 2), (3, 0, 2)], ids=str)
@@ -147,13 +98,6 @@ def test_empty_matrices(shape):
     assert factor.shape == shape
     assert a.grad is not None
     assert a.grad.shape == shape
-
-
-def test_the_input_is_left_alone_and_the_output_is_new():
-    a = orthonormal(5, 3)
-    copy = a.clone()
-    polar(a).mul_(2)
-    assert torch.equal(a, copy)
 
 
 # The gradient
@@ -196,13 +140,6 @@ def test_gradient_of_an_ill_conditioned_matrix(dtype):
     assert float(error) <= 40 * torch.finfo(dtype).eps * 1e3
 
 
-def test_the_gradient_is_orthogonal_to_scaling():
-    """The factor does not depend on the scale, so the derivative in the direction of A itself is zero."""
-    a = normal(7, 4, seed=11).requires_grad_()
-    (gradient,) = torch.autograd.grad(polar(a), a, normal(7, 4, seed=12))
-    assert abs(float((gradient * a.detach()).sum())) <= 1e-14 * float(gradient.norm() * a.detach().norm())
-
-
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("condition", [1.0, 1e5])
 def test_no_iteration_is_stored_for_the_gradient(condition, dtype):
@@ -238,31 +175,30 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (16, 64), (2, 8, 8)], ids=str)
-@pytest.mark.parametrize("start", ["polar", "near", "far"])
-def test_autocast_neither_hangs_it_nor_spoils_it(start, shape):
+def test_autocast_neither_hangs_it_nor_spoils_it(shape):
     """Under autocast a product is in bfloat16, where no step makes the residual small."""
     a = normal(*shape, seed=20, dtype=torch.float32)
     near = polar(a) + 0.02 * a
     with torch.autocast("cpu", dtype=torch.bfloat16), at_most(3):
-        result = polar(a) if start == "polar" else retract(near if start == "near" else a)
-    assert result.dtype == torch.float32
-    assert orthonormality_error(result) <= PROMISED[torch.float32]
+        results = [polar(a), retract(near), retract(a)]
+    for result in results:
+        assert result.dtype == torch.float32
+        assert orthonormality_error(result) <= PROMISED[torch.float32]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's")
 @pytest.mark.parametrize("precision", ["high", "medium"])
-@pytest.mark.parametrize("start", ["polar", "retract"])
-def test_tf32_neither_hangs_it_nor_spoils_it(start, precision):
+def test_tf32_neither_hangs_it_nor_spoils_it(precision):
     before = torch.get_float32_matmul_precision()
     a = conditioned(512, 256, 10.0).to("cuda", torch.float32)
     near = polar(a) + 0.02 * a
     try:
         torch.set_float32_matmul_precision(precision)
         with at_most(20):
-            result = polar(a) if start == "polar" else retract(near)
+            results = [polar(a), retract(near)]
     finally:
         torch.set_float32_matmul_precision(before)
-    assert orthonormality_error(result) <= PROMISED[torch.float32]
+    assert max(map(orthonormality_error, results)) <= PROMISED[torch.float32]
 
 
 # Between full rank and rank-deficient
@@ -270,27 +206,26 @@ def test_tf32_neither_hangs_it_nor_spoils_it(start, precision):
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("shape", [(6, 6), (40, 10), (10, 40)], ids=str)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_never_a_wrong_factor_near_the_edge(shape, dtype, seed):
     """For condition numbers around 1/eps it may refuse; what it gives is orthonormal, and a minimiser up to rounding:
 
     ⟨U, A⟩ is the sum of the singular values, the largest that an orthonormal U can reach.
     """
     eps = torch.finfo(dtype).eps
+    given = 0
     for condition in np.logspace(-2, 3, 11) / eps:
         a = conditioned(*shape, float(condition), seed=seed).to(dtype)
-        refused = ""
         try:
             u = polar(a)
         except IsoconvError as error:
-            refused = str(error)
-        if refused:
-            assert "rank-deficient" in refused
+            assert "rank-deficient" in str(error)  # noqa: PT017
             continue
+        given += 1
         assert orthonormality_error(u) <= PROMISED[dtype]
-        a = a.double()
-        nuclear = float(torch.linalg.svdvals(a).sum())
-        assert float((u.double() * a).sum()) >= nuclear * (1 - 100 * min(shape) * eps)
+        nuclear = float(torch.linalg.svdvals(a.double()).sum())
+        assert float((u * a).double().sum()) >= nuclear * (1 - 100 * min(shape) * eps)
+    assert 0 < given < 11
 
 
 @pytest.mark.filterwarnings("ignore")  # the tracer warns of much

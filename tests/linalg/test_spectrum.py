@@ -8,21 +8,17 @@ from isoconv.linalg import circular_singular_values, circular_symbol
 from isoconv.linalg.spectrum import fold_kernel
 from linalg.linalg_reference import DEVICES, PRECISIONS, dense_convolution, normal
 
+# The shapes of kernel and image.
 CASES = [
-    # kernel, image
     ((1, 1, 1), (1,)),
     ((2, 3, 3), (5,)),
     ((3, 2, 4), (8,)),
-    ((2, 2, 5), (4,)),
     ((2, 2, 7), (3,)),
     ((2, 1, 6), (1,)),
-    ((2, 2, 2), (2,)),
     ((2, 3, 3, 3), (4, 4)),
-    ((3, 2, 3, 3), (5, 5)),
     ((2, 2, 2, 4), (6, 5)),
     ((1, 3, 3, 1), (4, 7)),
     ((2, 2, 5, 5), (3, 3)),
-    ((2, 1, 3, 5), (4, 2)),
     ((1, 2, 6, 4), (2, 3)),
     ((3, 3, 3, 3), (1, 1)),
 ]
@@ -38,6 +34,8 @@ def test_equal_the_dense_operators(shape, size, dtype, device):
     assert values.dtype == dtype
     tolerance = 10 * sum(shape) * torch.finfo(dtype).eps * expected[0]
     np.testing.assert_allclose(values.cpu().double().numpy(), expected, rtol=0, atol=tolerance)
+    if len(set(size)) == 1:
+        assert torch.equal(circular_singular_values(kernel.to(device), size[0]), values)
 
 
 @pytest.mark.parametrize(("shape", "size"), CASES, ids=str)
@@ -51,18 +49,6 @@ def test_the_symbol_is_its_definition(shape, size):
             turns = sum(w * t / n for w, t, n in zip(frequency, tap, size, strict=True))
             expected += kernel.numpy()[(slice(None), slice(None), *tap)] * np.exp(-2j * np.pi * turns)
         np.testing.assert_allclose(symbol[frequency], expected, rtol=0, atol=1e-13)
-
-
-def test_one_number_for_a_square_image():
-    kernel = normal(2, 3, 3, 3, seed=3)
-    assert torch.equal(circular_singular_values(kernel, 6), circular_singular_values(kernel, (6, 6)))
-    assert torch.equal(circular_singular_values(kernel[..., 0], 6), circular_singular_values(kernel[..., 0], [6]))
-
-
-def test_descending_and_complete():
-    values = circular_singular_values(normal(3, 2, 3, 3, seed=4), (4, 5))
-    assert values.shape == (4 * 5 * 2,)
-    assert bool((values[:-1] >= values[1:]).all())
 
 
 def test_an_average_has_the_spectrum_of_an_average():

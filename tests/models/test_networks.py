@@ -17,10 +17,6 @@ LIPSCHITZ = [conv for conv in CONVOLUTIONS if conv not in ("standard", "svcm")] 
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 
 
-def parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
     model.eval()
     plain = isoconv.plain(model)
@@ -43,57 +39,47 @@ def test_a_method_that_is_added_in_one_place_is_a_choice_everywhere(monkeypatch)
 def test_the_records_are_read_without_torch():
     code = "import sys; from isoconv.nn import METHODS; from isoconv.models import MODELS; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert {type(model.make((1, 16, 16))).__name__ for model in MODELS.values()} == {
-        "Small",
-        "Large",
-        "FC3",
-        "DCGANCritic",
-    }
-    assert all(
-        issubclass(load(method.layer), nn.Module) and method.title and method.summary for method in METHODS.values()
-    )
-
-
-@pytest.mark.parametrize("conv", CONVOLUTIONS)
-@pytest.mark.parametrize(("shape", "expected"), [(MNIST, 166_406), (CIFAR, 214_918)], ids=["mnist", "cifar"])
-def test_small_in_plain_form(shape, expected, conv):
-    plain = assert_plain(Small(shape, conv=conv), torch.rand(2, *shape))
-    assert parameters(plain) == expected
+    assert {type(model.make((1, 16, 16))) for model in MODELS.values()} == {Small, Large, FC3, DCGANCritic}
+    for method in METHODS.values():
+        assert issubclass(load(method.layer), nn.Module) and method.title and method.summary
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "convs", "expected"),
     [
+        (Small, MNIST, CONVOLUTIONS, 166_406),
+        (Small, CIFAR, CONVOLUTIONS, 214_918),
         (Large, MNIST, ["bcop", "rko"], 1_974_762),
         (Large, CIFAR, ["bcop", "ossn", "standard"], 2_466_858),
         (FC3, MNIST, ["bcop", "standard"], 2_913_290),
         (FC3, CIFAR, ["standard"], 5_256_202),
         (DCGANCritic, (3, 64, 64), ["bcop", "svcm", "rkl2ne", "rko", "ossn", "standard"], 2_764_737),
     ],
-    ids=["large mnist", "large cifar", "fc3 mnist", "fc3 cifar", "dcgan"],
 )
-def test_the_larger_ones_in_plain_form(model, shape, convs, expected):
+def test_the_plain_form_has_the_size_in_the_paper(model, shape, convs, expected):
     for conv in convs:
         plain = assert_plain(model(shape, conv=conv), torch.rand(1, *shape))
-        assert parameters(plain) == expected, conv
+        assert sum(p.numel() for p in plain.parameters()) == expected, conv
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("conv", CONVOLUTIONS)
-@pytest.mark.parametrize("model", [Small, Large])
-def test_any_convolution_and_activation(model, conv, activation):
-    network = model(TINY, classes=4, conv=conv, activation=activation)
-    assert network(torch.rand(3, *TINY)).shape == (3, 4)
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Small, (1, 8, 12)), (Large, (3, 4, 4)), (FC3, (2, 4, 5)), (DCGANCritic, (1, 16, 32))]
+)
+def test_any_convolution_activation_and_size(model, shape, conv, activation):
+    """And it can be saved: another network that loads it is the same function."""
+    options = {"conv": conv, "activation": activation, **({} if model is DCGANCritic else {"classes": 4})}
+    network, other = (model(shape, **options).eval() for _ in range(2))
+    x = torch.rand(3, *shape)
+    assert network(x).shape == (3, options.get("classes", 1))
     found = {type(module) for module in network.modules()}
     assert (MaxMin in found, nn.ReLU in found) == (activation == "maxmin", activation == "relu")
     assert (OrthogonalLinear in found, nn.Linear in found) == (conv != "standard", conv == "standard")
-
-
-@pytest.mark.parametrize(("conv", "activation"), [("bcop", "maxmin"), ("standard", "relu")])
-def test_fc3_and_the_critic(conv, activation):
-    assert FC3((2, 4, 5), classes=3, conv=conv, activation=activation)(torch.rand(2, 2, 4, 5)).shape == (2, 3)
-    critic = DCGANCritic((1, 16, 32), conv=conv, activation=activation)
-    assert critic(torch.rand(2, 1, 16, 32)).shape == (2, 1)
+    assert not torch.equal(network(x), other(x))
+    other.load_state_dict(network.state_dict())
+    assert torch.equal(network(x), other(x))
+    assert_plain(network, x)
 
 
 def test_the_shapes_of_the_paper():
@@ -108,24 +94,12 @@ def test_the_shapes_of_the_paper():
         ]
         return convolutions + [(m.in_features, m.out_features) for m in plain.modules() if isinstance(m, nn.Linear)]
 
+    large = [(3, 32, 3, 1), (32, 32, 4, 2), (32, 64, 3, 1), (64, 64, 4, 2), (4096, 512), (512, 512), (512, 10)]
+    critic = [(3, 64, 4, 2), (64, 128, 4, 2), (128, 256, 4, 2), (256, 512, 4, 2), (8192, 1)]
     assert summary(Small(MNIST)) == [(1, 16, 4, 2), (16, 32, 4, 2), (1568, 100), (100, 10)]
-    assert summary(Large(CIFAR, conv="standard")) == [
-        (3, 32, 3, 1),
-        (32, 32, 4, 2),
-        (32, 64, 3, 1),
-        (64, 64, 4, 2),
-        (4096, 512),
-        (512, 512),
-        (512, 10),
-    ]
+    assert summary(Large(CIFAR, conv="standard")) == large
     assert summary(FC3(MNIST, conv="standard")) == [(784, 1024), (1024, 1024), (1024, 1024), (1024, 10)]
-    assert summary(DCGANCritic((3, 64, 64), conv="standard")) == [
-        (3, 64, 4, 2),
-        (64, 128, 4, 2),
-        (128, 256, 4, 2),
-        (256, 512, 4, 2),
-        (8192, 1),
-    ]
+    assert summary(DCGANCritic((3, 64, 64), conv="standard")) == critic
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -139,12 +113,11 @@ def test_one_lipschitz(conv, activation):
         descent.zero_grad()
         nn.functional.cross_entropy(model(x), torch.arange(6) % 4).backward()
         descent.step()
-    model.eval()
-    for module in model.modules():
-        if hasattr(module, "power_iterate"):
+    for module in model.eval().modules():
+        if conv == "ossn" and hasattr(module, "power_iterate"):
             module.power_iterate(500)
     y = x + torch.randn_like(x)
-    assert ((model(x) - model(y)).flatten(1).norm(dim=1) <= (x - y).flatten(1).norm(dim=1) * (1 + 1e-6)).all()
+    assert ((model(x) - model(y)).norm(dim=1) <= (x - y).flatten(1).norm(dim=1) * (1 + 1e-6)).all()
     J = torch.autograd.functional.jacobian(lambda z: model(z[None])[0], x[0]).reshape(4, -1)
     assert torch.linalg.svdvals(J)[0] <= 1 + (1e-4 if conv == "ossn" else 1e-10)
 
@@ -162,36 +135,19 @@ def test_the_gradient_keeps_its_norm_through_a_network_that_never_enlarges():
 @pytest.mark.parametrize("model", [Small, Large])
 def test_bcop_fixed_trains_its_linear_layers_only(model):
     network = model(TINY, classes=4, conv="bcop-fixed")
-    fixed = [m for m in network.modules() if isinstance(m, BCOPConv2d)]
-    trained = [m for m in network.modules() if isinstance(m, OrthogonalLinear)]
-    assert fixed
-    assert trained
-    before = {k: v.clone() for k, v in network.state_dict().items()}
+    before = {k: p.detach().clone() for k, p in network.named_parameters()}
+    fixed = {id(p) for m in network.modules() if isinstance(m, BCOPConv2d) for p in m.parameters()}
+    assert 0 < len(fixed) < len(before)
     descent = torch.optim.Adam(network.parameters(), lr=0.1)
-    x = torch.rand(8, *TINY)
     for _ in range(3):
         descent.zero_grad()
-        nn.functional.cross_entropy(network(x), torch.arange(8) % 4).backward()
-        assert all(p.grad is None and not p.requires_grad for m in fixed for p in m.parameters())
-        assert all(p.grad is not None and p.grad.abs().max() > 0 for m in trained for p in m.parameters())
+        nn.functional.cross_entropy(network(torch.rand(8, *TINY)), torch.arange(8) % 4).backward()
         descent.step()
-    names = {id(p): k for k, p in network.named_parameters()}
-    for m in fixed:
-        for p in m.parameters():
-            assert torch.equal(p, before[names[id(p)]])
-    for m in trained:
-        for p in m.parameters():
-            assert not torch.allclose(p, before[names[id(p)]], atol=1e-3)
-
-
-@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"])
-def test_every_parameter_trains(conv):
-    network = Small(TINY, classes=4, conv=conv)
-    nn.functional.cross_entropy(network(torch.rand(8, *TINY)), torch.arange(8) % 4).backward()
-    for k, p in network.named_parameters():
-        assert p.grad is not None, k
-        assert p.grad.isfinite().all(), k
-        assert p.grad.abs().max() > 0, k
+    for name, p in network.named_parameters():
+        if id(p) in fixed:
+            assert p.grad is None and not p.requires_grad and torch.equal(p, before[name]), name
+        else:
+            assert p.grad is not None and not torch.allclose(p, before[name], atol=1e-3), name
 
 
 @pytest.mark.parametrize("conv", ["bcop", "bcop-fixed", "rko"])
@@ -201,37 +157,3 @@ def test_both_orthogonalisations(model, conv):
     networks[1].load_state_dict(networks[0].state_dict())
     x = torch.rand(2, *TINY)
     assert torch.allclose(networks[0](x), networks[1](x), atol=1e-5)
-
-
-@pytest.mark.parametrize("conv", CONVOLUTIONS)
-def test_saving_and_loading(conv):
-    first, second = Small(TINY, conv=conv).eval(), Small(TINY, conv=conv).eval()
-    x = torch.rand(2, *TINY)
-    assert not torch.allclose(first(x), second(x), atol=1e-3)
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(first(x), second(x))
-
-
-@pytest.mark.parametrize("conv", CONVOLUTIONS)
-def test_evaluation_is_deterministic_and_changes_nothing(conv):
-    network = Small(TINY, conv=conv)
-    x = torch.rand(2, *TINY)
-    network(x)
-    network.eval()
-    before = {k: v.clone() for k, v in network.state_dict().items()}
-    first = network(x)
-    assert torch.equal(network(x), first)
-    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 12), (2, 12, 4), (3, 4, 4)])
-@pytest.mark.parametrize("conv", CONVOLUTIONS)
-def test_images_of_other_sizes(conv, shape):
-    for model in (Small, Large):
-        network = model(shape, classes=2, conv=conv)
-        plain = assert_plain(network, torch.rand(2, *shape))
-        assert plain(torch.rand(2, *shape)).shape == (2, 2)
-
-
-def test_one_class():
-    assert Small(TINY, classes=1)(torch.rand(2, *TINY)).shape == (2, 1)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch.nn.functional import pixel_shuffle, pixel_unshuffle
+from torch.nn.functional import pixel_shuffle
 
 from helpers import unshuffled
 from isoconv.nn import InvertibleDownsampling, InvertibleUpsampling
 
-SHAPES = [(2, 1, 2, 2), (1, 3, 4, 6), (2, 2, 6, 12), (1, 5, 6, 6), (2, 1, 6), (3, 4, 12)]
+SHAPES = [(2, 1, 2, 2), (1, 3, 4, 6), (2, 2, 6, 12), (0, 3, 6, 4), (2, 1, 6), (3, 4, 12), (0, 3, 6)]
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
@@ -22,25 +22,16 @@ def test_there_and_back(shape, factor):
     assert torch.equal(InvertibleUpsampling(factor)(y), x)
     assert torch.equal(InvertibleDownsampling(factor)(InvertibleUpsampling(factor)(y)), y)
     assert torch.equal(y.flatten().sort().values, x.flatten().sort().values)
-    assert torch.equal(y, unshuffled(x, factor))
-
-
-def test_the_default_is_two_and_the_order_is_torchs():
-    x = torch.randn(2, 3, 4, 6)
-    assert torch.equal(InvertibleDownsampling()(x), pixel_unshuffle(x, 2))
-    assert torch.equal(InvertibleUpsampling()(pixel_unshuffle(x, 2)), pixel_shuffle(pixel_unshuffle(x, 2), 2))
+    if N:  # torch leaves an empty batch as it is
+        assert torch.equal(y, unshuffled(x, factor))
+    if factor == 2:  # the default
+        assert torch.equal(InvertibleDownsampling()(x), y)
+        assert torch.equal(InvertibleUpsampling()(y), x)
 
 
 def test_one_dimension_by_hand():
     x = torch.arange(8.0).reshape(1, 2, 4)  # channels 0123 and 4567
     assert InvertibleDownsampling(2)(x).tolist() == [[[0, 2], [1, 3], [4, 6], [5, 7]]]
-
-
-@pytest.mark.parametrize(("shape", "expected"), [((0, 3, 6, 4), (0, 12, 3, 2)), ((0, 3, 6), (0, 6, 3))])
-def test_an_empty_batch(shape, expected):
-    y = InvertibleDownsampling(2)(torch.zeros(shape))
-    assert y.shape == expected
-    assert InvertibleUpsampling(2)(y).shape == shape
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 1, 4, 4), (1, 4, 2, 2), (3, 1, 2, 6)], ids=str)

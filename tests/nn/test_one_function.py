@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, stack_module_state, vjp, vmap
+from torch.func import functional_call, grad, stack_module_state, vjp, vmap
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from helpers import LAYERS, jacobian, made, singular_values
+from helpers import LAYERS, made, singular_values
 from isoconv import IsoconvError, plain
 from isoconv.nn import BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear
 
@@ -75,8 +75,8 @@ def test_after_a_long_step(way: str, name: str, mode: bool, dtype: torch.dtype) 
     step_far(layer)
     expected = copy.deepcopy(layer).eval()(x).detach()
     model = copy.deepcopy(layer).train(mode)
-    for found in (WAYS[way](model)(x), WAYS[way](model)(x)) if not name.startswith("ossn") else (WAYS[way](model)(x),):
-        assert_close(found.detach(), expected)
+    for _ in range(1 if name.startswith("ossn") else 2):
+        assert_close(WAYS[way](model)(x).detach(), expected)
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "compiled"])
@@ -106,9 +106,8 @@ def test_inductor() -> None:
     assert (singular_values(other.eval(), 2, 3, 3) - 1).abs().max() <= 1e-5
 
 
-def test_the_issue_that_showed_it() -> None:
-    """One step of Adam on a wide matrix: every entry moves by the rate, which one blind retraction does not bring back."""
-    torch.manual_seed(0)
+def test_one_step_of_adam_on_a_wide_matrix() -> None:
+    """Every entry moves by the rate, which one blind retraction does not bring back."""
     layer, x = OrthogonalLinear(3072, 10), torch.rand(4, 3072)
     layer(x).square().sum().backward()
     torch.optim.Adam(layer.parameters(), lr=1e-2).step()
@@ -117,16 +116,6 @@ def test_the_issue_that_showed_it() -> None:
 
 
 # torch.func -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_jacobian_with_respect_to_the_input(name: str, mode: bool) -> None:
-    layer, x = made(name, dtype=torch.float64)
-    layer.train(mode)
-    J = jacrev(layer)(x[:1])
-    expected = jacobian(layer.eval(), *x.shape[1:])
-    assert torch.allclose(J.reshape(expected.shape), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from helpers import LAYERS, SHAPES_1D, SHAPES_2D, convolution, made, named, randomised
+from helpers import LAYERS, SHAPES_1D, SHAPES_2D, convolution, made, randomised
 from isoconv.nn import (
     BCOPConv1d,
     BCOPConv2d,
@@ -50,32 +50,27 @@ def assert_same_function(model: nn.Module, x: Tensor, tolerance: float = 1e-5) -
 
 
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
-@pytest.mark.parametrize("row", WRAPPED_2D, ids=named(WRAPPED_2D))
+@pytest.mark.parametrize("row", [*WRAPPED_2D[::2], *WRAPPED_1D[::3]], ids=str)
 def test_convolutions(row, padding_mode):
-    for kind in ("bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"):
-        layer = convolution(kind, *row, padding_mode=padding_mode)
-        assert_ordinary(assert_same_function(layer, torch.randn(2, row[0], *row[4:])))
+    c_in, _, _, _, *size = row
+    if len(size) == 1:
+        layers = [BCOPConv1d(*row[:4], padding_mode=padding_mode)]
+    else:
+        kinds = ("bcop", "rko", "ossn", "svcm", "rkl2ne", "standard")
+        layers = [convolution(kind, *row, padding_mode=padding_mode) for kind in kinds]
+    for layer in layers:
+        assert_ordinary(assert_same_function(layer, torch.randn(2, c_in, *size)))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_with_parameters_from_the_middle_of_training(name):
-    layer, x = made(name)
-    randomised(layer, gain=1.0)
-    plain = assert_same_function(layer, x)
+def test_every_layer_with_parameters_from_the_middle_of_training(name, bias, dtype, tolerance):
+    layer, x = made(name, bias=bias, dtype=dtype)
+    plain = assert_same_function(randomised(layer, gain=1.0), x, tolerance)
     assert_ordinary(plain)
     assert type(plain(x)) is Tensor
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_without_a_bias(name):
-    layer, x = made(name, bias=False)
-    plain = assert_same_function(layer, x)
-    assert len(list(plain.parameters())) == 1
-
-
-@pytest.mark.parametrize("row", WRAPPED_1D[::3], ids=named(WRAPPED_1D[::3]))
-def test_one_dimension(row):
-    assert_ordinary(assert_same_function(BCOPConv1d(*row[:4]), torch.randn(2, row[0], row[4])))
+    assert [p.dtype for p in plain.parameters()] == [dtype] * (1 + bias)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +80,6 @@ def test_one_dimension(row):
 def test_transposed(k, stride, padding_mode):
     layer = BCOPConvTranspose2d(5, 2, k, stride, padding_mode=padding_mode)
     assert_ordinary(assert_same_function(layer, torch.randn(2, 5, 4, 3)))
-    bare = BCOPConv2d(2, 5, k, stride, padding_mode=padding_mode).transposed()
-    assert_ordinary(assert_same_function(bare, torch.randn(2, 5, 4, 3)))
 
 
 def test_a_single_strided_convolution_and_its_size():
@@ -116,11 +109,6 @@ def test_the_other_modules():
     assert_ordinary(assert_same_function(network, torch.randn(2, 2, 6, 6)))
 
 
-@pytest.mark.parametrize("module", [InvertibleDownsampling(3), InvertibleUpsampling(3)])
-def test_downsampling_of_images(module):
-    assert_ordinary(assert_same_function(module, torch.randn(2, 9, 6, 6)))
-
-
 class Residual(nn.Module):
     """A user's own module, with children, a list of them, a parameter and a plain attribute."""
 
@@ -147,20 +135,11 @@ def test_a_users_own_module():
 
 
 def test_shared_submodules_stay_shared():
-    shared = BCOPConv2d(4, 4, 3)
-    model = nn.Sequential(shared, MaxMin(), shared, nn.Sequential(shared))
+    shared, own = BCOPConv2d(4, 4, 3), Residual()
+    model = nn.Sequential(shared, own, shared, nn.Sequential(shared, own))
     plain = assert_same_function(model, torch.randn(1, 4, 5, 5))
     assert plain[0] is plain[2] is plain[3][0]
-    assert len(list(plain.parameters())) == 2
-
-
-def test_a_shared_module_of_the_users():
-    shared = Residual()
-    model = nn.ModuleDict({"a": shared, "b": shared})
-    plain = isoconv.plain(model)
-    assert plain["a"] is plain["b"]
-    x = torch.randn(1, 4, 5, 5)
-    assert torch.allclose(plain["a"](x), model.eval()["a"](x), atol=1e-5)
+    assert plain[1] is plain[3][1]
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
@@ -171,27 +150,19 @@ def test_the_training_mode_is_kept_and_the_weights_are_those_of_evaluation(mode)
     model = nn.Sequential(layer, nn.Dropout(0.5)).train(mode)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     plain = isoconv.plain(model)
-    assert all(module.training == mode for module in model.modules())
+    for kept in (model, plain, isoconv.plain(model[0])):
+        assert all(module.training == mode for module in kept.modules())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.allclose(plain.eval()(x), model.eval()(x), atol=1e-5)
 
 
-def test_in_the_precision_of_the_model():
-    layer, x = made("bcop", dtype=torch.float64)
-    plain = assert_same_function(layer, x, 1e-12)
-    assert {p.dtype for p in plain.parameters()} == {torch.float64}
-
-
-def test_a_copy_that_can_be_saved_scripted_and_trained():
-    model = nn.Sequential(BCOPConv2d(2, 4, 3), MaxMin())
-    plain = isoconv.plain(model)
+def test_a_copy_that_can_be_loaded_and_trained():
+    plain = isoconv.plain(nn.Sequential(BCOPConv2d(2, 4, 3), MaxMin()))
     x = torch.randn(1, 2, 5, 5)
     again = copy.deepcopy(plain)
     again.load_state_dict(plain.state_dict())
     assert torch.equal(again(x), plain(x))
     assert all(p.requires_grad and p.is_leaf for p in plain.parameters())
-    exported = torch.export.export(plain.eval(), (x,))
-    assert torch.allclose(exported.module()(x), plain(x), atol=1e-6)
 
 
 def test_plain_draws_no_random_numbers() -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from helpers import (
-    CONVOLUTIONS,
     SHAPES_1D,
     SHAPES_2D,
     SHAPES_LINEAR,
@@ -21,9 +20,7 @@ from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLi
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement
 
-orthogonalisations = pytest.mark.parametrize("orthogonalisation", ["manifold", "bjorck"])
 shapes_2d = pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
-shapes_1d = pytest.mark.parametrize("row", SHAPES_1D, ids=named(SHAPES_1D))
 
 
 def assert_isometric(make: Callable[..., nn.Module], *shape: int) -> None:
@@ -39,49 +36,44 @@ def assert_not_expanding(make: Callable[..., nn.Module], *shape: int) -> None:
         assert norm <= 1 + tolerance, dtype
 
 
-@pytest.mark.parametrize("table", [SHAPES_2D, SHAPES_1D, SHAPES_LINEAR], ids=["2d", "1d", "linear"])
-def test_the_tables_hold_at_least_60_different_shapes(table):
-    assert len(set(table)) == len(table) >= 60
-
-
-@orthogonalisations
 @shapes_2d
-def test_bcop_2d(row, orthogonalisation):
-    assert_isometric(partial(BCOPConv2d, *row[:4], orthogonalisation=orthogonalisation), row[0], *row[4:])
-
-
-@orthogonalisations
-@shapes_2d
-def test_bcop_transposed(row, orthogonalisation):
+def test_bcop_2d(row):
+    """With circular padding an isometry, and so is its adjoint; zeros do not make either of them expand."""
     c_in, c_out, k, s, H, W = row
-    make = partial(BCOPConvTranspose2d, c_out, c_in, k, s, orthogonalisation=orthogonalisation)
-    assert_isometric(make, c_out, H // s, W // s)
+    for orthogonalisation in ("manifold", "bjorck"):
+        for kind, a, b, size in [
+            (BCOPConv2d, c_in, c_out, (H, W)),
+            (BCOPConvTranspose2d, c_out, c_in, (H // s, W // s)),
+        ]:
+            make = partial(kind, a, b, k, s, orthogonalisation=orthogonalisation)
+            assert_isometric(make, a, *size)
+            assert_not_expanding(partial(make, padding_mode="zeros"), a, *size)
 
 
-@shapes_1d
+@pytest.mark.parametrize("row", SHAPES_1D, ids=named(SHAPES_1D))
 def test_bcop_1d(row):
     for orthogonalisation in ("manifold", "bjorck"):
-        assert_isometric(partial(BCOPConv1d, *row[:4], orthogonalisation=orthogonalisation), row[0], row[4])
+        make = partial(BCOPConv1d, *row[:4], orthogonalisation=orthogonalisation)
+        assert_isometric(make, row[0], row[4])
+        assert_not_expanding(partial(make, padding_mode="zeros"), row[0], row[4])
 
 
 @pytest.mark.parametrize(
-    ("c_in", "c_out", "k", "stride", "ranks"),
+    ("sizes", "ranks"),
     [
-        (3, 3, 3, 1, 0),
-        (3, 3, 3, 1, 3),
-        (3, 3, 4, 1, 1),
-        (3, 3, 4, 1, (0, 1, 2)),
-        (3, 3, 4, 1, [3, 0, 3]),
-        (2, 5, 3, 1, [5, 1]),
-        (5, 2, 3, 1, [0, 4]),
-        (2, 3, 6, 2, [4, 1]),
-        (1, 1, 3, 1, [1, 0]),
-        (4, 4, 1, 1, []),
-        (4, 4, 1, 1, None),
+        ((3, 3, 3), 0),
+        ((3, 3, 3), 3),
+        ((3, 3, 4), (0, 1, 2)),
+        ((3, 3, 4), [3, 0, 3]),
+        ((2, 5, 3), [5, 1]),
+        ((5, 2, 3), [0, 4]),
+        ((2, 3, 6, 2), [4, 1]),
+        ((1, 1, 3), [1, 0]),
+        ((4, 4, 1), []),
     ],
 )
-def test_bcop_1d_of_any_ranks(c_in, c_out, k, stride, ranks):
-    assert_isometric(partial(BCOPConv1d, c_in, c_out, k, stride, ranks=ranks), c_in, 6)
+def test_bcop_1d_of_any_ranks(sizes, ranks):
+    assert_isometric(partial(BCOPConv1d, *sizes, ranks=ranks), sizes[0], 6)
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES_LINEAR)
@@ -138,23 +130,17 @@ def test_rko_attains_its_bound_where_each_pixel_is_in_one_patch():
             assert (values - 1).abs().max() <= 1e-12
 
 
-@shapes_2d
-def test_ossn_after_1000_power_iterations(row):
-    layer = randomised(convolution("ossn", *row)).eval()
-    layer.power_iterate(1000)
-    assert singular_values(layer, row[0], *row[4:])[0] == pytest.approx(1, abs=1e-4)  # norms above 1 become 1
-
-
-@pytest.mark.parametrize("row", SHAPES_2D[::9], ids=named(SHAPES_2D[::9]))
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
-def test_ossn_projected_after_the_update(row, padding_mode):
-    layer = randomised(convolution("ossn-after-update", *row, padding_mode=padding_mode)).eval()
-    layer.power_iterate(1000)
-    before = layer.norm_estimate()
-    layer.project()
-    norm = singular_values(layer, row[0], *row[4:])[0]
-    assert norm <= 1 + 1e-4
-    assert norm == pytest.approx(min(1, before), abs=1e-4)
+@pytest.mark.parametrize("row", SHAPES_2D[::2], ids=named(SHAPES_2D[::2]))
+def test_ossn_after_1000_power_iterations(row, padding_mode):
+    """Norms above 1 become 1, in the forward pass or after the update."""
+    for kind in ("ossn", "ossn-after-update"):
+        layer = randomised(convolution(kind, *row, padding_mode=padding_mode)).eval()
+        layer.power_iterate(1000)
+        expected = min(1, layer.norm_estimate())
+        if kind == "ossn-after-update":
+            layer.project()
+        assert singular_values(layer, row[0], *row[4:])[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_ossn_leaves_small_kernels_alone():
@@ -169,32 +155,7 @@ def test_svcm_after_project(row):
     before = singular_values(layer, row[0], *row[4:])[0]
     layer.project()
     norm = float(singular_values(layer, row[0], *row[4:])[0])
-    print(f"SVCM {row}: norm {before:.3f} before, {norm:.6f} after project()")
     assert norm <= min(float(before) + 1e-5, 1.05)
-
-
-@shapes_2d
-def test_bcop_with_zero_padding_does_not_expand(row):
-    c_in, c_out, k, s, H, W = row
-    assert_not_expanding(partial(BCOPConv2d, *row[:4], padding_mode="zeros"), c_in, H, W)
-    transposed = partial(BCOPConvTranspose2d, c_out, c_in, k, s, padding_mode="zeros")
-    assert_not_expanding(transposed, c_out, H // s, W // s)
-
-
-@shapes_1d
-def test_bcop_1d_with_zero_padding_does_not_expand(row):
-    assert_not_expanding(partial(BCOPConv1d, *row[:4], padding_mode="zeros"), row[0], row[4])
-
-
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_zero_padding_is_what_is_applied(kind):
-    """A constant image: circular padding leaves it constant, zeros darken its rim."""
-    circular = convolution(kind, 1, 2, 3, 1, 6, 6, bias=False).eval()
-    zeros = convolution(kind, 1, 2, 3, 1, 6, 6, bias=False, padding_mode="zeros").eval()
-    zeros.load_state_dict(circular.state_dict())
-    image = torch.ones(1, 1, 6, 6)
-    assert torch.allclose(circular(image), circular(image)[..., :1, :1].expand(1, 2, 6, 6), atol=1e-6)
-    assert not torch.allclose(zeros(image), zeros(image)[..., 3:4, 3:4].expand(1, 2, 6, 6), atol=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [[0, 0], [1, 2], [3, 0], [3, 3], None])

@@ -173,7 +173,7 @@ def test_scripts_that_are_named_exist():
         match
         for page in [README, *PAGES]
         for match in re.findall(
-            r"\b((?:benchmarks|examples|results|reproduction|tools)/[\w./]*)", page.read_text(encoding="utf-8")
+            r"\b((?:benchmarks|examples|results|reproduction|tools)/[\w./-]*)", page.read_text(encoding="utf-8")
         )
     }
     assert len(named) > 10 and not [name for name in named if not (ROOT / name.rstrip(".")).exists()]

@@ -1,7 +1,5 @@
 """Random mathematical objects for the tests of the theory, all in float64 and from one seed per test."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -66,15 +64,6 @@ def circular(x: Tensor, kernel: Tensor) -> Tensor:
     k = kernel.shape[-1]
     before, after = k // 2, (k - 1) // 2
     return F.conv2d(F.pad(x, (before, after, before, after), mode="circular"), kernel)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """On matrices this small, threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -56,14 +56,7 @@ def test_rank_sum_of_every_rank_tuple(draw, n, K):
         assert winding_number(kernel) == (K - 1) * n - sum(ranks)
 
 
-def test_rank_sum_of_kernels_built_without_projectors(draw):
-    for _ in range(20):
-        kernel, winding = draw.lattice(3, 4)
-        assert winding_number(kernel) == winding
-        assert theory.rank_sum(kernel) == 9 - winding
-
-
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 2), (3, 1), (2, 3), (3, 4), (5, 2)])
+@pytest.mark.parametrize(("n", "K"), [(1, 1), (3, 1), (2, 3), (5, 2)])
 def test_all_components_are_exhibited(n, K):
     exhibits = list(theory.exhibit_components(n, K))
     assert len(exhibits) == 2 * (K - 1) * n + 2
@@ -137,10 +130,10 @@ def test_kernels_of_every_rank_tuple(draw, n, K):
 
 @pytest.mark.parametrize(("n", "K"), [(1, 3), (2, 2), (2, 5), (3, 4), (5, 5)])
 def test_kernels_built_from_delays_and_rotations(draw, n, K):
-    for _ in range(30):
+    for _ in range(20):
         kernel, winding = draw.lattice(n, K)
         assert theory.orthogonality_residual(kernel) < 1e-13
-        assert theory.rank_sum(kernel) == (K - 1) * n - winding
+        assert winding_number(kernel) == winding == (K - 1) * n - theory.rank_sum(kernel)
         assert_factorises(kernel)
 
 

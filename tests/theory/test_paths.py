@@ -10,14 +10,14 @@ from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel, is_projector, projector_rank
 
 
-def assert_is_path(between, start, end, invariant):
-    assert (between(0.0) - start).abs().max() < 1e-10
-    assert (between(1.0) - end).abs().max() < 1e-10
+def assert_is_path(between, start, end, invariant, tolerance=1e-10):
+    assert (between(0.0) - start).abs().max() < tolerance
+    assert (between(1.0) - end).abs().max() < tolerance
     steps = {}
     for grid in (8, 64):
         points = [between(t / grid) for t in range(grid + 1)]
         for point in points:
-            assert theory.orthogonality_residual(point) < 1e-10
+            assert theory.orthogonality_residual(point) < tolerance
             assert invariant(point) == invariant(start)
         steps[grid] = max(float((b - a).norm()) for a, b in pairwise(points))
     # Lipschitz: eight times as fine a grid has steps an eighth as long, up to what the coarse one has cut off.
@@ -40,6 +40,9 @@ def test_paths_between_kernels_built_without_projectors(draw):
     assert len(pairs) > 10
     for a, b in pairs[:10]:
         assert_is_path(theory.path(a, b), a, b, theory.component)
+    a, b = (kernel.float() for kernel in pairs[0])
+    assert theory.path(a, b)(0.5).dtype == torch.float32
+    assert_is_path(theory.path(a, b), a, b, theory.component, 100 * torch.finfo(torch.float32).eps)
 
 
 def test_two_dimensional_kernels(draw):
@@ -110,12 +113,3 @@ def test_the_straight_line_leaves_the_orthogonal_kernels(draw):
             assert theory.orthogonality_residual((1 - t) * a + t * b) > 1e-2
         symbol = torch.fft.fft((a + b) / 2, n=4096)
         assert torch.linalg.svdvals(symbol.movedim(-1, 0)).min() < 1e-2
-
-
-def test_float32(draw):
-    a, b = (draw.kernel(4, ranks, 1).float() for ranks in ((1, 4, 2), (3, 2, 2)))
-    between = theory.path(a, b)
-    eps = torch.finfo(torch.float32).eps
-    assert between(0.5).dtype == torch.float32
-    assert (between(0.0) - a).abs().max() < 100 * eps and (between(1.0) - b).abs().max() < 100 * eps
-    assert max(theory.orthogonality_residual(between(t / 8)) for t in range(9)) < 100 * eps

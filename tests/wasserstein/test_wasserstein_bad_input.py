@@ -14,7 +14,9 @@ NAN = X.clone()
 NAN[3, 1] = torch.nan
 
 CASES = [
+    ({"batch_size": 0}, "batch size"),
     ({"confidence": 1.0}, "confidence"),
+    ({"confidence": "0.9"}, "confidence"),
     ({"method": "guess"}, "guess"),
     ({"method": "betting"}, "range"),
     ({"xs": X[0]}, "xs as a tensor"),
@@ -23,10 +25,11 @@ CASES = [
     ({"ys": X[:, :2]}, "one shape"),
     ({"xs": NAN}, "finite numbers in xs"),
     ({"ys": X.long()}, "int64"),
-    ({"value_range": (1.0, 0.0)}, "value range"),
+    *(({"value_range": values}, "value range") for values in ((1.0, 0.0), "ab", (None, 1))),
     ({"value_range": (0.0, 1.0)}, "from 0 to 1 in xs. Got -1 to 1"),
     ({"whole": True}, "whole"),
     ({"group": 2}, "group"),
+    ({"group": (1.0, 1)}, "group"),
     ({"group": (7, 1)}, "multiple of 7"),
     ({"ys": X[:10]}, "30 independent.* Got 10"),
     ({"group": (1, 4)}, "30 independent.* Got 10"),
@@ -57,3 +60,10 @@ def test_refused(changed, word):
 def test_critics_that_cannot_be(call, word):
     with pytest.raises(IsoconvError, match=word):
         call()
+
+
+def test_a_sign_that_was_changed():
+    anchor = NearestAnchor(X[:1])
+    anchor.sign = 5
+    with pytest.raises(IsoconvError, match="sign of ±1"):
+        wasserstein_lower_bound(nn.Sequential(anchor), X, X, whole=(True, True))

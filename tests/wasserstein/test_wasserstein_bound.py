@@ -271,6 +271,13 @@ def test_more_confidence_is_a_lower_bound():
         assert 4 < lows[2] < lows[1] < lows[0] < 5.1
 
 
+@pytest.mark.parametrize("distance", [3e-162, 1e-155, 1e-150])
+def test_distances_whose_squares_vanish(distance):
+    xs, ys = (torch.full((1, 1), value, dtype=torch.float64) for value in (distance, 0.0))
+    critic = nn.Sequential(NearestAnchor(ys.clone()))
+    assert wasserstein_lower_bound(critic, xs, ys, whole=(True, True)).lower <= distance
+
+
 def test_the_result_is_plain_data(tmp_path):
     xs, ys = draws(translation(3, 1.0), 40)
     found = wasserstein_lower_bound(FCCritic(3, depth=0), xs, ys)
