@@ -25,9 +25,9 @@ from isoconv.train.classifier import TrainResult, device_name, train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, make_model, recipe_settings
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
+from isoconv.train.job import search_learning_rate
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.runs import AttackRecord, open_run
-from isoconv.train.search import search_learning_rate
 from isoconv.wasserstein.critic import critic_config, train_critics
 from isoconv.wasserstein.gan import GanConfig, load_generator, train_gan
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples

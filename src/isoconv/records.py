@@ -3,19 +3,62 @@
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, write_json
+
+SLACK = 1e-9  # of a percentage that was written in decimals
+
+
+class Range(NamedTuple):
+    """What the numbers of a field may be, in the field's annotation."""
+
+    low: float
+    high: float = math.inf
+
+    def admits(self, value: Any) -> bool:
+        return bool(self.low <= value <= self.high)
+
+    def __str__(self) -> str:
+        return f"from {self.low:g} to {self.high:g}"
+
+
+class Pattern(NamedTuple):
+    """What the text of a field may be, in the field's annotation."""
+
+    title: str
+    expression: str
+
+    def admits(self, value: Any) -> bool:
+        return re.fullmatch(self.expression, value) is not None
+
+    def __str__(self) -> str:
+        return self.title
+
+
+Size = Annotated[float, Range(0)]
+Index = Annotated[int, Range(0)]
+Count = Annotated[int, Range(1)]
+Percent = Annotated[float, Range(-SLACK, 100 + SLACK)]
+Picture = Annotated[str, Pattern("PNG as a data URI", "data:image/png;base64,[A-Za-z0-9+/]+={0,2}")]
+
+
+def require(holds: bool, expected: str, got: object) -> None:
+    """Raise one line unless a condition on a record holds."""
+    if not holds:
+        raise IsoconvError(f"Expected {expected}. Got {str(got)[:60]}.")
 
 
 class Record:
     """Base of frozen dataclasses that live in files. Fields are int, float, str, bool, None, tuples, dicts or records.
 
-    A field's annotation is what a file must hold for it: `from_fields` raises one line that names the field otherwise.
+    A field's annotation is what a file must hold for it, within a `Range` or of a `Pattern` where the annotation has one:
+    `from_fields` raises one line that names the field otherwise.
     Numbers must be finite unless the field is listed in `may_be_infinite`. Unknown fields are refused, or with
     `ignores_unknown` left out: for records that need only a part of a file.
     """
@@ -43,7 +86,7 @@ class Record:
         known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         if (unknown := [name for name in fields if name not in known]) and not cls.ignores_unknown:
             raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got an unknown one, {unknown[0]!r}.")
-        annotations, values = typing.get_type_hints(cls), {}
+        annotations, values = typing.get_type_hints(cls, include_extras=True), {}
         for name, field in known.items():
             if name in fields:
                 try:
@@ -67,6 +110,11 @@ def _fit(annotation: Any, value: Any, infinite: bool) -> Any:
     """Return the value as its annotation wants it (lists become tuples), or raise TypeError."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
+        return value
+    if origin is Annotated:
+        value = _fit(arguments[0], value, infinite)
+        if not all(limit.admits(value) for limit in arguments[1:]):
+            raise TypeError
         return value
     if origin in (typing.Union, types.UnionType):
         for option in arguments:
@@ -94,4 +142,11 @@ def _fit(annotation: Any, value: Any, infinite: bool) -> Any:
 
 
 def _name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("NoneType", "None")
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return " ".join([_name(arguments[0]), *map(str, arguments[1:])])
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_name, arguments))
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join('...' if kind is Ellipsis else _name(kind) for kind in arguments)}]"
+    return "None" if annotation is types.NoneType else str(getattr(annotation, "__name__", annotation))

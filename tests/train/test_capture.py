@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_tensors
 from isoconv.linalg.manifold import is_orthonormal
 from isoconv.models import CONVOLUTIONS, FC3, Large, Small
 from isoconv.nn import BCOPConv1d, BCOPConv2d, OrthogonalLinear, RKOConv2d, svcm
-from isoconv.train.capture import ParameterStack, PreparedWeights, SharedUpdate, Stepper, are_alike, stack_layers
-from isoconv.train.config import make_model
+from isoconv.train.capture import PreparedWeights, SharedUpdate, Stepper, are_alike, stack_layers
 from isoconv.train.engine import Learner
 from isoconv.train.run_folder import RunFolder
-from train.toys import learner, toy, toy_config, train_toy
+from train.toys import learner, toy, toy_config
 
 # Weights built ahead --------------------------------------------------------------------------------------------------
 
@@ -121,18 +119,6 @@ def test_the_models_see_what_happens_to_the_stack() -> None:
     for layer, was in zip(layers, before, strict=True):
         assert is_orthonormal(layer.matrix)
         torch.testing.assert_close(layer(x) - layer.bias, layer.bias - was, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (1, 5, 5)], ids=str)
-def test_a_stack_is_a_batch_of_matrices(shape: tuple[int, ...]) -> None:
-    parameters = [nn.Parameter(torch.randn(shape)) for _ in range(3)]
-    values = [p.detach().clone() for p in parameters]
-    stack = ParameterStack(parameters)
-    assert stack.whole.shape == (3 * (shape[0] if len(shape) == 3 else 1), *shape[-2:])
-    assert stack.whole.is_leaf and stack.whole.requires_grad
-    for p, value, part in zip(parameters, values, stack.split(stack.whole), strict=True):
-        assert torch.equal(p, value) and torch.equal(part, value)
-        assert p.untyped_storage().data_ptr() == stack.whole.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -262,15 +248,6 @@ def kernels(one: Learner) -> list[Tensor]:
     return [layer.kernel.detach().clone() for layer in one.projected_rarely]
 
 
-def test_on_a_cpu_seeds_side_by_side_are_bit_for_bit_each_alone(tmp_path):
-    train_toy(tmp_path / "together", toy_config(**SVCM), seeds=(3, 0))
-    for seed in (3, 0):
-        train_toy(tmp_path / f"alone-{seed}", toy_config(**SVCM, seed=seed))
-        paths = tmp_path / f"alone-{seed}", tmp_path / "together" / f"seed-{seed}"
-        alone, beside = (read_tensors(path / "model.safetensors") for path in paths)
-        assert alone.keys() == beside.keys() and all(torch.equal(alone[name], beside[name]) for name in alone)
-
-
 def test_a_step_does_not_project_but_what_follows_it_does():
     one, images = learner(toy_config(**(SVCM | {"project_every": 2, "epochs": 1})), 3), toy(64)
     stepper = Stepper([one])
@@ -299,10 +276,3 @@ def test_each_network_is_projected_by_its_own_settings(together):
             assert (layer.kernel - expected).abs().max() <= 1e-5 < (expected - kernel).abs().max()
     few, many = (kernels(mixed[k])[0] for k in (2, 0))
     assert (few - many).abs().max() > 1e-3  # so that a mix-up of the iterations would show
-
-
-def test_each_network_is_built_once(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr("isoconv.train.classifier.make_model", lambda config: made.append(config) or make_model(config))
-    train_toy(tmp_path / "run", toy_config(epochs=1), seeds=(0, 1))
-    assert [config.seed for config in made] == [0, 1]

@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_tensors
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, locked
-from train.toys import Watcher, stop_after, toy_config, train_toy
+from train.toys import Watcher, same_run, stop_after, toy_config, train_toy
 
 TESTS = Path(__file__).parents[1]
 RUN = """
@@ -48,21 +46,6 @@ def steps_done(path: Path) -> int:
     return RunFolder(path).updates_done()
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return read_tensors(path / "model.safetensors")
-
-
-def lines(path: Path) -> list[tuple[int, float, float]]:
-    read = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [(line["epoch"], line["loss"], line["accuracy"]) for line in read]
-
-
-def assert_same(first: Path, second: Path) -> None:
-    a, b = weights(first), weights(second)
-    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    assert lines(first) == lines(second)
-
-
 def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
     """SIGKILL at random moments; every time it goes on from a state in the middle of an epoch or at its end."""
     train_toy(tmp_path / "whole", toy_config(epochs=8, flip=True))
@@ -78,35 +61,26 @@ def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
         assert steps_done(tmp_path / "killed") > reached
         reached = steps_done(tmp_path / "killed")
     train_toy(tmp_path / "killed", toy_config(epochs=8, flip=True), resume=True)
-    assert_same(tmp_path / "whole", tmp_path / "killed")
-
-
-class Clock:
-    """Seconds that pass as fast as told: 3 for each step."""
-
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
+    assert same_run(tmp_path / "whole", tmp_path / "killed")
 
 
 class Timed(Watcher):
-    def __init__(self, clock: Clock, path: Path) -> None:
+    """A clock on which every step takes three seconds, and the seconds that a kill would have lost at worst."""
+
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self.clock, self.path, self.lost = clock, path, 0.0
+        self.path, self.now, self.lost = path, 1e6, 0.0
 
     def step(self, steps: int) -> None:
         super().step(steps)
-        self.clock.now += 3.0
+        self.now += 3.0
         self.lost = max(self.lost, 3.0 * (self.steps - steps_done(self.path)))
 
 
 def test_a_kill_loses_at_most_ten_seconds(tmp_path, monkeypatch):
     """Epochs of four steps and steps of three seconds: a state is on disk before ten seconds are at stake."""
-    clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    watcher = Timed(clock, tmp_path / "run")
+    watcher = Timed(tmp_path / "run")
+    monkeypatch.setattr(time, "monotonic", lambda: watcher.now)
     train_toy(tmp_path / "run", toy_config(epochs=6), observer=watcher)
     assert 0 < watcher.lost <= 10.0
 
@@ -116,7 +90,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
     chance = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: chance.uniform(-1e12, 1e12))
     train_toy(tmp_path / "jumping", toy_config(), save_every=0.0)
-    assert_same(tmp_path / "usual", tmp_path / "jumping")
+    assert same_run(tmp_path / "usual", tmp_path / "jumping")
 
 
 def test_a_second_process_is_refused_while_the_first_trains(tmp_path):
@@ -168,7 +142,7 @@ def test_a_disk_that_fills_while_saving_loses_nothing(after, tmp_path, monkeypat
             train_toy(tmp_path / "full", toy_config(), resume=True, save_every=0.0)
     assert steps_done(tmp_path / "full") == after  # a save after every step but the last of an epoch, then of that
     train_toy(tmp_path / "full", toy_config(), resume=True)
-    assert_same(tmp_path / "whole", tmp_path / "full")
+    assert same_run(tmp_path / "whole", tmp_path / "full")
     assert not [file.name for file in (tmp_path / "full").iterdir() if file.name.startswith(".state")]
 
 
@@ -185,7 +159,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_of_metrics(tmp_path, monkeypa
         with pytest.raises(OSError, match="No space left"):
             train_toy(tmp_path / "full", toy_config(), save_every=0.0)
     train_toy(tmp_path / "full", toy_config(), resume=True)
-    assert_same(tmp_path / "whole", tmp_path / "full")
+    assert same_run(tmp_path / "whole", tmp_path / "full")
 
 
 def test_a_read_only_folder_is_one_line_before_any_work(tmp_path, monkeypatch):

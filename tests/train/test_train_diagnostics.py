@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.train.config import make_model
-from isoconv.train.diagnostics import _of_all_classes, _round_number, collect_diagnostics, needs_images, picture_uri
+from isoconv.train.diagnostics import _round_number, complete_run, gallery_entries, lacks_images, picture_uri
 from isoconv.train.run_folder import load_run
+from isoconv.train.runs import open_run
 from train.toys import toy, toy_config, train_toy
 
 TEST = toy(64, seed=1)
@@ -27,8 +29,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for conv in ("bcop", "standard"):
         train_toy(folder / conv, toy_config(conv=conv, optimiser="adam", lr=3e-3))
-        assert needs_images(folder / conv)
-        assert collect_diagnostics(folder / conv, TEST, images=6) == ["diagnostics.json", "gallery.json"]
+        run = open_run(folder / conv)
+        assert lacks_images(run)
+        assert complete_run(run, TEST, images=6) == ["certified.json", "diagnostics.json", "gallery.json"]
+        assert complete_run(run, TEST) == [] and not lacks_images(run)  # what is there is not made again
     return {conv: folder / conv for conv in ("bcop", "standard")}
 
 
@@ -96,59 +100,40 @@ def pixels_of(uri: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))))
 
 
-def test_what_is_there_is_not_made_again(runs):
-    before = (runs["bcop"] / "gallery.json").stat().st_mtime_ns
-    assert collect_diagnostics(runs["bcop"], TEST) == [] and not needs_images(runs["bcop"])
-    assert (runs["bcop"] / "gallery.json").stat().st_mtime_ns == before
+def fail(handle: int) -> None:
+    raise OSError(28, "No space left on device")
 
 
-def test_without_images_there_are_singular_values_and_later_the_rest(tmp_path):
-    train_toy(tmp_path / "run", toy_config())
-    assert collect_diagnostics(tmp_path / "run") == ["diagnostics.json"]
-    assert read(tmp_path / "run", "diagnostics.json")["gradient_norms"] is None and needs_images(tmp_path / "run")
-    assert collect_diagnostics(tmp_path / "run", TEST, images=1) == ["diagnostics.json", "gallery.json"]
-    assert read(tmp_path / "run", "diagnostics.json")["gradient_norms"] is not None
-
-
-def test_what_is_left_of_another_network_is_replaced_or_taken_away(runs, tmp_path):
+def test_what_is_left_of_another_network_is_replaced_or_taken_away(runs, tmp_path, monkeypatch):
     train_toy(tmp_path / "run", toy_config(seed=1))
     for name in ("diagnostics.json", "gallery.json"):
         (tmp_path / "run" / name).write_bytes((runs["bcop"] / name).read_bytes())
-    assert needs_images(tmp_path / "run")
-    assert collect_diagnostics(tmp_path / "run") == ["diagnostics.json"]
-    assert not (tmp_path / "run" / "gallery.json").exists()
+    run = open_run(tmp_path / "run")
+    assert lacks_images(run)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", fail)
+        with pytest.raises(IsoconvError, match=r"^Cannot write .*diagnostics.json: No space"):
+            complete_run(run, None)
+    assert complete_run(run, None) == ["diagnostics.json"]
+    assert not (run.folder / "gallery.json").exists()
+    assert read(run.folder, "diagnostics.json")["gradient_norms"] is None and lacks_images(run)
+    assert complete_run(run, TEST, images=1) == ["certified.json", "diagnostics.json", "gallery.json"]
+    assert read(run.folder, "diagnostics.json")["gradient_norms"] is not None
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_line(runs, tmp_path, monkeypatch):
-    train_toy(tmp_path / "run", toy_config())
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(IsoconvError, match=r"^Cannot write .*diagnostics.json: No space left on device\.$"):
-        collect_diagnostics(tmp_path / "run")
+def test_all_classes_take_their_turn(runs):
+    model, config = load_run(runs["bcop"])
+    labels = torch.tensor([0, 0, 1, 0, 2, 1])
+    entries = gallery_entries(Certifier(model, config.input_shape), replace(TEST.take(6), labels=labels), 5)
+    assert [entry.index for entry in entries] == [0, 2, 4, 1, 5]
 
 
-@pytest.mark.parametrize(
-    ("labels", "count", "chosen"),
-    [
-        ([0, 0, 1, 0, 2, 1], 3, [0, 2, 4]),
-        ([0, 0, 1, 0, 2, 1], 5, [0, 2, 4, 1, 5]),
-        ([0, 0, 1, 0, 2, 1], 9, [0, 2, 4, 1, 5, 3]),
-        ([3, 3], 1, [0]),
-    ],
-)
-def test_all_classes_take_their_turn(labels, count, chosen):
-    assert _of_all_classes(torch.tensor(labels), count) == chosen
+def test_pictures_keep_their_shape_and_are_small():
+    for shape, size, mode in (((1, 5, 7), (7, 5), "L"), ((3, 4, 4), (4, 4), "RGB"), ((3, 200, 100), (32, 64), "RGB")):
+        picture = Image.open(io.BytesIO(base64.b64decode(picture_uri(torch.rand(shape)).split(",")[1])))
+        assert picture.size == size and picture.mode == mode
 
 
-@pytest.mark.parametrize(("shape", "size"), [((1, 5, 7), (7, 5)), ((3, 4, 4), (4, 4)), ((3, 200, 100), (32, 64))])
-def test_pictures_keep_their_shape_and_are_small(shape, size):
-    picture = Image.open(io.BytesIO(base64.b64decode(picture_uri(torch.rand(shape)).split(",")[1])))
-    assert picture.size == size and picture.mode == ("L" if shape[0] == 1 else "RGB")
-
-
-@pytest.mark.parametrize(("least", "width"), [(0.01, 0.01), (0.0195, 0.02), (0.04, 0.05), (0.9, 1.0), (26.0, 20.0)])
-def test_bins_are_of_a_round_width(least, width):
-    assert _round_number(least) == pytest.approx(width)
+def test_bins_are_of_a_round_width():
+    for least, width in ((0.01, 0.01), (0.0195, 0.02), (0.04, 0.05), (0.9, 1.0), (26.0, 20.0)):
+        assert _round_number(least) == pytest.approx(width)

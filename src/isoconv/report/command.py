@@ -8,6 +8,7 @@ from pathlib import Path
 from isoconv.data.load import FROM_FILES
 from isoconv.report.run_files import RunFiles
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.run_folder import seeds_in
 
 # What the command line can set; everything else follows from the data, the recipe and the method.
 _OPTIONS = (
@@ -22,8 +23,7 @@ def command_of(run: RunFiles) -> str | None:
     """Return the command that makes a run again, with all seeds that were trained side by side; None if there is none."""
     seeds, out = [run.config.seed], run.path
     if run.result.replicas > 1 and run.path.name == f"seed-{run.config.seed}":
-        siblings = [path.name.removeprefix("seed-") for path in run.path.parent.glob("seed-*")]
-        together = sorted(int(seed) for seed in siblings if seed.isdecimal())
+        together = seeds_in(run.path.parent)
         if len(together) == run.result.replicas:
             seeds, out = together, run.path.parent
     return train_command(run.config, out, seeds, list(run.result.certified_accuracy))

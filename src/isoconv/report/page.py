@@ -18,7 +18,8 @@ from isoconv.data.load import FROM_FILES
 from isoconv.errors import IsoconvError
 from isoconv.files import write_text
 from isoconv.report.command import command_of
-from isoconv.report.run_files import Gallery, RunFiles, read_run_files
+from isoconv.report.run_files import RunFiles, read_run_files
+from isoconv.train.diagnostics import Gallery
 from isoconv.version import __version__
 
 LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, galleries first
@@ -26,6 +27,7 @@ LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, g
 _MARK = b'<meta name="generator" content="isoconv report'
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 _SCRIPT = ("elements", "summary", "robustness", "gallery", "layers", "main")  # in one scope, each after what it needs
+_OF_AN_ATTACK = ("attack", "epsilon", "images", "accuracy", "clean")
 _DIGITS = 8  # of a radius on the page, rounded down: it never claims more than the file
 
 
@@ -49,7 +51,7 @@ class RunView:
             "epsilons": list(run.result.certified_accuracy),
             "robust": list(run.result.certified_accuracy.items()),
             "radii": None if run.certified is None else round_radii_down(run.certified.radii),
-            "attacks": [row.to_fields() for row in run.attacks],
+            "attacks": [{key: getattr(row, key) for key in _OF_AN_ATTACK} for row in run.attacks],
             "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
             "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
             "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],

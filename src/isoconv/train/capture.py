@@ -19,9 +19,8 @@ priority, and thereby streams of another pool, over what is built beside it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +62,7 @@ def _can_be_captured(learner: "Learner") -> bool:
     optimiser = learner.optimiser
     blind = all(group.get("capturable") or group.get("fused") for group in optimiser.param_groups)
     ours = any(isinstance(module, BuiltWeight) for module in learner.model.modules())
-    return (blind or isinstance(optimiser, SteepestDescent)) and not (ours and learner.custom_update)
+    return (blind or isinstance(optimiser, SteepestDescent)) and not (ours and learner.update)
 
 
 def lay_out(values: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ class Stepper:
         for learner, batch in zip(self.learners, batches, strict=True):
             if batch is not None:
                 learner.rate.fill_(learner.scheduled_rate())
-                learner.update([part.to(learner.device, non_blocking=True) for part in batch])
+                learner.step([part.to(learner.device, non_blocking=True) for part in batch])
                 learner.done += 1
 
     def wait(self) -> None:
@@ -149,9 +148,9 @@ def are_alike(learners: "Sequence[Learner]") -> bool:
 
     def kind(one: "Learner") -> tuple[object, ...]:
         layout = [(type(module), *(p.shape for p in module.parameters(False))) for module in one.model.modules()]
-        return layout, one.custom_update, one.choice, one.momentum, one.lr, one.schedule
+        return layout, one.update, one.choice, one.momentum, one.lr, one.schedule
 
-    return all(kind(one) == kind(learners[0]) and one.custom_update is None for one in learners)
+    return all(kind(one) == kind(learners[0]) and one.update is None for one in learners)
 
 
 class _Group:
@@ -177,7 +176,7 @@ class _Group:
             if self.steps < self.learners[0].warm_up or len(due) < len(self.learners):
                 length = len(inputs) // max(1, len(due))
                 for k, (one, _) in enumerate(due):
-                    one.update(inputs[k * length : (k + 1) * length])
+                    one.step(inputs[k * length : (k + 1) * length])
             else:
                 self._run(inputs)
         self.steps += len(due) == len(self.learners)
@@ -242,14 +241,14 @@ class SharedUpdate:
             most = _SIDE_STREAMS if len(models) == 1 else _SIDE_STREAMS_STACKED
             streams = SideStreams(device, max(1, min(most, count)))
         # An update of one's own changes parameters in between: nothing can be prepared for it.
-        self.prepared = None if learners[0].custom_update else PreparedWeights(models, streams, layers)
+        self.prepared = None if learners[0].update else PreparedWeights(models, streams, layers)
         self.moves = None
         if streams is not None and isinstance(self.optimiser, SteepestDescent) and self.prepared is not None:
             self.moves = _SideMoves(self.optimiser, streams)
 
     def __call__(self, flat: "Batch") -> None:
         if self.prepared is None:
-            self.learners[0].update(flat)
+            self.learners[0].step(flat)
             return
         self.optimiser.zero_grad(set_to_none=True)
         length = len(flat) // len(self.learners)
@@ -265,15 +264,12 @@ class SharedUpdate:
         for learner in self.learners:
             learner.project_in_step()
 
-    @contextmanager
-    def _branch(self, k: int) -> Iterator[None]:
-        """Run on a network's own stream, after what has been launched on this one."""
+    def _branch(self, k: int) -> AbstractContextManager[object]:
+        """Return a context that runs on a network's own stream, after what has been launched on this one."""
         if not self.branches:
-            yield
-            return
+            return nullcontext()
         self.branches[k].wait_stream(torch.cuda.current_stream(self.branches[k].device))
-        with torch.cuda.stream(self.branches[k]):
-            yield
+        return torch.cuda.stream(self.branches[k])
 
     def _wait_for_branches(self) -> None:
         for branch in self.branches:
@@ -331,7 +327,7 @@ class PreparedWeights:
         try:
             self._build()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
 
     def _build(self) -> None:
@@ -356,9 +352,7 @@ class PreparedWeights:
             seen |= dict.fromkeys(sources, turn)
             yield turn
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for stack in self.stacks:
             for layer in stack.layers:
                 layer.weight_source = None

@@ -1,7 +1,8 @@
 """Training classifiers: seeds side by side, from data to run folders."""
 
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from isoconv.certify import robust_accuracy
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.errors import IsoconvError
-from isoconv.records import Record
+from isoconv.records import Count, Percent, Record, Size, require
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
@@ -29,25 +30,43 @@ class TrainResult(Record):
     """
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound",)
+    ignores_unknown: ClassVar[bool] = True
 
     seed: int
     epochs: int
-    train_seconds: float
-    replicas: int
+    train_seconds: Size
+    replicas: Count
     device: str
     torch: str
     peak_memory_mib: float | None = None
-    images: int | None = None
-    clean: float | None = None
-    robust: dict[str, float] | None = None
-    lipschitz_bound: float | None = None
+    images: Count | None = None
+    clean: Percent | None = None
+    robust: dict[str, Percent] | None = None
+    lipschitz_bound: Size | None = None
     finished: str = ""
+
+    def __post_init__(self) -> None:
+        missing = {value is None for value in (self.clean, self.images, self.lipschitz_bound)}
+        require(len(missing) == 1, "clean, images and lipschitz_bound together", "a part of them")
+        require(all(map(_is_radius, self.robust or ())), "radii in robust", ", ".join(self.robust or ()))
+
+    @property
+    def certified_accuracy(self) -> dict[float, float]:
+        """Return the percentage of images certified at each radius."""
+        return {float(radius): percent for radius, percent in (self.robust or {}).items()}
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data, without those of an evaluation that did not take place."""
         absent = {"images", "clean", "robust", "lipschitz_bound"} if self.images is None else set()
         absent |= set() if self.finished else {"finished"}
         return {name: value for name, value in super().to_fields().items() if name not in absent}
+
+
+def _is_radius(text: str) -> bool:
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False
 
 
 class Classification:
@@ -77,9 +96,8 @@ def train_classifiers(
     device: str = "cpu",
     processes: Processes | None = None,
     resume: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
-    save_every: float = 8.0,
     models: Sequence[nn.Module] | None = None,
+    **options: Any,
 ) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
 
@@ -87,6 +105,7 @@ def train_classifiers(
     once, after the last update.
 
     models : the networks, where `build_networks` has built them already
+    options : other arguments of `fit`, such as `should_stop` and `save_every`
     """
     processes = processes or Processes()
     models = build_networks(configs, train, device, processes) if models is None else models
@@ -108,9 +127,8 @@ def train_classifiers(
             resume=resume,
             device=torch_device,
             observer=observer,
-            should_stop=should_stop,
-            save_every=save_every,
             processes=processes,
+            **options,
         )
         results = []
         for config, model, folder, fitted in zip(configs, models, folders, fits, strict=True):

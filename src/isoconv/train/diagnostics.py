@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,12 @@ from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.records import Record
+from isoconv.records import Index, Picture, Range, Record, Size, require
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import Progress, TrainedRun
 
-DIAGNOSTICS, GALLERY = "diagnostics.json", "gallery.json"
+CERTIFIED, DIAGNOSTICS, GALLERY = "certified.json", "diagnostics.json", "gallery.json"
 
 _GRADIENT_IMAGES = 128
 _BIN, _BINS = 0.01, 200  # bins of a histogram are this wide, or wider if that would make many more than so many
@@ -37,131 +37,152 @@ _LARGEST = 64  # pixels of a picture's longer side; larger images are shown smal
 # The files -------------------------------------------------------------------------------------------------------------
 
 
+class _Part(Record):
+    ignores_unknown: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Histogram(Record):
-    min: float
+class Histogram(_Part):
+    min: Size
     mean: float
-    max: float
-    counts: tuple[int, ...]
+    max: Size
+    counts: tuple[Index, ...]
 
 
 @dataclass(frozen=True)
-class LayerHistograms(Record):
+class LayerHistograms(_Part):
     """The singular values of a layer, in bins centred at 0, width, 2·width, …"""
 
     title: str
     name: str
     kind: str
-    width: float
+    width: Annotated[float, Range(1e-12)]
     before: Histogram
     after: Histogram
 
+    def __post_init__(self) -> None:
+        before, after = len(self.before.counts), len(self.after.counts)
+        require(before == after, f"the {before} bins of before training after it in {self.title!r}", after)
+
 
 @dataclass(frozen=True)
-class NormSummary(Record):
+class NormSummary(_Part):
     """Mean, 10 % and 90 % quantile over images, for each place in the network."""
 
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    mean: tuple[Size, ...]
+    low: tuple[Size, ...]
+    high: tuple[Size, ...]
 
 
 @dataclass(frozen=True)
-class GradientNorms(Record):
+class GradientNorms(_Part):
     images: int
     places: tuple[str, ...]
     before: NormSummary
     after: NormSummary
 
+    def __post_init__(self) -> None:
+        for norms in (self.before, self.after):
+            lengths = {len(norms.mean), len(norms.low), len(norms.high)}
+            require(lengths == {len(self.places)}, f"a norm for each of {len(self.places)} places", sorted(lengths))
+
 
 @dataclass(frozen=True)
-class Diagnostics(Record):
+class Diagnostics(_Part):
     weights_sha256: str
     layers: tuple[LayerHistograms, ...]
     gradient_norms: GradientNorms | None = None
 
 
 @dataclass(frozen=True)
-class Adversarial(Record):
+class Adversarial(_Part):
     """The smallest perturbation found that misleads the network, and what it then predicts; pictures as data URIs."""
 
-    norm: float
-    prediction: int
-    image: str
-    change: str
+    norm: Size
+    prediction: Index
+    image: Picture
+    change: Picture
 
 
 @dataclass(frozen=True)
-class GalleryImage(Record):
+class GalleryImage(_Part):
     """One test image. `adversarial` is None where the network is wrong to begin with, or where nothing was found."""
 
-    index: int
-    label: int
-    prediction: int
-    radius: float
-    image: str
+    index: Index
+    label: Index
+    prediction: Index
+    radius: Size
+    image: Picture
     adversarial: Adversarial | None
 
 
 @dataclass(frozen=True)
-class Gallery(Record):
+class Gallery(_Part):
     weights_sha256: str
     images: tuple[GalleryImage, ...]
+
+    def check_classes(self, count: int) -> None:
+        """Raise if a label or a prediction is not one of so many classes."""
+        for image in self.images:
+            numbers = [image.label, image.prediction, image.adversarial.prediction if image.adversarial else 0]
+            require(max(numbers) < count, f"classes from 0 to {count - 1}", max(numbers))
 
 
 # Making them -----------------------------------------------------------------------------------------------------------
 
 
-def collect_diagnostics(
-    run: Path | str,
-    data: ImageSet | None = None,
+def complete_run(
+    run: TrainedRun,
+    data: ImageSet | None,
     *,
-    certifier: Certifier | None = None,
+    device: str = "cpu",
+    accuracy: RobustAccuracy | None = None,
     images: int = 12,
-    device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda title, done, total: None,
 ) -> list[str]:
-    """Write those of the two files that the run's folder does not hold yet, and return their names.
+    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
 
-    The gallery and the gradients need test images, `data`; without them only the singular values are written. `certifier`
-    is of the run's own model, if there is one already. `progress(done, total)` follows the search for the gallery.
+    Without test images, `data`, only the singular values are made. `accuracy` is of this network, if it was certified
+    before. The gallery has so many `images`.
     """
-    folder, written = Path(run), []
-    model, config = load_run(folder)
-    weights = weights_sha256(model)
-    diagnostics, gallery = (
-        _current(Diagnostics, folder / DIAGNOSTICS, weights),
-        _current(Gallery, folder / GALLERY, weights),
-    )
+    made = []
+    if data is not None and accuracy is None and not (run.folder / CERTIFIED).exists():
+        accuracy, record = run.certify(data, device=device, progress=progress)
+        run.keep(CERTIFIED, record.to_fields())
+        made.append(CERTIFIED)
+    model, config = load_run(run.folder)
+    diagnostics, gallery, weights = _current(run.folder, model)
     if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
-        _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
-        written.append(DIAGNOSTICS)
+        _diagnose(config, model, data, weights).write(run.folder / DIAGNOSTICS)
+        made.append(DIAGNOSTICS)
     if gallery is None and data is not None:
-        certifier = certifier or Certifier(model.to(device), config.input_shape)
-        entries = gallery_entries(certifier, data, images, seed=config.seed, progress=progress)
-        Gallery(weights, tuple(entries)).write(folder / GALLERY)
-        written.append(GALLERY)
+        certifier = accuracy.certifier if accuracy is not None else Certifier(model.to(device), config.input_shape)
+        show = partial(progress, "searching examples")
+        entries = gallery_entries(certifier, data, images, seed=config.seed, progress=show)
+        Gallery(weights, tuple(entries)).write(run.folder / GALLERY)
+        made.append(GALLERY)
     elif gallery is None:
-        (folder / GALLERY).unlink(missing_ok=True)  # of another network
-    return written
+        (run.folder / GALLERY).unlink(missing_ok=True)  # of another network
+    return made
 
 
-def needs_images(run: Path | str) -> bool:
-    """Return True if `collect_diagnostics` has something to do that it needs test images for."""
-    folder = Path(run)
-    weights = weights_sha256(load_run(folder)[0])
-    diagnostics = _current(Diagnostics, folder / DIAGNOSTICS, weights)
-    no_gallery = _current(Gallery, folder / GALLERY, weights) is None
-    return no_gallery or diagnostics is None or diagnostics.gradient_norms is None
+def lacks_images(run: TrainedRun) -> bool:
+    """Return True if `complete_run` has something to do that it needs test images for."""
+    diagnostics, gallery, _ = _current(run.folder, run.model)
+    there = (run.folder / CERTIFIED).exists() and gallery is not None
+    return not there or diagnostics is None or diagnostics.gradient_norms is None
 
 
-_Kind = TypeVar("_Kind", Diagnostics, Gallery)
-
-
-def _current(kind: type[_Kind], path: Path, weights: str) -> _Kind | None:
-    """Return what the file holds; None if it is not there or of other weights."""
-    record = kind.read(path) if path.exists() else None
-    return record if record is not None and record.weights_sha256 == weights else None
+def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Gallery | None, str]:
+    """Return what the two files hold, None if one is not there or of other weights, and the hash of the weights."""
+    weights = weights_sha256(model)
+    diagnostics = Diagnostics.read(folder / DIAGNOSTICS) if (folder / DIAGNOSTICS).exists() else None
+    gallery = Gallery.read(folder / GALLERY) if (folder / GALLERY).exists() else None
+    return (
+        diagnostics if diagnostics and diagnostics.weights_sha256 == weights else None,
+        gallery if gallery and gallery.weights_sha256 == weights else None,
+        weights,
+    )
 
 
 def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
@@ -260,32 +281,6 @@ def picture_uri(pixels: Tensor) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def complete_run(
-    run: TrainedRun,
-    data: ImageSet | None,
-    *,
-    device: str = "cpu",
-    accuracy: RobustAccuracy | None = None,
-    progress: Progress = lambda title, done, total: None,
-) -> list[str]:
-    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
-
-    Without test images, `data`, only what needs none is made. `accuracy` is of this network, if it was certified before.
-    """
-    made = []
-    if data is not None and accuracy is None and not (run.folder / "certified.json").exists():
-        accuracy, record = run.certify(data, device=device, progress=progress)
-        run.keep("certified.json", record.to_fields())
-        made.append("certified.json")
-    certifier, show = None if accuracy is None else accuracy.certifier, partial(progress, "searching examples")
-    return made + collect_diagnostics(run.folder, data, certifier=certifier, device=device, progress=show)
-
-
-def lacks_images(run: TrainedRun) -> bool:
-    """Return True if `complete_run` has something to do that it needs test images for."""
-    return not (run.folder / "certified.json").exists() or needs_images(run.folder)
 
 
 def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:

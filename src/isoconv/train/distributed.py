@@ -41,25 +41,19 @@ class Processes:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model with its gradients averaged over all processes."""
-        return DistributedDataParallel(model)
+        return DistributedDataParallel(model) if self.count > 1 else model
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the sums over all processes."""
         if self.count == 1:
             return list(values)
-        sums = torch.tensor(values, dtype=torch.float64)
-        sums = sums.cuda() if dist.get_backend() == "nccl" else sums
+        sums = torch.tensor(values, dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(sums)
-        return [float(value) for value in sums]
+        return sums.tolist()
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set in one of the processes: all must agree, or some would wait for ever."""
-        if self.count == 1:
-            return flag
-        votes = torch.tensor(float(flag))
-        votes = votes.cuda() if dist.get_backend() == "nccl" else votes
-        dist.all_reduce(votes)
-        return bool(votes > 0)
+        return self.total([float(flag)])[0] > 0
 
     def wait(self) -> None:
         """Wait until all processes have come this far."""

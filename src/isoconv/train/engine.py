@@ -30,6 +30,7 @@ OptimiserChoice = str | Callable[[Iterable[Tensor], Tensor], torch.optim.Optimiz
 
 #: What a configuration says of training, by the names of the arguments that take it.
 SETTINGS = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
+_CPU = torch.device("cpu")
 _FIRST_SAVE = 1.0  # seconds after the start; the time to the next one doubles, up to `save_every`
 
 
@@ -99,40 +100,35 @@ class FitConfig(Record):
     seed: int
 
 
+@dataclass(eq=False)
 class Learner:
     """A network in training: its loss, its optimiser, and how far it has come. `Stepper` advances it.
 
+    choice : which optimiser
     update : `update(model, optimiser, *batch)` does all of a step itself and returns what a loss returns, for methods
         that are more than one loss and one step of one optimiser; `loss` is not called then
     wrap : hangs a communication layer around the model
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction | None,
-        optimiser: OptimiserChoice = "steepest",
-        *,
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        schedule: str | Schedule = "linear",
-        epochs: int = 1,
-        steps_per_epoch: int = 1,
-        project_every: int = 100,
-        project_iterations: int = 50,
-        update: LossFunction | None = None,
-        device: torch.device | str = "cpu",
-        wrap: Callable[[nn.Module], nn.Module] | None = None,
-    ) -> None:
-        self.device = torch.device(device)
-        self.model = model.to(self.device).train()
-        self.called = wrap(self.model) if wrap else self.model
-        self.loss, self.custom_update = loss, update
-        self.lr, self.schedule = lr, schedule
-        self.steps_per_epoch, self.steps = steps_per_epoch, steps_per_epoch * epochs
-        self.project_every, self.project_iterations = project_every, project_iterations
-        self.choice, self.momentum = optimiser, momentum
-        self.rate = torch.full((), lr, device=self.device)  # a tensor, so that a captured graph follows the schedule
+    model: nn.Module
+    loss: LossFunction | None
+    choice: OptimiserChoice = "steepest"
+    lr: float = 0.01
+    schedule: str | Schedule = "linear"
+    momentum: float = 0.9
+    epochs: int = 1
+    steps_per_epoch: int = 1
+    project_every: int = 100
+    project_iterations: int = 50
+    update: LossFunction | None = None
+    device: torch.device = _CPU
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.device)  # its name will do
+        self.called = self.wrap(self.model.to(self.device).train())
+        self.steps = self.steps_per_epoch * self.epochs
+        self.rate = torch.full((), self.lr, device=self.device)  # a tensor: a captured graph follows the schedule
         self.optimiser = self.make_optimiser(p for p in self.model.parameters() if p.requires_grad)
         self.done = 0  # updates so far
         self.seconds = 0.0  # of training so far
@@ -171,10 +167,10 @@ class Learner:
         """Return the learning rate of the next step."""
         return self.lr * schedule_factor(self.schedule, self.done, self.steps, self.steps_per_epoch)
 
-    def update(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> None:
         """Update the network on a batch, eagerly: one step of the optimiser, or what it was told to do instead."""
-        if self.custom_update is not None:
-            self.add_up(self.custom_update(self.called, self.optimiser, *batch))
+        if self.update is not None:
+            self.add_up(self.update(self.called, self.optimiser, *batch))
         else:
             self.optimiser.zero_grad(set_to_none=True)
             self.compute_loss(batch).backward()
@@ -256,25 +252,22 @@ def fit(
     processes = processes or Processes()
     shared: dict[str, Any] = {"momentum": momentum, "epochs": epochs, "steps_per_epoch": steps, "update": update}
     shared |= {"project_every": project_every, "project_iterations": project_iterations, "device": device}
-    shared |= {"wrap": processes.wrap if processes.count > 1 else None}
-    settings = zip(*(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
-    learners = [
-        Learner(network, its_loss, its_optimiser, lr=its_lr, schedule=its_schedule, **shared)
-        for network, (its_loss, its_optimiser, its_lr, its_schedule) in zip(networks, settings, strict=True)
-    ]
+    shared |= {"wrap": processes.wrap}
+    own = zip(*(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
+    learners = [Learner(network, *settings, **shared) for network, settings in zip(networks, own, strict=True)]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = [(learners[k], folders[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
     if processes.first:
         for learner, run in owned:
-            _start(learner, run, epochs, seed, resume)
+            _start(learner, run, seed, resume)
     processes.wait()
     generators = [learners[0].device] if learners[0].device.type == "cuda" else []
     with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
         if resume:
             for learner, run in zip(learners, folders, strict=True):
                 run.load(learner)
-        loop = _Loop(learners, sources, folders, epochs, seed, observer or Silent(), processes, should_stop, save_every)
+        loop = _Loop(learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every)
         loop.run()
         if processes.first:
             for learner, run in owned:
@@ -300,14 +293,13 @@ def _steps_per_epoch(sources: Sequence[Any]) -> int:
     return lengths.pop()
 
 
-def _start(learner: Learner, run: RunFolder, epochs: int, seed: int, resume: bool) -> None:
+def _start(learner: Learner, run: RunFolder, seed: int, resume: bool) -> None:
     """Begin a run in a folder that is the loop's own, or raise if the one to go on with has other settings."""
-    names = [
+    optimiser, schedule = (
         one if isinstance(one, str) else getattr(one, "__name__", "") for one in (learner.choice, learner.schedule)
-    ]
-    config = FitConfig(
-        type(learner.model).__name__, names[0], learner.lr, names[1], epochs, learner.steps_per_epoch, seed
     )
+    model, length = type(learner.model).__name__, (learner.epochs, learner.steps_per_epoch)
+    config = FitConfig(model, optimiser, learner.lr, schedule, *length, seed)
     if not (resume and run.exists):
         run.start(config, overwrite=False)
     elif (stored := FitConfig.read(run.config)) != config:
@@ -325,7 +317,6 @@ class _Loop:
     learners: Sequence[Learner]
     sources: Sequence[Any]
     folders: Sequence[RunFolder]
-    epochs: int
     seed: int
     observer: Observer
     processes: Processes
@@ -333,7 +324,7 @@ class _Loop:
     save_every: float
 
     def __post_init__(self) -> None:
-        self.steps = self.learners[0].steps_per_epoch
+        self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
         self.stepper = make_stepper(self.learners, captured=self.processes.count == 1)
         metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]

@@ -1,5 +1,6 @@
 """Train classifiers by name: from a data set or a folder of pictures to run folders, in one call."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from isoconv.data import NAMES, Splits, load_splits
+from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
 from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
@@ -16,9 +17,8 @@ from isoconv.train.classifier import TrainResult, build_networks, train_classifi
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Observer, Silent
-from isoconv.train.run_folder import RunFolder, seed_folders
+from isoconv.train.run_folder import RunFolder, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
-from isoconv.train.search import search_learning_rate
 
 Say = Callable[[str], None]
 
@@ -57,10 +57,12 @@ def train(
     say = say if processes.first else lambda line: None
     if resume and (overwrite or search is not None):
         raise IsoconvError("Expected --overwrite and --search for a new run. Got --resume, and one of both.")
-    numbers = list(seeds) if seeds is not None else _seeds_in(out) if resume else [0]
+    started = seeds_in(out) if resume and not RunFolder(out).exists else []
+    numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
     if resume:
-        asked = settings | {"seeds": numbers} | ({} if size is None else {"size": height_and_width(size)})
+        asked = settings | ({} if size is None else {"size": height_and_width(size)})
+        asked |= {} if seeds is None else {"seeds": numbers}
         configs = _read_configs(folders, data, asked)
         splits = splits_of(configs[0], folder, download)
     else:
@@ -72,10 +74,16 @@ def train(
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
         models = build_networks(configs, splits.train, device, processes)
-        if processes.first:
-            _check_free(out, folders, overwrite)
+        if len(folders) > 1 and RunFolder(out).exists:
+            raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")
+        for run in folders if processes.first else ():
+            run.check_free(overwrite)  # before any is touched
         if search is not None:
-            configs = _search(configs, splits, search, device, processes, say)
+            best, scores = search_learning_rate(configs[0], splits.train, search, device, processes)
+            configs = [replace(config, lr=best) for config in configs]
+            for rate, (clean, robust) in scores.items():
+                mark = "  ← chosen" if rate == best else ""
+                say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
         if processes.first:
             for run, config in zip(folders, configs, strict=True):
                 run.start(config, overwrite)
@@ -157,31 +165,40 @@ def _read_configs(folders: Sequence[RunFolder], data: str | None, asked: dict[st
     return configs
 
 
-def _seeds_in(out: Path) -> list[int]:
-    if RunFolder(out).exists:
-        return [TrainConfig.read(RunFolder(out).config).seed]
-    inside = [path.name.removeprefix("seed-") for path in out.glob("seed-*")]
-    if not inside or not all(seed.isdecimal() for seed in inside):
-        raise IsoconvError(f"Expected a run to resume in {out}. There is none.")
-    return sorted(int(seed) for seed in inside)
+def search_learning_rate(
+    config: TrainConfig,
+    train: ImageSet,
+    rates: Sequence[float],
+    device: str,
+    processes: Processes,
+    validation: float = 0.1,
+) -> tuple[float, dict[float, tuple[float, float]]]:
+    """Choose the learning rate on a validation split of the training set, as the paper did; the test set plays no part.
 
+    Return the rate whose network is most robust on the held-out part, and (clean, robust) accuracy for every rate.
 
-def _check_free(out: Path, folders: Sequence[RunFolder], overwrite: bool) -> None:
-    """Raise if one of the folders may not be written to, before any is touched."""
-    if len(folders) > 1 and RunFolder(out).exists:
-        raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")
-    for run in folders:
-        run.check_free(overwrite)
-
-
-def _search(
-    configs: list[TrainConfig], splits: Splits, rates: Sequence[float], device: str, processes: Processes, say: Say
-) -> list[TrainConfig]:
-    """Return the configurations with the best of the learning rates."""
-    for rate in rates:
-        replace(configs[0], lr=rate)  # refuses what is no rate
-    best, scores = search_learning_rate(configs[0], splits.train, rates, device, processes)
-    for rate, (clean, robust) in scores.items():
-        mark = "  ← chosen" if rate == best else ""
-        say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
-    return [replace(config, lr=best) for config in configs]
+    Robust accuracy at the data set's first radius decides, clean accuracy where it is tied. A rate that diverges scores
+    nothing; if all do, that is an error.
+    """
+    kept, held_out = hold_out(train, validation, seed=config.seed)
+    radius = default_epsilons(config.data)[0]
+    scores: dict[float, tuple[float, float]] = {}
+    for trial in [replace(config, lr=rate) for rate in rates]:  # refuses what is no rate, before any is tried
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = RunFolder(Path(scratch) / "run")
+            folder.start(trial, overwrite=False)
+            try:
+                (result,) = train_classifiers(
+                    [trial], [folder], kept, held_out, [radius], device=device, processes=processes
+                )
+            except IsoconvError as error:
+                if "diverged" not in str(error):
+                    raise
+                continue
+            assert result.clean is not None and result.robust is not None
+            scores[trial.lr] = result.clean, result.robust[str(radius)]
+    if not scores:
+        raise IsoconvError(
+            f"Expected a learning rate that trains. All of {', '.join(f'{r:g}' for r in rates)} diverged."
+        )
+    return max(scores, key=lambda rate: (scores[rate][1], scores[rate][0])), scores

@@ -5,16 +5,17 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_json, write_tensors, write_text
+from isoconv.files import read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
+from isoconv.records import Record
 from isoconv.train.config import TrainConfig, make_model
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ except ImportError:  # on Windows; there runs are not locked
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
 _LOCK = ".lock"
 _RENAMED = {"loss_sum": "sums/loss", "right": "sums/accuracy"}  # in states that older versions have written
-
-
-class Configuration(Protocol):
-    """All that is needed to repeat a run of some kind."""
-
-    def to_json(self) -> str: ...
 
 
 class RunFolder:
@@ -53,7 +48,7 @@ class RunFolder:
         self.model, self.state = path / "model.safetensors", path / "state.safetensors"
         self.result = path / "result.json"
         self._held: weakref.finalize[[Path, int], RunFolder] | None = None
-        self._users = 0
+        self.users = 0  # contexts that hold the lock
 
     @property
     def exists(self) -> bool:
@@ -73,7 +68,7 @@ class RunFolder:
         if self.path.exists() and not self.exists and any(file.name != _LOCK for file in self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
 
-    def start(self, config: Configuration, overwrite: bool) -> None:
+    def start(self, config: Record, overwrite: bool) -> None:
         """Begin a new run here, where `check_free` allows it, and hold its lock."""
         self.check_free(overwrite)
         try:
@@ -81,7 +76,7 @@ class RunFolder:
             self.lock()
             for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
-            write_text(self.config, config.to_json())
+            config.write(self.config)
         except BaseException as error:
             self.unlock()
             if isinstance(error, OSError):
@@ -111,18 +106,6 @@ class RunFolder:
             self._held()
             self._held = None
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock within this context, and the contexts around it."""
-        self.lock()
-        self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if self._users == 0:
-                self.unlock()
-
     # Going on -----------------------------------------------------------------------------------------------------
 
     def save(self, learner: "Learner") -> None:
@@ -135,16 +118,20 @@ class RunFolder:
         }
         if learner.device.type == "cuda":
             progress["random/cuda"] = torch.cuda.get_rng_state(learner.device)
-        tensors = pack_state(learner.model, learner.optimiser)
-        write_tensors(self.state, tensors | {f"progress/{name}": value for name, value in progress.items()})
+        tensors = {f"progress/{name}": value for name, value in progress.items()}
+        tensors |= {f"model/{name}": value for name, value in learner.model.state_dict().items()}
+        for index, state in learner.optimiser.state_dict()["state"].items():
+            for key, value in state.items():
+                if value is not None:
+                    tensors[f"optimiser/{index}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+        write_tensors(self.state, tensors)
 
     def load(self, learner: "Learner") -> None:
         """Go on where `save` left off; a run killed before its first save begins anew."""
         if self.state.exists():
             tensors = read_tensors(self.state)
-            unpack_state(tensors, learner.model, learner.optimiser)
-            progress = {name.removeprefix("progress/"): value for name, value in tensors.items()}
-            progress = {_RENAMED.get(name, name): value for name, value in progress.items()}
+            _load_state(tensors, learner.model, learner.optimiser)
+            progress = {_RENAMED.get(name, name): value for name, value in _under("progress/", tensors).items()}
             try:
                 learner.done, learner.seconds = int(progress["done"]), float(progress["seconds"])
             except (KeyError, RuntimeError) as error:
@@ -154,9 +141,9 @@ class RunFolder:
             learner.random_state = _under("random/", progress)
         epochs = learner.done // learner.steps_per_epoch
         lines = self.read_metrics()
-        kept = [line for line in lines if line["epoch"] <= epochs]
-        if kept != lines or self._is_cut_off():
-            write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        kept = "".join(json.dumps(line) + "\n" for line in lines if line["epoch"] <= epochs)
+        if self.metrics.exists() and self.metrics.read_text() != kept:  # cut off, or of epochs that are done again
+            write_text(self.metrics, kept)
 
     def updates_done(self) -> int:
         """Return how many updates the saved state has behind it."""
@@ -180,19 +167,12 @@ class RunFolder:
                 break
         return lines
 
-    def _is_cut_off(self) -> bool:
-        text = self.metrics.read_text() if self.metrics.exists() else ""
-        return len(text.splitlines()) != len(self.read_metrics()) or (text != "" and not text.endswith("\n"))
-
     # Ending -------------------------------------------------------------------------------------------------------
 
     def finish(self, model: nn.Module, result: Mapping[str, Any]) -> None:
         """Write the plain model and the final figures."""
         write_tensors(self.model, plain(model).state_dict(), {"format": "pt"})
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
-
-    def read_result(self) -> dict[str, Any]:
-        return read_json(self.result)
 
 
 def _take_lock(file: Path) -> int:
@@ -220,11 +200,25 @@ def _release_lock(file: Path, handle: int) -> None:
 
 @contextmanager
 def locked(folders: Sequence[RunFolder]) -> Iterator[None]:
-    """Hold the locks of all folders, or raise if one is in use."""
-    with ExitStack() as stack:
+    """Hold the locks of all folders within this context, and the contexts around it, or raise if one is in use."""
+    held = []
+    try:
         for folder in folders:
-            stack.enter_context(folder.locked())
+            folder.lock()
+            folder.users += 1
+            held.append(folder)
         yield
+    finally:
+        for folder in held:
+            folder.users -= 1
+            if folder.users == 0:
+                folder.unlock()
+
+
+def seeds_in(out: Path) -> list[int]:
+    """Return the seeds whose folders, seed-0, seed-1, …, are in a folder, in rising order."""
+    names = (path.name.removeprefix("seed-") for path in out.glob("seed-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def seed_folders(out: Path, seeds: Sequence[int]) -> list[RunFolder]:
@@ -254,21 +248,8 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     return model, config
 
 
-# The state of a model and its optimiser as named tensors; no pickle ---------------------------------------------------
-
-
-def pack_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return raw parameters, buffers and the optimiser's state, by name."""
-    tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
-    for index, state in optimiser.state_dict()["state"].items():
-        for key, value in state.items():
-            if value is not None:
-                tensors[f"optimiser/{index}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-    return tensors
-
-
-def unpack_state(tensors: Mapping[str, Tensor], model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Undo `pack_state`, into a model and an optimiser of the same kind."""
+def _load_state(tensors: Mapping[str, Tensor], model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Put saved tensors into a model and an optimiser of the same kind."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in _under("optimiser/", tensors).items():
         index, key = name.split("/", 1)

@@ -18,10 +18,10 @@ from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_spl
 from isoconv.errors import IsoconvError
 from isoconv.files import write_json
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
-from isoconv.records import Record
+from isoconv.records import SLACK, Count, Percent, Record, Size, require
 from isoconv.train.config import TrainConfig, default_epsilons
 from isoconv.train.distributed import choose_device
-from isoconv.train.run_folder import RunFolder, load_run
+from isoconv.train.run_folder import RunFolder, load_run, seeds_in
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
@@ -41,10 +41,11 @@ class LayerRecord(Record):
     """The proved Lipschitz bound of one layer."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("bound",)
+    ignores_unknown: ClassVar[bool] = True
 
     name: str
     kind: str
-    bound: float
+    bound: Size
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,25 @@ class CertifiedRecord(Record):
     """What is proved of a run, as certified.json holds it. Accuracies are in percent, `robust` by radius."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound", "error_offset", "error_slope")
+    ignores_unknown: ClassVar[bool] = True
 
     seed: int
-    images: int
-    clean: float
-    robust: dict[str, float]
-    lipschitz_bound: float
+    images: Count
+    clean: Percent
+    robust: dict[str, Percent]
+    lipschitz_bound: Size
     layers: tuple[LayerRecord, ...]
     arithmetic: str
     criterion: str
     error_offset: float
     error_slope: float
-    radii: tuple[float, ...]
+    radii: tuple[Size, ...]
     seconds: float
+
+    def __post_init__(self) -> None:
+        require(len(self.radii) == self.images, f"radii of {self.images} images", len(self.radii))
+        certified = 100 * sum(radius > 0 for radius in self.radii) / self.images
+        require(certified <= self.clean + 100 * SLACK, f"radii of at most {self.clean:g} % of the images", certified)
 
 
 @dataclass(frozen=True)
@@ -75,16 +82,21 @@ class AttackRecord(Record):
     violations : how often the attack succeeded within an image's certified radius; anything but 0 disproves a certificate
     """
 
+    ignores_unknown: ClassVar[bool] = True
+
     seed: int
     attack: str
-    epsilon: float | None
-    images: int
+    epsilon: Size | None
+    images: Count
     settings: dict[str, Any]
     seconds: float
-    clean: float
-    certified: float | None
-    accuracy: float | None
+    clean: Percent
+    certified: Percent | None
+    accuracy: Percent | None
     violations: int
+
+    def __post_init__(self) -> None:
+        require((self.epsilon is None) == (self.accuracy is None), "an accuracy for a budget", self.accuracy)
 
 
 @dataclass(frozen=True)
@@ -212,10 +224,8 @@ def open_runs(path: Path | str) -> list[TrainedRun]:
     path = Path(path)
     if not path.exists() and str(path) in pretrained_names():
         path = pretrained_folder(str(path))
-    folders = [path]
-    if not RunFolder(path).exists:
-        inside = [part for part in path.glob("seed-*") if part.name.removeprefix("seed-").isdecimal()]
-        folders = sorted(inside, key=lambda part: int(part.name.removeprefix("seed-"))) or [path]
+    seeds = [] if RunFolder(path).exists else seeds_in(path)
+    folders = [path / f"seed-{seed}" for seed in seeds] or [path]
     return [TrainedRun(folder, *load_run(folder)) for folder in folders]
 
 
