@@ -252,7 +252,7 @@ def test_a_registered_sequence() -> None:
         (Tensor, Rule(lambda node: 1.0)),
         (nn.SiLU, Rule(lambda node: 1.1, settings=lambda module, shape, output: {})),
     ],
-    ids=str,
+    ids=["known", "no module", "settings"],
 )
 def test_rules_that_cannot_be_registered(kind: type, rule: Rule) -> None:
     with pytest.raises(IsoconvError, match="Expected"):
