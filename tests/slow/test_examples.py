@@ -104,4 +104,4 @@ def test_the_theory_notebook(tmp_path):
         for output in cell.outputs
         if output.output_type == "stream"
     )
-    assert len(pictures) == 4 and "10 components" in printed and "no path of orthogonal kernels exists" in printed
+    assert len(pictures) == 4 and "10 components" in printed and "no path" in printed
