@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from helpers import LAYERS, is_built, is_manifold, made, singular_values
 from isoconv.models import Small
-from isoconv.nn import OrthogonalLinear, built_weight
+from isoconv.nn import fixed_weights
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": torch.enable_grad,
@@ -234,60 +234,33 @@ def test_gradient_descent_through_data(name):
     assert_current(layer.eval(), None)
 
 
-@pytest.fixture
-def in_one_go(monkeypatch):
-    """Compare as on a GPU: all layers of a model when the first one asks. Counts the comparisons."""
-    monkeypatch.setattr(built_weight, "COMPARED_IN_ONE_GO", {"cpu"})
-    asked: list[int] = []
-    compare = built_weight._find_unchanged
-    monkeypatch.setattr(built_weight, "_find_unchanged", lambda *a: asked.append(1) or compare(*a))
-    return asked
-
-
-def test_a_moving_average_through_data_is_seen_with_one_comparison_a_call(in_one_go):
+def test_a_moving_average_through_data_is_seen():
     model, average = (Small((1, 8, 8)).eval() for _ in range(2))
     x = torch.rand(2, 1, 8, 8)
     with torch.no_grad():
         model(x), average(x)
-        in_one_go.clear()
-        for calls in range(1, 4):
+        for _ in range(3):
             for p, q in zip(average.parameters(), model.parameters(), strict=True):
                 p.data.lerp_(q.data, 0.5)
-            expected = copy.deepcopy(average)(x)
-            assert torch.equal(average(x), expected)
-            assert torch.equal(average(x), expected)
-            assert len(in_one_go) == 2 * calls
-        assert torch.equal(model(x), copy.deepcopy(model)(x))
-        assert built_weight._CALL.frame is None  # nothing of a call stays
+            assert torch.equal(average(x), copy.deepcopy(average)(x))
 
 
-def test_what_was_compared_in_one_call_does_not_serve_another(in_one_go):
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleList([OrthogonalLinear(4, 4), OrthogonalLinear(4, 4)])
-
-        def forward(self, x, part):
-            return self.parts[part](x)
-
-    model, x = Branches().eval(), torch.rand(2, 4)
-    model(x, 0), model(x, 1)
-    for _ in range(5):
-        model(x, 0)  # compares both
-        model.parts[1].matrix.data.neg_()
-        assert torch.equal(model(x, 1), copy.deepcopy(model)(x, 1))
-        model.parts[0].matrix.data.neg_()
-        assert torch.equal(model.parts[0].weight, copy.deepcopy(model).parts[0].weight)
-    tied = nn.Sequential(model.parts[0], model.parts[0])
-    assert torch.equal(tied(x), copy.deepcopy(tied)(x))
-
-    def turn(layer, _):
-        layer.matrix.data.neg_()
-
-    hook = model.parts[0].register_forward_pre_hook(turn)
-    first = model.parts[0](x)
-    assert not torch.allclose(model.parts[0](x), first, atol=1e-3)
-    hook.remove()
+def test_fixed_weights_compare_on_entry_only_and_see_changes_before_and_after():
+    model, x = Small((1, 8, 8)), torch.rand(2, 1, 8, 8, requires_grad=True)
+    for _ in range(2):
+        model[0].O.data.neg_()
+        expected = copy.deepcopy(model)(x)
+        with fixed_weights(model):
+            with fixed_weights(model[0]):  # has nothing to add
+                assert_close = torch.testing.assert_close
+            inside = model(x)
+            assert_close(inside, expected)
+            model[0].O.data.neg_()  # against the promise
+            assert torch.equal(model(x), inside)
+            model[0].O.data.neg_()
+            inside.sum().backward()
+            assert x.grad.abs().max() > 0 and model[0].O.grad is None
+    assert all(getattr(layer, "weight_source", None) is None for layer in model)
 
 
 # Never built twice ----------------------------------------------------------------------------------------------------
