@@ -15,11 +15,11 @@ through G loses nothing: an error of eps·‖G‖ in G is one of that size in th
 
 Note [The positive part by products]
 On a GPU eigenvectors of many small matrices are slow, products of them are not. T = (G − I)₊ is Π(G − I)Π, with the
-projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `linalg.polar`). It has converged
-for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is wrong by less than that. (½(G − I)(I + sign)
-would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.) Then h = T q(T),
-with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the numbers; whether
-T stayed below `_TAME` is looked at afterwards.
+projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `linalg.orthogonalisation`). It has
+converged for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is wrong by less than that.
+(½(G − I)(I + sign) would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.)
+Then h = T q(T), with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the
+numbers; whether T stayed below `_TAME` is looked at afterwards.
 
 Note [Many kernels at once]
 The matrices of one kernel are so few and small that a GPU takes longer to begin with them than to be done. So kernels of
@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from isoconv.linalg.matrices import add_product, frobenius, identity_like
-from isoconv.linalg.polar import Quintic, best_quintic
+from isoconv.linalg.orthogonalisation import Quintic, best_quintic
 from isoconv.linalg.spectrum import fold_kernel
 
 _LOOK_EVERY = 10  # blind iterations between two looks, each of which makes the host wait for the device

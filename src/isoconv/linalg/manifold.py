@@ -29,7 +29,8 @@ from isoconv.linalg.matrices import (
     matmul_precision,
     orthonormality_tolerance,
 )
-from isoconv.linalg.polar import polar_value
+from isoconv.linalg.orthogonalisation import polar_value
+from isoconv.records import require
 
 _HIGHEST_ORDER = 12
 
@@ -133,10 +134,8 @@ def _retract_looking(matrix: Tensor) -> Tensor:
 
 
 def _polar_or_svd(matrix: Tensor) -> Tensor:
-    if not bool(torch.isfinite(matrix).all()):
-        raise IsoconvError(
-            f"Expected finite parameters. Got NaN or infinity in a matrix {tuple(matrix.shape)}: has training diverged?"
-        )
+    got = f"NaN or infinity in a matrix {tuple(matrix.shape)}: has training diverged?"
+    require(bool(torch.isfinite(matrix).all()), "finite parameters", got)
     try:
         return polar_value(matrix)
     except IsoconvError:  # rank-deficient: there are many closest matrices, and the SVD picks one

@@ -37,7 +37,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from isoconv.errors import IsoconvError
 from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.polar import bjorck
+from isoconv.linalg.orthogonalisation import bjorck
 from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.records import require
 
