@@ -28,8 +28,8 @@ more), and nothing touches their bits again; those that hold NaN leave at the fi
 eigenvectors, all of them get these.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -84,7 +84,9 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
     while left > 0:
         gram = _gram(kernels, waves)
         exceeding = _exceeds(gram, 1.0)
-        going_on = (exceeding.any(0) & _usable(kernels)).nonzero().flatten()
+        # Far from overflow all Gram matrices are numbers. NaN could keep a GPU's `eigh` from ending.
+        usable = frobenius(kernels) < 1e-3 * torch.finfo(kernels.dtype).max ** 0.5
+        going_on = (exceeding.any(0) & usable).nonzero().flatten()
         if len(going_on) < len(kernels):
             result = _with_rows(result, rows, kernels)
             if len(going_on) == 0:
@@ -103,11 +105,6 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
     return _with_rows(result, rows, kernels)
 
 
-def _usable(kernels: Tensor) -> Tensor:
-    """For each kernel, whether its Gram matrices are all numbers, by far. NaN could keep a GPU's `eigh` from ending."""
-    return frobenius(kernels) < 1e-3 * torch.finfo(kernels.dtype).max ** 0.5
-
-
 def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
     """The kernels, those in `rows` (ascending) replaced; where that is all of them, the new ones themselves."""
     return new if len(new) == len(kernels) else kernels.index_copy(0, rows, new)
@@ -115,32 +112,26 @@ def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
 
 def _excess_where(exceeding: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
     """h(G) at those frequencies where any kernel exceeds 1 (zero for one that does not), and which these are."""
-    found = _by_eigenvectors(gram[exceeding])
-    if gram.shape[1] == 1:  # spares small kernels on a CPU some time
-        return found.unsqueeze(1), exceeding[:, 0]
     chosen = exceeding.any(1)
-    excess = found.new_zeros(int(chosen.sum()), *gram.shape[1:])
-    excess[exceeding[chosen]] = found
+    excess = gram.new_zeros(int(chosen.sum()), *gram.shape[1:])
+    excess[exceeding[chosen]] = _by_eigenvectors(gram[exceeding])
     return excess, chosen
 
 
 def _blindly(kernels: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple[Tensor, Tensor]:
     """That many iterations without a look, and a bound of all the positive parts after the first, which is known."""
-    excess, size = _by_products(gram.flatten(0, 1))
-    kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
-    largest = torch.zeros_like(size)
-    for _ in range(steps - 1):
-        excess, size = _by_products(_gram(kernels, waves).flatten(0, 1))
-        largest = torch.maximum(largest, size)
+    largest = [gram.real.new_zeros(())]
+    for step in range(steps):
+        excess, sizes = _by_products((_gram(kernels, waves) if step else gram).flatten(0, 1))
+        largest += [sizes.amax()] if step else []
         kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
-    return kernels, largest.amax()
+    return kernels, torch.stack(largest).amax()
 
 
 # Between taps and frequencies -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Waves:
+class _Waves(NamedTuple):
     """One frequency of each conjugate pair, and what leads from taps to frequencies and back.
 
     there : (2·frequencies, differences), the real parts of e^{−iωτ}, then the imaginary ones
