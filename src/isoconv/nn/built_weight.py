@@ -211,8 +211,10 @@ class OrthogonalisedLayer(BuiltWeight):
     @property
     def _writes_back(self) -> bool:
         # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
-        held = [matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64) for matrix in self._sources()]
-        return self.orthogonalisation == "manifold" and all(held)
+        for matrix in self._sources():
+            if not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
+                return False
+        return self.orthogonalisation == "manifold"
 
     def _orthonormal(self, point: Tensor) -> Tensor:
         """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
