@@ -59,18 +59,15 @@ def clip_and_mask(kernel: Tensor, grid: tuple[int, int], iterations: int = 1, me
     single = kernel.flatten(0, -4)  # whose output channel it is does not matter to the folding
     folded = fold_kernel(single, grid)
     c_out, c_in, height, width = *kernel.shape[-4:-2], *folded.shape[2:]
-    turned = c_out > c_in
-    wide = folded.reshape(-1, c_out, c_in, height, width)
-    wide = wide.transpose(1, 2) if turned else wide
-    taps = wide.permute(0, 3, 4, 1, 2)
+    there, back = ((0, 3, 4, 2, 1), (0, 4, 3, 1, 2)) if c_out > c_in else ((0, 3, 4, 1, 2), (0, 3, 4, 1, 2))
+    taps = folded.reshape(-1, c_out, c_in, height, width).permute(there)  # (networks, K, K', m, n) with m ≤ n
     stacked = taps.reshape(len(taps), -1, taps.shape[-1])
     by_products = (kernel.is_cuda and kernel.dtype == torch.float32) if method is None else method == "products"
     clipped = _iterate(stacked, _waves(grid, (height, width), kernel.dtype, kernel.device), iterations, by_products)
     if clipped is stacked and folded is single:
         return kernel
-    wide = clipped.reshape(taps.shape).permute(0, 3, 4, 1, 2)
     result = torch.zeros_like(kernel)
-    result[..., :height, :width] = (wide.transpose(1, 2) if turned else wide).reshape(*kernel.shape[:-2], height, width)
+    result[..., :height, :width] = clipped.reshape(taps.shape).permute(back).reshape(*kernel.shape[:-2], height, width)
     return result
 
 

@@ -15,20 +15,18 @@ _NOTHING_TO_SET: AbstractContextManager[None] = nullcontext()
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[None]:
     """Multiply and convolve tensors like this one without autocast and without TF32, within this context."""
-    if not tensor.is_cuda and not torch.is_autocast_enabled(tensor.device.type):
-        return _NOTHING_TO_SET  # torch's own contexts take longer to enter than a small layer takes to build
-    return _precision(tensor, "highest", convolutions=True)
+    return matmul_precision(tensor, "highest", convolutions=True)
 
 
-def matmul_precision(tensor: Tensor, precision: str) -> AbstractContextManager[None]:
+def matmul_precision(tensor: Tensor, precision: str, convolutions: bool = False) -> AbstractContextManager[None]:
     """Multiply float32 matrices like `tensor` in "highest" (float32) or "high" (TF32) precision, without autocast.
 
     TF32 keeps ten bits: enough for a direction or for a small correction, never for what decides orthonormality. It
     changes nothing on a CPU, nor in a compiled function, which makes its own choice.
     """
     if not tensor.is_cuda and not torch.is_autocast_enabled(tensor.device.type):
-        return _NOTHING_TO_SET
-    return _precision(tensor, precision, convolutions=False)
+        return _NOTHING_TO_SET  # torch's own contexts take longer to enter than a small layer takes to build
+    return _precision(tensor, precision, convolutions)
 
 
 @contextmanager
