@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,34 +72,22 @@ def load(layer: nn.Module, assign: bool) -> None:
     layer.load_state_dict(other.state_dict(), assign=assign)
 
 
-def replace_parameters(layer: nn.Module) -> None:
+def edit(layer: nn.Module, change: Callable[[nn.Module, str, Tensor, Tensor], object]) -> None:
+    """Change each parameter, given its name, itself and new numbers for it."""
     for name, p in list(layer.named_parameters()):
-        setattr(layer, name, nn.Parameter(torch.randn_like(p)))
-
-
-def replace_data(layer: nn.Module) -> None:
-    for p in layer.parameters():
-        p.data = torch.randn_like(p)
-
-
-def edit_data(layer: nn.Module) -> None:
-    for p in layer.parameters():
-        p.data.copy_(torch.randn_like(p))
-
-
-def edit_through_numpy(layer: nn.Module) -> None:
-    for p in layer.parameters():
-        p.detach().numpy()[...] = torch.randn_like(p).numpy()
+        change(layer, name, p, torch.randn_like(p))
 
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "reset": lambda layer: layer.reset_parameters(),
     "loaded": lambda layer: load(layer, assign=False),
     "assigned": lambda layer: load(layer, assign=True),
-    "parameters replaced": replace_parameters,
-    "data replaced": replace_data,
-    "data edited": edit_data,
-    "numpy": edit_through_numpy,
+    "parameters replaced": lambda layer: edit(
+        layer, lambda layer, name, p, new: setattr(layer, name, nn.Parameter(new))
+    ),
+    "data replaced": lambda layer: edit(layer, lambda layer, name, p, new: setattr(p, "data", new)),
+    "data edited": lambda layer: edit(layer, lambda layer, name, p, new: p.data.copy_(new)),
+    "numpy": lambda layer: edit(layer, lambda layer, name, p, new: np.copyto(p.detach().numpy(), new.numpy())),
 }
 
 
@@ -153,7 +142,7 @@ def test_a_copy_is_equal_and_independent(name):
     for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
         assert torch.equal(clone.weight, before)
         assert torch.equal(clone(x), layer(x))
-        edit_data(clone)
+        CHANGES["data edited"](clone)
         assert_current(clone, before)
         assert torch.equal(layer.weight, before)
 
@@ -323,7 +312,7 @@ def test_parameters_made_in_inference_mode_work_and_are_never_stale(name):
         first = layer(x).clone()
         assert torch.equal(layer(x), first)
         assert len(calls) == 1
-        edit_data(layer)  # invisible to any version counter
+        CHANGES["data edited"](layer)  # invisible to any version counter
         assert not torch.allclose(layer(x), first, atol=1e-3)
     with torch.no_grad():
         assert layer(x).isfinite().all()
