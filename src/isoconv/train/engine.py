@@ -15,9 +15,9 @@ from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record
 from isoconv.train.capture import make_stepper
-from isoconv.train.config import OPTIMISERS
+from isoconv.train.config import OPTIMISERS, Settings
 from isoconv.train.distributed import Processes
-from isoconv.train.run_folder import RunFolder, locked
+from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.train.schedules import Schedule, schedule_factor
 
 #: A batch, as the loss takes it.
@@ -88,7 +88,7 @@ class FitResult(Record):
 
 
 @dataclass(frozen=True)
-class FitConfig(Record):
+class FitConfig(Settings):
     """What `fit` writes into a folder that it starts itself: enough to refuse to go on with other settings."""
 
     model: str
@@ -259,8 +259,9 @@ def fit(
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = [(learners[k], folders[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
     if processes.first:
-        for learner, run in owned:
-            _start(learner, run, seed, resume)
+        configs = [_describe(learner, seed) for learner, _ in owned]
+        runs = [run for _, run in owned]
+        open_runs(runs, configs, resume and any(run.exists for run in runs), overwrite=False)
     processes.wait()
     generators = [learners[0].device] if learners[0].device.type == "cuda" else []
     with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
@@ -293,21 +294,12 @@ def _steps_per_epoch(sources: Sequence[Any]) -> int:
     return lengths.pop()
 
 
-def _start(learner: Learner, run: RunFolder, seed: int, resume: bool) -> None:
-    """Begin a run in a folder that is the loop's own, or raise if the one to go on with has other settings."""
+def _describe(learner: Learner, seed: int) -> FitConfig:
     optimiser, schedule = (
         one if isinstance(one, str) else getattr(one, "__name__", "") for one in (learner.choice, learner.schedule)
     )
     model, length = type(learner.model).__name__, (learner.epochs, learner.steps_per_epoch)
-    config = FitConfig(model, optimiser, learner.lr, schedule, *length, seed)
-    if not (resume and run.exists):
-        run.start(config, overwrite=False)
-    elif (stored := FitConfig.read(run.config)) != config:
-        name = next(name for name, value in vars(config).items() if getattr(stored, name) != value)
-        raise IsoconvError(
-            f"Expected the settings of the run in {run.path}, whose {name} is {getattr(stored, name)}. "
-            f"Got {getattr(config, name)}."
-        )
+    return FitConfig(model, optimiser, learner.lr, schedule, *length, seed)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.models.catalogue import MODELS
 from isoconv.nn import Scale
-from isoconv.nn.methods import METHODS, ORTHOGONALISATIONS
+from isoconv.nn.methods import METHODS
 from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
-from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
+from isoconv.train.config import NetworkSettings
 from isoconv.train.engine import SETTINGS, fit
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.schedules import SCHEDULES
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
 from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
@@ -34,61 +33,10 @@ CRITICS = {
 # soft, on the scale of the differences between distances there.
 _ANCHOR_SPREAD = 3.4
 _ANCHOR_HEAT = 0.02
-_PROJECTION = ("project_every", "project_iterations")
-
-
-class Settings(Record):
-    """Base of configurations, whose numbers are checked when they are made."""
-
-    counts: ClassVar[tuple[str, ...]] = ()
-    positive: ClassVar[tuple[str, ...]] = ()
-    choices: ClassVar[dict[str, Sequence[str]]] = {}
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            if getattr(self, name) not in allowed:
-                raise IsoconvError(f"Expected {name} to be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
-        for name in self.counts:
-            if getattr(self, name) < 1:
-                raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
-        for name in self.positive:
-            if not 0 < getattr(self, name) < math.inf:
-                raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
-        if not 0 <= self.seed < 2**32:
-            raise IsoconvError(f"Expected a seed from 0 to 2³² − 1. Got {self.seed}.")
-
-    def require_same(self, folder: RunFolder) -> None:
-        """Raise unless the run in the folder has this configuration."""
-        saved, wanted = type(self).read(folder.config).to_fields(), self.to_fields()
-        for name, value in wanted.items():
-            if saved[name] != value and name != "contents":
-                values = f"Got {name} {value}, where it has {saved[name]}."
-                raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
-        # Contents last, because what is held out depends on the options too.
-        for k, (then, now) in enumerate(zip(saved.get("contents", ()), wanted.get("contents", ()), strict=True)):
-            if then and then != now:
-                name = wanted[("first", "second")[k]]
-                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
-
-
-def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bool, overwrite: bool) -> None:
-    """Start a run per configuration; or resume those that are there, if they have the same one. All of them or none."""
-    if resume and not any(run.exists for run in runs):
-        raise IsoconvError(f"Expected a run to resume in {runs[0].path}. There is none.")
-    pairs = list(zip(runs, configs, strict=True))
-    new = [(run, config) for run, config in pairs if not (resume and run.exists)]
-    for run, config in pairs:
-        if (run, config) in new:
-            run.check_free(overwrite)
-        else:
-            config.require_same(run)
-    for run, config in new:
-        run.start(config, overwrite)
 
 
 @dataclass(frozen=True)
-class CriticConfig(Settings):
+class CriticConfig(NetworkSettings):
     """All that is needed to repeat the training of one critic between two distributions; `config.json` holds it whole.
 
     model : dcgan, small, large for images; fc (orthogonal layers) or anchors (distances to learned points) for vectors
@@ -100,50 +48,34 @@ class CriticConfig(Settings):
     An epoch is `steps_per_epoch` updates, whatever the size of the data.
     """
 
-    counts = ("epochs", "steps_per_epoch", "batch_size", "width", "anchors", "upsample", *_PROJECTION)
+    counts = (*NetworkSettings.counts, "steps_per_epoch", "width", "anchors", "upsample")
     positive = ("lr", "scale")
-    choices = {  # noqa: RUF012
-        "model": tuple(CRITICS),
-        "conv": tuple(METHODS),
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **NetworkSettings.choices,
+        "model": CRITICS,
         "activation": FC_ACTIVATIONS,
-        "orthogonalisation": ORTHOGONALISATIONS,
-        "optimiser": tuple(OPTIMISERS),
-        "schedule": tuple(SCHEDULES),
-        "precision": tuple(PRECISIONS),
-        "recipe": tuple(RECIPES),
-        "repeats": tuple(REPEATS),
+        "repeats": REPEATS,
     }
+    not_compared = ("contents",)
 
     first: str
     second: str
     input_shape: tuple[int, ...]
     contents: tuple[str, str] = ("", "")
     model: str = "dcgan"
-    conv: str = "bcop"
-    activation: str = "maxmin"
     upsample: int = 1
     scale: float = 1.0
     width: int = 256
     depth: int = 3
     group_size: int = 8
     anchors: int = 512
-    orthogonalisation: str = "manifold"
-    optimiser: str = "steepest"
-    lr: float = 0.01
-    momentum: float = 0.9
-    schedule: str = "linear"
-    epochs: int = 100
     steps_per_epoch: int = 100
-    batch_size: int = 64
     pixel_range: tuple[float, float] | None = None
     whole: tuple[bool, bool] = (False, False)
     held_out: float = 0.25
     repeats: str = "either"
-    project_every: int = 100
-    project_iterations: int = 50
-    precision: str = "float32"
-    seed: int = 0
-    recipe: str = "default"
+    epochs: int = field(default=100, kw_only=True)
+    batch_size: int = field(default=64, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,6 +84,14 @@ class CriticConfig(Settings):
         if len(self.input_shape) != 3 and (self.model in MODELS or self.upsample != 1):
             purpose = f"for the critic {self.model}" if self.upsample == 1 else "to upsample"
             raise IsoconvError(f"Expected images {purpose}. Got samples of shape {self.input_shape}.")
+
+    def require_same(self, folder: RunFolder) -> None:
+        """Raise unless the run in the folder has this configuration, and samples of the same contents."""
+        super().require_same(folder)  # first: what is held out depends on the options too
+        then = type(self).read(folder.config).contents
+        for name, old, new in zip((self.first, self.second), then, self.contents, strict=True):
+            if old and old != new:
+                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
 
 
 def critic_config(

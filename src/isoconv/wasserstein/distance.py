@@ -17,7 +17,7 @@ from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Observer, Silent
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, open_runs
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_confidence, check_range, choose_method
 from isoconv.wasserstein.critic import (
     CRITICS,
@@ -26,7 +26,6 @@ from isoconv.wasserstein.critic import (
     DistanceBound,
     critic_config,
     make_critic,
-    open_runs,
     train_critics,
     typical_scale,
 )

@@ -19,11 +19,11 @@ from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes
 from isoconv.models.generator import Discriminator, Generator
 from isoconv.train.classifier import device_name
+from isoconv.train.config import Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, open_runs
 from isoconv.wasserstein.bound import as_values
-from isoconv.wasserstein.critic import Settings, open_runs
 from isoconv.wasserstein.samples import read_images
 
 _SECONDS_BETWEEN_GRIDS = 10.0
