@@ -14,7 +14,7 @@ from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record
-from isoconv.train.capture import make_stepper
+from isoconv.train.capture import Stepper
 from isoconv.train.config import OPTIMISERS, Settings
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, locked, open_runs
@@ -317,7 +317,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
-        self.stepper = make_stepper(self.learners, captured=self.processes.count == 1)
+        self.stepper = Stepper(self.learners, captured=self.processes.count == 1)
         metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
         self.seconds_before = [learner.seconds for learner in self.learners]
