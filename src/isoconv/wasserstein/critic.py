@@ -17,7 +17,7 @@ from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.config import NetworkSettings
-from isoconv.train.engine import SETTINGS, fit
+from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
 from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples
@@ -274,10 +274,9 @@ def train_critics(
     target = torch.device(device)
     models = list(critics or (make_critic(config, first, second) for config in configs))
     pairs = [PairBatches(first, second, c.batch_size, c.steps_per_epoch, seed=c.seed, device=target) for c in configs]
-    tasks, optimisers = map(CriticTask, configs), [config.optimiser for config in configs]
-    settings = {name: getattr(configs[0], name) for name in SETTINGS}
-    settings |= {"lr": [config.lr for config in configs], "schedule": [config.schedule for config in configs]}
-    fits = fit(models, pairs, list(tasks), optimisers, folder=folders, device=target, **settings, **training)
+    own = {name: [getattr(config, name) for config in configs] for name in ("optimiser", "lr", "schedule")}
+    settings = configs[0].training | own | training
+    fits = fit(models, pairs, list(map(CriticTask, configs)), folder=folders, device=target, **settings)
     trained = []
     judging: dict[str, Any] = {"confidence": confidence, "method": method, "units": units}
     judging |= {"whole": (first.whole, second.whole), "group": (first.group, second.group)}
