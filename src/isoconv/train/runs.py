@@ -130,9 +130,10 @@ class TrainedRun:
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
         test = splits_of(self.config, folder, download).test
-        if count is not None and not 1 <= count <= len(test):
-            raise IsoconvError(f"Expected from 1 to {len(test)} images, as many as the test set has. Got {count}.")
-        return test if count is None else test.take(count)
+        if count is None:
+            return test
+        require(1 <= count <= len(test), f"from 1 to {len(test)} images, as many as the test set has", count)
+        return test.take(count)
 
     def certify(
         self,
@@ -231,7 +232,10 @@ def open_runs(path: Path | str) -> list[TrainedRun]:
 
 def open_run(path: Path | str) -> TrainedRun:
     """Open a run of one seed."""
-    runs = open_runs(path)
+    return _only(open_runs(path))
+
+
+def _only(runs: Sequence[TrainedRun]) -> TrainedRun:
     if len(runs) > 1:
         raise IsoconvError(f"Expected a run of one seed. Got {len(runs)}: name one, {runs[0].folder}.")
     return runs[0]
@@ -283,10 +287,8 @@ def certify_run(
     options : arithmetic and criterion of `Certifier`
     """
     device, runs, records = choose_device(device), open_runs(run), []
-    if certificate is not None and len(runs) > 1:
-        raise IsoconvError(
-            f"Expected a run of one seed for --certificate. Got {len(runs)}: name one, {runs[0].folder}."
-        )
+    if certificate is not None:
+        _only(runs)
     data = runs[0].test_images(folder, download, images)
     for one in runs:
         accuracy, record = one.certify(data, epsilons, device=device, progress=progress, **options)
