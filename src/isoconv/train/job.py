@@ -68,8 +68,8 @@ def train(
     else:
         if data is None:
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
-        named = data in NAMES or folder is None
-        require(named, f"--data for {', '.join(FROM_FILES)}", f"it with {data}, a path itself")
+        if data not in NAMES and folder is not None:
+            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, a path itself.")
         splits = load_splits(data, folder, size=size, download=download)
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
@@ -145,10 +145,11 @@ def _read_configs(folders: Sequence[RunFolder], data: str | None, asked: dict[st
     first = configs[0]
     stored = vars(first) | {"size": first.input_shape[1:], "seeds": [config.seed for config in configs]}
     for name, value in asked.items():
-        same = stored[name] == value
-        require(same, "the options of the run that is resumed", f"{name} {value}, where it has {stored[name]}")
-    known = data is None or first.data in (data, str(Path(data).resolve()))
-    require(known, f"the data that the run was started with, {first.data}", data)
+        if stored[name] != value:
+            values = f"Got {name} {value}, where it has {stored[name]}."
+            raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+    if data is not None and first.data not in (data, str(Path(data).resolve())):
+        raise IsoconvError(f"Expected the data that the run was started with, {first.data}. Got {data}.")
     return configs
 
 
