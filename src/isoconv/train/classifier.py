@@ -8,22 +8,22 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify import robust_accuracy
+from isoconv.certify import RobustAccuracy, robust_accuracy
 from isoconv.data import EpochBatches, ImageSet
-from isoconv.records import Count, Pattern, Percent, Record, Size, require
+from isoconv.records import Count, Pattern, Percent, Size, require
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, fit
 from isoconv.train.losses import LOSSES
-from isoconv.train.run_folder import RunFolder, locked
+from isoconv.train.run_folder import Finding, RunFolder, locked
 
-#: What accuracies go by in a file: a finite number, at least 0.
-Radius = Annotated[str, Pattern("of radii as text", r"\d{1,20}(\.\d*)?(e-\d{1,3}|e\+?\d{1,2})?")]
+#: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
+Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
 
 
 @dataclass(frozen=True)
-class TrainResult(Record):
+class TrainResult(Finding):
     """The final figures of one seed, as result.json holds them. Accuracies are in percent, None without test images.
 
     robust : certified accuracy of the plain network, run in float64, by the radius as text
@@ -31,7 +31,6 @@ class TrainResult(Record):
     """
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound",)
-    ignores_unknown: ClassVar[bool] = True
 
     seed: int
     epochs: int
@@ -112,7 +111,7 @@ def train_classifiers(
         measured = {"device": device_name(target), "torch": torch.__version__, "peak_memory_mib": _peak_memory(target)}
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
-            figures = {} if test is None else evaluate(model.eval(), test, epsilons, target)
+            figures = {} if test is None else figures_of(robust_accuracy(model.eval(), test, epsilons))
             result = TrainResult(config.seed, config.epochs, fitted.seconds, len(configs), **measured, **figures)
             if folders and processes.first:
                 folders[k].finish(model.eval(), result.to_fields())
@@ -133,13 +132,11 @@ def build_networks(
     return [make_model(config) for config in configs]
 
 
-def evaluate(
-    model: nn.Module, data: ImageSet, epsilons: Sequence[float], device: torch.device, batch_size: int = 500
-) -> dict[str, Any]:
-    """Return the accuracy in percent, clean and certified at each radius, as arguments of `TrainResult`."""
-    accuracy = robust_accuracy(model.to(device), data, epsilons, batch_size=batch_size)
-    robust = {str(epsilon): accuracy.certified[epsilon] for epsilon in epsilons}
-    return {"images": len(data), "clean": accuracy.clean, "robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
+def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
+    """Return the accuracy in percent, clean and certified at each radius, as a record of a run names it."""
+    figures: dict[str, Any] = {"images": len(accuracy.labels), "clean": accuracy.clean}
+    robust = {str(radius): percent for radius, percent in accuracy.certified.items()}
+    return figures | {"robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
 
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:

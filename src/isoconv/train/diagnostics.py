@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.records import Index, Picture, Range, Record, Size, require
+from isoconv.records import Index, Picture, Range, Size, require
 from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.run_folder import Finding
 from isoconv.train.runs import Progress, TrainedRun
 
 CERTIFIED, DIAGNOSTICS, GALLERY = "certified.json", "diagnostics.json", "gallery.json"
@@ -36,12 +37,8 @@ _LARGEST = 64  # pixels of a picture's longer side; larger images are shown smal
 # The files -------------------------------------------------------------------------------------------------------------
 
 
-class _Part(Record):
-    ignores_unknown: ClassVar[bool] = True
-
-
 @dataclass(frozen=True)
-class Histogram(_Part):
+class Histogram(Finding):
     min: Size
     mean: float
     max: Size
@@ -49,7 +46,7 @@ class Histogram(_Part):
 
 
 @dataclass(frozen=True)
-class LayerHistograms(_Part):
+class LayerHistograms(Finding):
     """The singular values of a layer, in bins centred at 0, width, 2·width, …"""
 
     title: str
@@ -65,7 +62,7 @@ class LayerHistograms(_Part):
 
 
 @dataclass(frozen=True)
-class NormSummary(_Part):
+class NormSummary(Finding):
     """Mean, 10 % and 90 % quantile over images, for each place in the network."""
 
     mean: tuple[Size, ...]
@@ -74,7 +71,7 @@ class NormSummary(_Part):
 
 
 @dataclass(frozen=True)
-class GradientNorms(_Part):
+class GradientNorms(Finding):
     images: int
     places: tuple[str, ...]
     before: NormSummary
@@ -87,14 +84,14 @@ class GradientNorms(_Part):
 
 
 @dataclass(frozen=True)
-class Diagnostics(_Part):
+class Diagnostics(Finding):
     weights_sha256: str
     layers: tuple[LayerHistograms, ...]
     gradient_norms: GradientNorms | None = None
 
 
 @dataclass(frozen=True)
-class Adversarial(_Part):
+class Adversarial(Finding):
     """The smallest perturbation found that misleads the network, and what it then predicts; pictures as data URIs."""
 
     norm: Size
@@ -104,7 +101,7 @@ class Adversarial(_Part):
 
 
 @dataclass(frozen=True)
-class GalleryImage(_Part):
+class GalleryImage(Finding):
     """One test image. `adversarial` is None where the network is wrong to begin with, or where nothing was found."""
 
     index: Index
@@ -116,7 +113,7 @@ class GalleryImage(_Part):
 
 
 @dataclass(frozen=True)
-class Gallery(_Part):
+class Gallery(Finding):
     weights_sha256: str
     images: tuple[GalleryImage, ...]
 
