@@ -57,23 +57,20 @@ def test_a_shape_an_option_a_recipe_or_a_method_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize(("data", "margin", "conv"), [("mnist", 1.5, "bcop"), ("cifar10", 0.5, "svcm")])
-def test_the_papers_recipe(data, margin, conv):
+def test_the_papers_recipe_and_radii(data, margin, conv):
     config = TrainConfig(data, (1, 8, 8), ("a", "b"), conv=conv, **recipe_settings("paper", data, conv))
     assert (config.optimiser, config.lr, config.schedule) == ("adam", 1e-3, "exponential")
     assert (config.epochs, config.batch_size, config.orthogonalisation) == (200, 128, "bjorck")
     assert (config.loss, config.recipe) == ("hinge", "paper")
     assert config.margin == pytest.approx(math.sqrt(2) * margin)
+    assert default_epsilons(data) == ((1.58, 0.3) if data == "mnist" else default_epsilons("some/folder"))
+    assert default_epsilons("cifar10") == (36 / 255, 0.1)
 
 
 def test_augmentation_is_for_colour_photographs_only():
     for data, padding, flip in [("cifar10", 4, True), ("stl10", 4, True), ("mnist", 0, False), ("digits", 0, False)]:
         settings = recipe_settings("default", data, "bcop")
         assert (settings["crop_padding"], settings["flip"]) == (padding, flip), data
-
-
-def test_radii_of_the_paper():
-    assert default_epsilons("mnist") == (1.58, 0.3)
-    assert default_epsilons("cifar10") == default_epsilons("some/folder") == (36 / 255, 0.1)
 
 
 @pytest.mark.parametrize(
