@@ -229,9 +229,9 @@ def open_run(path: Path | str) -> TrainedRun:
     return _only(open_runs(path))
 
 
-def _only(runs: Sequence[TrainedRun]) -> TrainedRun:
+def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
     if len(runs) > 1:
-        raise IsoconvError(f"Expected a run of one seed. Got {len(runs)}: name one, {runs[0].folder}.")
+        raise IsoconvError(f"Expected a run of one seed{purpose}. Got {len(runs)}: name one, {runs[0].folder}.")
     return runs[0]
 
 
@@ -282,7 +282,7 @@ def certify_run(
     """
     device, runs, records = choose_device(device), open_runs(run), []
     if certificate is not None:
-        _only(runs)
+        _only(runs, " for --certificate")
     data = runs[0].test_images(folder, download, images)
     for one in runs:
         accuracy, record = one.certify(data, epsilons, device=device, progress=progress, **options)
