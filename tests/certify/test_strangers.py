@@ -250,7 +250,7 @@ def test_a_registered_sequence() -> None:
     [
         (nn.Linear, Rule(lambda node: 0.0)),
         (Tensor, Rule(lambda node: 1.0)),
-        (nn.SiLU, Rule(lambda node: 1.1, settings=lambda module, shape, output: {})),
+        (nn.SiLU, Rule(lambda node: 1.1, settings=lambda node: {})),
     ],
     ids=["known", "no module", "settings"],
 )
@@ -268,6 +268,6 @@ def test_a_claim_must_be_a_number() -> None:
 
 def test_plain_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr("isoconv.certify.certifier.plain", lambda model: calls.append(1) or isoconv.plain(model))
+    monkeypatch.setattr("isoconv.certify.graph.plain", lambda model: calls.append(1) or isoconv.plain(model))
     Certifier(Small((1, 8, 8)), (1, 8, 8))(torch.rand(2, 1, 8, 8))
     assert calls == [1]

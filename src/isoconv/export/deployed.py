@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from isoconv.certify import Node, weights_sha256
-from isoconv.certify.graph import nodes_of, refuse_strangers
+from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.errors import IsoconvError
-from isoconv.nn import plain
 from isoconv.version import __version__
 
 DTYPES = ("float32", "float64")
@@ -55,8 +54,7 @@ def deploy(model: nn.Module, input_shape: Sequence[int], dtype: str, classes: Se
     """Check that `model` can be exported, and take it apart."""
     if dtype not in DTYPES:
         raise IsoconvError(f"Expected dtype to be one of {', '.join(DTYPES)}. Got {dtype!r}.")
-    refuse_strangers(model)
-    network = plain(model).eval().requires_grad_(False).cpu()
+    network = plain_network(model).cpu()
     weights = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
     if len(kinds) != 1 or not kinds <= set(DTYPES):

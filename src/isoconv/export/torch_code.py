@@ -4,6 +4,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def _check_twin(node: Node, arguments: dict[str, Any]) -> None:
         shape = torch.Size([shape[0], *(n + sum(pad) for n, pad in zip(shape[1:], node.circular, strict=True))])
     with torch.device("meta"):
         twin = type(node.module)(**arguments)
-    same = settings(twin, shape, node.output_shape) == node.settings
+    same = settings(replace(node, module=twin, input_shape=shape)) == node.settings
     if not same or [t.shape for t in twin.parameters()] != [t.shape for t in node.module.parameters()]:
         raise not_exportable(node, "settings that its constructor does not give")
 
