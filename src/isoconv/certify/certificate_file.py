@@ -130,12 +130,7 @@ def weights_sha256(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         kind, shape = str(tensor.dtype).removeprefix("torch."), ",".join(map(str, tensor.shape))
-        digest.update(name.encode() + b"\0" + kind.encode() + b"\0" + shape.encode() + b"\0")
-        digest.update(_little_endian(tensor))
+        octets = tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8)  # a row for each number
+        octets = octets.flip(1) if sys.byteorder == "big" else octets
+        digest.update(f"{name}\0{kind}\0{shape}\0".encode() + octets.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _little_endian(tensor: Tensor) -> bytes:
-    octets = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    swapped = octets.reshape(-1, tensor.element_size())[:, ::-1] if sys.byteorder == "big" else octets
-    return bytes(swapped.tobytes())

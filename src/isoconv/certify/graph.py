@@ -11,11 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 import isoconv.nn
-from isoconv.certify.rules import RULES, Node, unknown
+from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
 from isoconv.nn.plain_model import is_patched
@@ -84,8 +83,7 @@ def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
 
 def _node(node: Node) -> Node:
     """Return the node with its output shape and its settings, or refuse the module."""
-    if type(node.module) not in RULES:
-        raise unknown(node.kind, node.name)
+    require_rule(type(node.module) in RULES, type(node.module), node.name)
     axes = ("channels", "length") if node.kind.endswith("1d") else ("channels", "height", "width")
     image = not node.rule.image or len(node.input_shape) == len(axes)
     require(image, f"an input ({', '.join(axes)}) for {node.place}", tuple(node.input_shape))
@@ -140,8 +138,8 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     kind, state, place = type(module), vars(module), name or "model"
     plain_weights = not parametrize.is_parametrized(module)
     require(plain_weights, "plain weights, by remove_parametrizations", f"parametrised ones at {place}")
-    if is_patched(module) or not (inside or kind in known or _is_sequence(module, place)):
-        raise unknown(kind.__name__, place)
+    ruled = not is_patched(module) and (inside or kind in known or _is_sequence(module, place))
+    require_rule(ruled, kind, place)
     hooks = state["_forward_hooks"] or state["_forward_pre_hooks"]
     require(not hooks, "modules without forward hooks", f"some at {place}: remove them first")
     _check_tensors(module, place)
@@ -183,8 +181,6 @@ def _check_tensors(module: nn.Module, place: str) -> None:
 
 def _oddity(tensor: Tensor, parameter: bool) -> str | None:
     """Return what is wrong with a parameter or buffer."""
-    if is_lazy(tensor):
-        return "lazy, without a shape yet"
     if type(tensor) is not (nn.Parameter if parameter else Tensor):
         return f"a tensor subclass, {type(tensor).__name__}, which may compute anything"
     number = tensor.dtype in _FLOATS or not (parameter or tensor.is_floating_point())

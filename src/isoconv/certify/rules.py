@@ -51,7 +51,6 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, most_copies, padding_of, per_axis
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn import Abs, GroupSort, MaxMin, Scale
@@ -151,8 +150,8 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
     RULES[kind] = rule
 
 
-def unknown(kind: str, name: str) -> IsoconvError:
-    return IsoconvError(f"Expected modules with a known Lipschitz constant. Got {kind} at {name}, which has no rule.")
+def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
+    require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, which has no rule")
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------
@@ -250,10 +249,6 @@ def _clipped(node: Node, bound: float, arithmetic: str) -> Rounding:
     return Rounding(constant=_repeated(node, min(max(0.0, low), high)))
 
 
-def _squashed(node: Node, bound: float, arithmetic: str) -> Rounding:
-    return Rounding(15, 0.0, _repeated(node, 1.0))
-
-
 def _constant_pad(node: Node, bound: float, arithmetic: str) -> Rounding:
     (value,) = _check_held(node, arithmetic, "value", most=ARITHMETICS[arithmetic][2])
     return Rounding(constant=_repeated(node, value))
@@ -299,39 +294,31 @@ def _norm_over_positions(vector: Tensor, node: Node) -> float:
 # Settings ---------------------------------------------------------------------------------------------------------
 
 
-def _none(node: Node) -> dict[str, Any]:
-    return {}
-
-
-def _numbers(*names: str) -> Callable[[Node], dict[str, Any]]:
-    """Return the settings of a kind that has these finite numbers, and nothing else."""
-
-    def settings(node: Node) -> dict[str, Any]:
-        values = {name: float(getattr(node.module, name)) for name in names}
-        for name, value in values.items():
+def _spell(node: Node, *names: str) -> dict[str, Any]:
+    """Return these attributes of a module: sizes for each axis, flags, and numbers, which must be finite."""
+    settings = {name: getattr(node.module, name) for name in names}
+    for name, value in settings.items():
+        if name in ("kernel_size", "stride", "padding", "dilation"):
+            settings[name] = per_axis(value, len(node.input_shape) - 1)
+        elif not isinstance(value, bool):
             require(math.isfinite(value), f"a finite {name} of {node.kind}", value)
-        return values
-
+            settings[name] = float(value)
     return settings
 
 
-def _per_axis(node: Node, *names: str) -> dict[str, Any]:
-    return {name: per_axis(getattr(node.module, name), len(node.input_shape) - 1) for name in names}
-
-
 def _hardtanh_settings(node: Node) -> dict[str, Any]:
-    settings = _numbers("min_val", "max_val")(node)
+    settings = _spell(node, "min_val", "max_val")
     low, high = settings.values()
     require(low < high, "Hardtanh with min_val below max_val", f"{low} and {high}")
     return settings
 
 
 def _convolution_settings(node: Node) -> dict[str, Any]:
-    pads = padding_of(node.module)
-    require(min(map(min, pads)) >= 0, f"padding of at least 0 for {node.kind}", node.module.padding)
-    mode = node.module.padding_mode if any(map(any, pads)) else "zeros"
-    settings = _per_axis(node, "stride") | {"padding": pads} | _per_axis(node, "dilation")
-    return settings | {"groups": node.module.groups, "padding_mode": mode}
+    module, pads = node.module, padding_of(node.module)
+    require(min(map(min, pads)) >= 0, f"padding of at least 0 for {node.kind}", module.padding)
+    mode = module.padding_mode if any(map(any, pads)) else "zeros"
+    settings = _spell(node, "stride") | {"padding": pads} | _spell(node, "dilation")
+    return settings | {"groups": module.groups, "padding_mode": mode}
 
 
 def _pad_settings(node: Node) -> dict[str, Any]:
@@ -344,44 +331,37 @@ def _pad_settings(node: Node) -> dict[str, Any]:
     require(cuts or min(flat) >= 0, f"padding of at least 0 for {node.kind}", tuple(flat))
     flat += [0] * (2 * axes - len(flat))
     pads = {"padding": [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(axes))]}
-    return pads | _numbers("value")(node) if constant else pads
+    return pads | _spell(node, "value") if constant else pads
 
 
 def _max_pool_settings(node: Node) -> dict[str, Any]:
     seen = bool(node.module(torch.zeros(1, *node.input_shape)).isfinite().all())
     require(seen, "every window to reach the image", "one that sees padding alone")
-    settings = _per_axis(node, "kernel_size", "stride", "padding", "dilation")
-    return settings | {"ceil_mode": bool(node.module.ceil_mode)}
+    return _spell(node, "kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
 def _average_pool_settings(node: Node) -> dict[str, Any]:
-    settings, counted = _per_axis(node, "kernel_size", "stride", "padding"), bool(node.module.count_include_pad)
-    same = not node.module.ceil_mode and (counted or not any(settings["padding"]))
+    settings = _spell(node, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+    same = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
     require(same, "pooling that divides by the same number everywhere", "ceil_mode or uncounted padding")
-    divisor = getattr(node.module, "divisor_override", None)
-    return settings | {"ceil_mode": False, "count_include_pad": counted, "divisor_override": divisor}
+    return settings | {"divisor_override": getattr(node.module, "divisor_override", None)}
 
 
 def _batch_norm_settings(node: Node) -> dict[str, Any]:
     measured = node.module.running_var is not None and node.module.running_mean is not None
     require(measured, "batch normalisation with running statistics", "one that uses the batch's own")
-    return _numbers("eps")(node)
+    return _spell(node, "eps")
 
 
 def _upsample_settings(node: Node) -> dict[str, Any]:
     """Whole multiples: of others it is a matter of rounding, and so of the device, which pixels are taken."""
-    (_, *size), (_, *resized), module = node.input_shape, node.output_shape, node.module
+    module, size, resized = node.module, node.input_shape[1:], node.output_shape[1:]
     nearest = module.mode == "nearest" and len(size) <= 2
     require(nearest, "mode 'nearest' on one or two axes", f"{module.mode!r} on {len(size)}")
-    factors = per_axis(module.scale_factor, len(size))
-    if module.size is not None:
-        factors = [after / before for after, before in zip(resized, size, strict=True)]
-    whole = all(factor == int(factor) >= 1 for factor in factors)
-    require(
-        whole,
-        "upsampling by whole numbers",
-        f"{', '.join(f'{factor:g}' for factor in factors)}, of which no bound is known",
-    )
+    ratios = [after / before for after, before in zip(resized, size, strict=True)]
+    factors = ratios if module.scale_factor is None else per_axis(module.scale_factor, len(size))
+    whole, shown = all(f == int(f) >= 1 for f in factors), ", ".join(f"{f:g}" for f in factors)
+    require(whole, "upsampling by whole numbers", f"{shown}, of which no bound is known")
     return {"factors": [int(factor) for factor in factors]}
 
 
@@ -400,7 +380,7 @@ def _unflatten_settings(node: Node) -> dict[str, Any]:
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def _select(settings: Callable[[Node], dict[str, Any]] = _none, image: bool = False) -> Rule:
+def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
     return Rule(_one, _exact, _ones, settings, image)
 
@@ -424,12 +404,16 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),
     nn.PixelUnshuffle: _select(lambda node: {"factor": node.module.downscale_factor}, image=True),
     nn.Hardtanh: Rule(_one, _clipped, _ones, _hardtanh_settings),
-    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, _none),
-    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, _none, assumption=ULP_ASSUMPTION),
-    nn.Sigmoid: Rule(_one, _squashed, _ones, _none, assumption=ULP_ASSUMPTION),
-    nn.LeakyReLU: Rule(_slope, lambda node, bound, _: Rounding(1, bound), None, _numbers("negative_slope")),
-    Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), _numbers("factor")),
-    nn.Linear: Rule(_linear, _weighted, _absolute_sums, _none, tensors=_AFFINE, from_weights=True),
+    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, _spell),
+    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, _spell, assumption=ULP_ASSUMPTION),
+    nn.Sigmoid: Rule(
+        _one, lambda n, *_: Rounding(15, 0.0, _repeated(n, 1.0)), _ones, _spell, assumption=ULP_ASSUMPTION
+    ),
+    nn.LeakyReLU: Rule(
+        _slope, lambda node, bound, _: Rounding(1, bound), None, lambda node: _spell(node, "negative_slope")
+    ),
+    Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), lambda node: _spell(node, "factor")),
+    nn.Linear: Rule(_linear, _weighted, _absolute_sums, _spell, tensors=_AFFINE, from_weights=True),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d), _CONVOLUTION),
     **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d), Rule(_copies, _exact, _ones, _pad_settings, True)),
     **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d), Rule(_copies, _constant_pad, _ones, _pad_settings, True)),
