@@ -79,7 +79,7 @@ def _kernels(node: "Node") -> tuple[Tensor, ...]:
             places = torch.arange(0, (kernel.shape[axis] - 1) * d + 1, d, device=kernel.device)
             spread = kernel.new_zeros(*kernel.shape[:axis], int(places[-1]) + 1, *kernel.shape[axis + 1 :])
             kernel = spread.index_copy_(axis, places, kernel)
-    return kernel.chunk(node.module.groups)  # type: ignore[no-any-return]
+    return kernel.chunk(node.module.groups)
 
 
 def padding_of(module: Any) -> list[list[int]]:

@@ -176,7 +176,7 @@ def _slope(node: Node) -> float:
 
 
 def _factor(node: Node) -> float:
-    return abs(node.settings["factor"])  # type: ignore[no-any-return]
+    return abs(node.settings["factor"])
 
 
 def _max_pool(node: Node) -> float:

@@ -88,7 +88,7 @@ def _trace(deployed: Deployed) -> bytes:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch's, that there is a newer exporter, which needs one more package
         torch.onnx.export(network, (example,), file, **options)
-    return file.getvalue()  # type: ignore[no-any-return]
+    return file.getvalue()
 
 
 def _linear(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _convolution(node: Node, module: Any, x: Tensor) -> Tensor:
     x, weight, bias = _pad(node, x), _cast(module.weight, x), _cast(module.bias, x)
     if x.dtype == torch.float32:
         convolve: Any = F.conv1d if weight.dim() == 3 else F.conv2d
-        return convolve(x, weight, bias, stride, 0, dilation, groups)  # type: ignore[no-any-return]
+        return convolve(x, weight, bias, stride, 0, dilation, groups)
     kernel = weight.reshape(groups, weight.shape[0] // groups, -1)
     columns = _columns(x, weight.shape[2:], stride, dilation).flatten(1, 2)
     y = (kernel @ columns.unflatten(1, (groups, -1))).reshape(-1, *node.output_shape)
