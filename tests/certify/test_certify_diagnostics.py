@@ -47,11 +47,11 @@ def test_all_are_one_where_all_layers_are_orthogonal():
 
 
 @pytest.mark.parametrize(
-    "options", [{"padding_mode": "zeros"}, {"padding": 0}, {"groups": 2}, {"dilation": 2}, {"stride": 3}], ids=str
+    "options", [{"padding_mode": "zeros"}, {"padding": 0}, {"groups": 2}, {"dilation": 2}, {"stride": 3}]
 )
 def test_other_convolutions_are_refused_by_name(options):
-    padding = {"padding": options.get("dilation", 1), "padding_mode": "circular"}
-    conv = nn.Conv2d(2, 4, 3, **(padding | options))
+    circular = {"padding": options.get("dilation", 1), "padding_mode": "circular"}
+    conv = nn.Conv2d(2, 4, 3, **(circular | options))
     with pytest.raises(IsoconvError, match=r"circular.* Conv2d at 0"):
         singular_values(nn.Sequential(conv), (2, 8, 8))
 

@@ -213,7 +213,7 @@ def test_what_cannot_be_exported_is_refused(name, write, tmp_path):
 def test_a_module_that_its_constructor_would_not_make(tmp_path):
     """torch pads by what the constructor was given, whatever the attribute says now."""
     model = changed(nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), padding=(0, 0))
-    with pytest.raises(IsoconvError, match="constructors.*Conv2d at 0"):
+    with pytest.raises(IsoconvError, match=r"constructors.*Conv2d at 0"):
         export_torch(model, (1, 4, 4), tmp_path / "net.safetensors")
 
 
