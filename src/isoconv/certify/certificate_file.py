@@ -43,7 +43,7 @@ def open_certificate(path: Path | str, certifier: Certifier, images: int | None 
     header = _header(certifier, images)
     with replace_file(Path(path)) as file:
         writer = CertificateFile(file, certifier)
-        writer.write_line(header)
+        writer.write_line(header, "a network whose numbers may overflow")
         yield writer
         require(images in (None, writer.count), f"certificates of {images} images", writer.count)
 
@@ -66,31 +66,26 @@ class CertificateFile:
         own = batch.logits.shape[1:] == (classes,)
         own = own and bool((batch.radius <= self.certifier.from_logits(batch.logits, batch.input_norm).radius).all())
         require(own, "certificates of this certifier", "radii that do not follow from its bounds")
-        finite = batch.input_norm.isfinite() & batch.logits.isfinite().all(dim=1)
-        odd = self.count + int((~finite).int().argmax()) if len(finite) else 0
-        require(bool(finite.all()), "finite inputs and logits in a certificate", f"others for image {odd}")
         columns = (known, *(tensor.tolist() for tensor in vars(batch).values()))
         for label, prediction, radius, logits, norm in zip(*columns, strict=True):
             image = {"index": self.count, "label": label, "prediction": prediction, "input_norm": norm}
-            self.write_line({**image, "logits": logits, "radius": radius})
+            self.write_line({**image, "logits": logits, "radius": radius}, f"image {self.count}")
             self.count += 1
 
-    def write_line(self, content: dict[str, Any]) -> None:
-        self.file.write(json.dumps(_hexadecimal(content)).encode() + b"\n")
+    def write_line(self, content: dict[str, Any], subject: str) -> None:
+        self.file.write(json.dumps(_hexadecimal(content, subject)).encode() + b"\n")
 
 
 def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:
     """Return the first line, or refuse what the checker cannot be told."""
-    pairs, error, bounds = certifier.pair_constants, certifier.error, certifier.bounds
+    pairs = certifier.pair_constants
     own = certifier.p == 2 and certifier.criterion == "pairs"
     require(own, "a certificate for p = 2 with a constant per pair of classes", "another, which has no file")
     rough = {t.dtype for t in certifier.deployed.state_dict().values() if t.is_floating_point()}
     rough -= {torch.float32, torch.float64}
     require(not rough, "weights in float32 or float64, for which there is a checker", ", ".join(map(str, rough)))
-    finite = all(map(math.isfinite, (certifier.lipschitz.value, error.offset, *bounds, *pairs.flatten().tolist())))
-    require(finite, "finite bounds for a certificate", "a network whose numbers may overflow")
     nodes = []
-    for node, bound in zip(certifier.nodes, bounds, strict=True):
+    for node, bound in zip(certifier.nodes, certifier.bounds, strict=True):
         known = node.rule.settings is not None
         require(known, "modules that the checker knows", f"{node.place}, a kind that was registered")
         fields = {"name": node.name, "kind": node.kind, "module": node.path, "inputs": list(node.inputs)}
@@ -110,19 +105,22 @@ def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:
         "output": certifier.nodes[-1].name,
         "lipschitz": certifier.lipschitz.value,
         "pair_constants": pairs.tolist(),
-        "error_offset": error.offset,
-        "error_slope": error.slope,
+        "error_offset": certifier.error.offset,
+        "error_slope": certifier.error.slope,
         "images": images,
     }
 
 
-def _hexadecimal(value: Any) -> Any:
+def _hexadecimal(value: Any, subject: str) -> Any:
     """Return plain data with its floats as hexadecimal strings."""
     if isinstance(value, dict):
-        return {name: _hexadecimal(item) for name, item in value.items()}
+        return {name: _hexadecimal(item, subject) for name, item in value.items()}
     if isinstance(value, list):
-        return [_hexadecimal(item) for item in value]
-    return value.hex() if isinstance(value, float) else value
+        return [_hexadecimal(item, subject) for item in value]
+    if isinstance(value, float):
+        require(math.isfinite(value), "finite numbers in a certificate", f"{value} of {subject}")
+        return value.hex()
+    return value
 
 
 def weights_sha256(model: nn.Module) -> str:
