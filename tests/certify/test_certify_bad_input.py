@@ -115,19 +115,12 @@ def test_modules(made: nn.Module, shape: tuple[int, ...], message: str) -> None:
     refused(lambda: certified_radius(made, torch.rand(2, *shape)), message)
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (None, "Got NoneType"),
-        (torch.relu, "torch.nn.Module"),
-        (nn.Sequential(), "at least one module"),
-        (nn.Linear(4, 1), r"at least two logits. Got outputs of shape \(1,\)"),
-        (nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1)), "two logits"),
-    ],
-    ids=str,
-)
-def test_no_classifiers(made: Any, message: str) -> None:
-    refused(lambda: certified_radius(made, X), message)
+def test_no_classifiers() -> None:
+    refused(lambda: certified_radius(None, X), "Got NoneType")
+    refused(lambda: certified_radius(torch.relu, X), "torch.nn.Module")
+    refused(lambda: certified_radius(nn.Sequential(), X), "at least one module")
+    refused(lambda: certified_radius(nn.Linear(4, 1), X), r"at least two logits. Got outputs of shape \(1,\)")
+    refused(lambda: certified_radius(nn.Unflatten(1, (1, 2, 2)), X), "two logits")
 
 
 @pytest.mark.parametrize(

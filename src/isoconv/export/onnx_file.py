@@ -102,8 +102,9 @@ def _convolution(node: Node, module: Any, x: Tensor) -> Tensor:
         convolve: Any = F.conv1d if weight.dim() == 3 else F.conv2d
         return convolve(x, weight, bias, stride, 0, dilation, groups)
     kernel = weight.reshape(groups, weight.shape[0] // groups, -1)
-    columns = _columns(x, weight.shape[2:], stride, dilation).flatten(1, 2)
-    y = (kernel @ columns.unflatten(1, (groups, -1))).reshape(-1, *node.output_shape)
+    columns = _columns(x, weight.shape[2:], stride, dilation)
+    columns = columns.reshape(-1, groups, kernel.shape[2], columns.shape[3])
+    y = (kernel @ columns).reshape(-1, *node.output_shape)
     return y if bias is None else y + _per_channel(bias, node)
 
 
