@@ -189,18 +189,15 @@ def _affine(module: Any, x: Exact) -> Exact:
     return Exact(np.moveaxis(whole, 0, -1) if isinstance(module, nn.Linear) else whole, unit)
 
 
-def root_down(square: Fraction, bits: int = 200) -> Fraction:
-    """At most the square root, by less than a relative 2^−(bits − 2)."""
-    if square == 0:
-        return Fraction(0)
-    exponent = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
-    unit = Fraction(2) ** (exponent - bits)
-    return math.isqrt(math.floor(square / unit**2)) * unit
+def root_down(square: Fraction) -> Fraction:
+    """At most the square root, by less than a relative 2⁻⁶⁰⁰."""
+    mantissa, exponent = mpmath.sqrt(_real(square)).man_exp  # in 700 bits
+    return Fraction(int(mantissa)) * Fraction(2) ** int(exponent) * (1 - Fraction(1, 2**610))
 
 
-def root_up(square: Fraction, bits: int = 200) -> Fraction:
-    """At least the square root, by less than a relative 2^−(bits − 3)."""
-    return root_down(square, bits) * (1 + Fraction(1, 2 ** (bits - 2)))
+def root_up(square: Fraction) -> Fraction:
+    """At least the square root, by less than a relative 2⁻⁶⁰⁰."""
+    return root_down(square) * (1 + Fraction(1, 2**605))
 
 
 def norm_square(values: Sequence[Fraction]) -> Fraction:
@@ -214,12 +211,12 @@ def distance_square(a: Tensor, b: Tensor) -> Fraction:
 
 
 def logit_error(computed: Tensor, truth: Sequence[Fraction]) -> Fraction:
-    """An upper bound, by less than 2⁻¹⁹⁰ of itself, of ‖computed − truth‖₂."""
+    """An upper bound, by less than 2⁻⁶⁰⁰ of itself, of ‖computed − truth‖₂."""
     return root_up(norm_square([Fraction(c) - t for c, t in zip(computed.flatten().tolist(), truth, strict=True)]))
 
 
 def input_norm(x: Tensor) -> Fraction:
-    """A lower bound, by less than 2⁻¹⁹⁰ of itself, of ‖x‖₂."""
+    """A lower bound, by less than 2⁻⁶⁰⁰ of itself, of ‖x‖₂."""
     return root_down(norm_square(fractions(exact(x))))
 
 

@@ -165,9 +165,9 @@ class Certifier:
 
     def _checked(self, x: Tensor) -> Tensor:
         """Return inputs as float64 numbers on the network's device, or refuse them."""
-        tensor = isinstance(x, Tensor) and x.is_floating_point()
+        floating = isinstance(x, Tensor) and x.is_floating_point()
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        require(tensor, "inputs as a floating-point tensor of pixels", kind)
+        require(floating, "inputs as a floating-point tensor of pixels", kind)
         dense = x.layout == torch.strided and not x.is_meta
         require(dense, "inputs with a value for each pixel", f"a {x.layout} tensor on {x.device}")
         expected = ", ".join(map(str, self.input_shape))

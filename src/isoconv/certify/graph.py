@@ -23,6 +23,7 @@ from isoconv.records import require
 INPUT = "input"  # the name of the network's own input
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SEQUENTIAL = set(dir(nn.Sequential()))
 # What a subclass of nn.Sequential may define that torch's has too: how it is made, and how it is shown.
 _HARMLESS = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__", "__dict__", "__weakref__"}
 _HARMLESS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__", "extra_repr"}
@@ -153,12 +154,10 @@ def _is_sequence(module: nn.Module, place: str) -> bool:
     kind = type(module)
     if not issubclass(kind, nn.Sequential):
         return False
-    taken = set(dir(nn.Sequential()))
     own = {name for base in kind.__mro__ if base not in nn.Sequential.__mro__ for name in vars(base)} - _HARMLESS
-    for name in own:
-        harmless = name not in taken and not (name.startswith("__") and name.endswith("__"))
-        expected = "an nn.Sequential that only says which layers it has"
-        require(harmless, expected, f"{kind.__name__} at {place}, which has a {name} of its own")
+    taken = [name for name in sorted(own) if name in _SEQUENTIAL or (name.startswith("__") and name.endswith("__"))]
+    expected = "an nn.Sequential that only says which layers it has"
+    require(not taken, expected, f"{kind.__name__} at {place}, which has a {', '.join(taken)} of its own")
     return type(kind) is type
 
 

@@ -300,7 +300,7 @@ def _spell(node: Node, *names: str) -> dict[str, Any]:
     for name, value in settings.items():
         if name in ("kernel_size", "stride", "padding", "dilation"):
             settings[name] = per_axis(value, len(node.input_shape) - 1)
-        elif not isinstance(value, bool):
+        elif name not in ("ceil_mode", "count_include_pad"):
             require(math.isfinite(value), f"a finite {name} of {node.kind}", value)
             settings[name] = float(value)
     return settings
