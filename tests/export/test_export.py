@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import hashlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections import OrderedDict
 from importlib.util import module_from_spec, spec_from_file_location
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,18 +18,69 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import isoconv
-from export.export_networks import NETWORKS, make, sha256_of
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
 from isoconv.export.torch_code import code_path
-from isoconv.models import Small
-from isoconv.nn import MaxMin
+from isoconv.models import FC3, Large, Small
+from isoconv.nn import Abs, BCOPConv1d, BCOPConv2d, GroupSort, InvertibleDownsampling, MaxMin, OrthogonalLinear, Scale
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'isoconv[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'isoconv[onnx]'")
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+NETWORKS = {
+    "small, bcop": ((3, 8, 8), lambda: Small((3, 8, 8), 5)),
+    "small, rko, not square": ((1, 8, 12), lambda: Small((1, 8, 12), 5, "rko", "relu")),
+    "large": ((3, 8, 8), lambda: Large((3, 8, 8), 10)),
+    "fc3": ((1, 4, 6), lambda: FC3((1, 4, 6), 2)),
+    "one matrix": ((6,), lambda: OrthogonalLinear(6, 4)),
+    "one matrix without bias": ((6,), lambda: nn.Sequential(nn.Linear(6, 4, bias=False))),
+    "one-dimensional": ((2, 12), lambda: nn.Sequential(
+        BCOPConv1d(2, 6, 4, stride=2), GroupSort(3), BCOPConv1d(6, 6, 2), nn.Flatten(),
+    )),
+    "zero padding": ((2, 5, 6), lambda: nn.Sequential(
+        BCOPConv2d(2, 4, 3, padding_mode="zeros"), BCOPConv2d(4, 4, 2, padding_mode="zeros"),
+    )),
+    "groups, dilation, same": ((4, 5, 7), lambda: nn.Sequential(
+        nn.Conv2d(4, 6, (2, 3), groups=2, dilation=(2, 1), padding="same"),
+        nn.Conv2d(6, 6, (3, 2), stride=(1, 2), padding=(2, 1), padding_mode="circular", bias=False),
+        nn.Conv2d(6, 4, 1, padding="valid"), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+    )),
+    "without weights": ((2, 4, 4), lambda: nn.Sequential(
+        InvertibleDownsampling(2), Scale(0.3), GroupSort(None), nn.Identity(), nn.Dropout(0.5), nn.PixelShuffle(2),
+        nn.CircularPad2d((1, 2, 3, 0)), Abs(), nn.ZeroPad2d((0, 1, 2, -1)), nn.Conv2d(2, 2, 2), MaxMin(),
+    )),
+    "pools, pads and norms": ((2, 8, 8), lambda: nn.Sequential(
+        nn.ConstantPad2d((1, 0, 2, 1), 0.1), nn.ReflectionPad2d(1), nn.ReplicationPad2d((1, 0, 0, 2)),
+        nn.BatchNorm2d(2, eps=0.1), nn.LeakyReLU(-0.3), nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.Upsample(scale_factor=(2, 1)), nn.AvgPool2d((2, 3), 2, 1, divisor_override=5), nn.Flatten(2),
+        nn.BatchNorm1d(2, affine=False), nn.Unflatten(2, (2, -1)), nn.Flatten(),
+    )),
+    "functions": ((4,), lambda: nn.Sequential(
+        nn.Linear(4, 4), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Hardtanh(0.1, 0.3), nn.ReLU6(),
+    )),
+    "named and nested": ((2, 2, 2), lambda: nn.Sequential(
+        nn.Sequential(nn.Flatten(), OrthogonalLinear(8, 6)), MaxMin(),
+    )),
+}  # fmt: skip
+
+
+def make(name):
+    """Return a network by its name, always the same, in evaluation mode, and the shape of its inputs."""
+    torch.manual_seed(0)
+    shape, build = NETWORKS[name]
+    return build().eval(), shape
+
+
+def sha256_of(weights):
+    """Hash as the certificate's format defines it: name, type, shape and bytes of each, sorted by name."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        array = np.asarray(weights[name])
+        shape = ",".join(str(n) for n in array.shape)
+        digest.update("\0".join([name, array.dtype.name, shape, ""]).encode() + array.tobytes(order="C"))
+    return digest.hexdigest()
 
 
 def logits_of(path, images):
