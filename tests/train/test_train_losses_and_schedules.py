@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from isoconv.train.losses import LOSSES, hinge_loss, margins, offset_cross_entropy
-from isoconv.train.schedules import SCHEDULES, schedule_factor
+from isoconv.train.losses import LOSSES, hinge_loss, offset_cross_entropy
+from isoconv.train.schedules import SCHEDULES
 
 
 def batch(n: int = 9, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ def test_without_offset_at_temperature_one_it_is_cross_entropy():
 
 @pytest.mark.parametrize(("step", "exponent"), [(0, 1), (9, 1), (10, 2), (599, 60), (600, 61), (1999, 200)])
 def test_exponential_is_a_tenth_every_sixty_epochs_counted_from_one(step, exponent):
-    assert schedule_factor("exponential", step, 2000, 10) == pytest.approx(0.1 ** (exponent / 60), rel=1e-12)
+    assert SCHEDULES["exponential"](step, 2000, 10) == pytest.approx(0.1 ** (exponent / 60), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,11 @@ def test_exponential_is_a_tenth_every_sixty_epochs_counted_from_one(step, expone
     [(0, 1.0, 1.0), (25, 0.75, (1 + math.sqrt(0.5)) / 2), (50, 0.5, 0.5), (100, 0.0, 0.0)],
 )
 def test_linear_cosine_and_constant(step, linear, cosine):
-    assert schedule_factor("linear", step, 100, 10) == pytest.approx(linear, abs=1e-15)
-    assert schedule_factor("cosine", step, 100, 10) == pytest.approx(cosine, abs=1e-15)
-    assert schedule_factor("constant", step, 100, 10) == 1.0
-    assert schedule_factor(lambda step, steps, per_epoch: step / steps / per_epoch, step, 100, 10) == step / 1000
+    for name, factor in (("linear", linear), ("cosine", cosine), ("constant", 1.0)):
+        assert SCHEDULES[name](step, 100, 10) == pytest.approx(factor, abs=1e-15)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_every_schedule_is_positive_and_never_rises(kind):
-    factors = [schedule_factor(kind, step, 240, 12) for step in range(240)]
+    factors = [SCHEDULES[kind](step, 240, 12) for step in range(240)]
     assert all(0 < later <= earlier <= 1 for earlier, later in itertools.pairwise(factors))
-
-
-def test_margins_and_what_is_none():
-    logits = torch.tensor([[3.0, 1.0, 2.5], [3.0, 1.0, 2.5], [1.0, 1.0, 0.0], [-5.0, -7.0, -6.0]])
-    assert margins(logits, torch.tensor([0, 2, 1, 0])).tolist() == [0.5, -0.5, 0.0, 1.0]
-    rows = [[torch.nan, 1.0, 0.0], [9.0, torch.nan, 0.0], [9.0, 1.0, torch.nan], [torch.inf, torch.inf, 0.0]]
-    assert not (margins(torch.tensor(rows), torch.zeros(4, dtype=torch.long)) > 0).any()

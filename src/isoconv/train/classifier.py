@@ -16,7 +16,7 @@ from isoconv.records import Count, Percent, Record, Size, require
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import SETTINGS, Observer, fit
+from isoconv.train.engine import Observer, fit
 from isoconv.train.losses import LOSSES
 from isoconv.train.run_folder import RunFolder, locked
 
@@ -121,8 +121,7 @@ def train_classifiers(
             models,
             batches,
             Classification(first),
-            first.optimiser,
-            **{name: getattr(first, name) for name in SETTINGS},
+            **first.training,
             folder=folders,
             resume=resume,
             device=torch_device,
