@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -20,7 +20,7 @@ from isoconv.train.config import NetworkSettings
 from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
-from isoconv.wasserstein.samples import FiniteSamples, PairBatches, Samples
+from isoconv.wasserstein.samples import FiniteSamples, Samples, require_one_shape
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
 
 #: The critics, each with the options that it alone uses.
@@ -33,6 +33,7 @@ CRITICS = {
 # soft, on the scale of the differences between distances there.
 _ANCHOR_SPREAD = 3.4
 _ANCHOR_HEAT = 0.02
+_CPU = torch.device("cpu")
 _PASSES = 40  # over the smaller set of vectors, at most
 _LEAST_EPOCHS = 3  # of 100 updates: with fewer a critic has not learnt
 
@@ -161,7 +162,7 @@ def choose_configs(
             config = replace(config, epochs=min(config.epochs, max(_LEAST_EPOCHS, passes)))
         changes = {"pixel_range": pixels} if len(shape) == 3 else {"scale": typical_scale(first, second, config)}
         configs.append(replace(config, **changes))
-        next(PairBatches(first, second, config.batch_size, 1, config.seed).epoch(0))  # raises if there are too few
+        next(PairBatches(first, second, config).epoch(0))  # raises if there are too few samples for a batch
     return configs
 
 
@@ -203,7 +204,7 @@ def _starting_points(samples: Samples, purpose: str, config: CriticConfig) -> Te
 def training_samples(samples: Samples, config: CriticConfig, purpose: str, count: int) -> Tensor:
     """Return `count` flattened float32 samples out of training batches, on the CPU."""
     size = min(config.batch_size, count)
-    batches = samples.batches(config.seed, 0, -(-count // size), size, purpose, torch.device("cpu"))
+    batches = samples.batches(config.seed, 0, -(-count // size), size, purpose, _CPU)
     return as_values(torch.cat(list(batches))[:count], config.pixel_range, torch.float32).flatten(1)
 
 
@@ -219,6 +220,27 @@ def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> floa
 
 
 # Training ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PairBatches:
+    """Batches (xs, ys) of two distributions: `pairs.epoch(e)` iterates over those of epoch e."""
+
+    first: Samples
+    second: Samples
+    config: CriticConfig
+    device: torch.device = _CPU
+
+    def __post_init__(self) -> None:
+        require_one_shape(self.first, self.second)
+
+    def __len__(self) -> int:
+        return self.config.steps_per_epoch
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        settings = self.config.seed, epoch, self.config.steps_per_epoch, self.config.batch_size
+        sides = (self.first, "first"), (self.second, "second")
+        return zip(*(side.batches(*settings, name, self.device) for side, name in sides), strict=True)
 
 
 @dataclass(frozen=True)
@@ -313,7 +335,7 @@ def train_critics(
     """
     target, trained = torch.device(device), []
     models = list(critics or (make_critic(config, first, second) for config in configs))
-    pairs = [PairBatches(first, second, c.batch_size, c.steps_per_epoch, c.seed, target) for c in configs]
+    pairs = [PairBatches(first, second, config, target) for config in configs]
     own = {name: [getattr(config, name) for config in configs] for name in ("optimiser", "lr", "schedule")}
     training |= configs[0].training | own
     fits = fit(models, pairs, [CriticTask(config) for config in configs], folder=folders, device=target, **training)

@@ -20,7 +20,6 @@ not, the choice of the split depends on the rows, and the risk may double at wor
 import hashlib
 from collections.abc import Callable, Iterator
 from copy import copy as copy_of
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from isoconv.records import require
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
 
 Batches = Iterator[Tensor]
+Draw = Callable[[int, torch.Generator], Tensor]
 
 #: What rows that occur more than once may be, and what follows.
 REPEATS = {
@@ -49,7 +49,7 @@ REPEATS = {
 
 
 class Samples:
-    """One distribution.
+    """One distribution: what critics are trained on, and what they are judged by.
 
     whole : whether the samples are the whole distribution
     group : how many consecutive samples depend on each other
@@ -119,6 +119,7 @@ class FiniteSamples(Samples):
             self.repeated = f"{count} repeat others ({example}): {REPEATS[repeats]}."
             if repeats == "copies":
                 values = values[sorted(first.values())]
+                require(len(values) > 1, f"at least 2 distinct samples in {self.name}", len(values))
         order = torch.randperm(len(values), generator=epoch_generator(seed, 0, f"held out {side}"))
         held = min(max(round(held_out * len(values)), 1), len(values) - 1)
         train, held_rows = order[held:], values[order[:held]]
@@ -171,35 +172,32 @@ def _hash_rows(values: Tensor, key: str) -> list[bytes]:
 class DrawnSamples(Samples):
     """A distribution that can be drawn from without end; critics are judged by `count` fresh draws.
 
-    draw : returns n samples drawn with a generator, on its device
-    batch : draw that many at a time, which depend on each other; by default all draws are independent
+    batch : that many are drawn at a time and depend on each other; 1: all draws are independent
     """
 
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        draw: Callable[[int, torch.Generator], Tensor],
-        count: int = 6400,
-        batch: int | None = None,
-    ) -> None:
-        self.name, self.shape, self.draw, self.batch, self.group = name, shape, draw, batch, batch or 1
-        require(count >= self.group, f"at least one batch of {self.group} samples from {name}", count)
-        self.observations = count // self.group
-        self.count = self.observations * self.group
+    observations: int
+
+    def __init__(self, name: str, shape: tuple[int, ...], draw: Draw, count: int = 6400, batch: int = 1) -> None:
+        require(count >= batch, f"at least one batch of {batch} samples from {name}", count)
+        self.name, self.shape, self.draw, self.group, self.observations = name, shape, draw, batch, count // batch
 
     def batches(self, seed: int, epoch: int, steps: int, size: int, purpose: str, device: torch.device) -> Batches:
-        random = epoch_generator(seed, epoch, f"{purpose} draws", device)
-        drawn = self.draw(self.batch or size, random)
+        random, at_once = (
+            epoch_generator(seed, epoch, f"{purpose} draws", device),
+            self.group if self.group > 1 else size,
+        )
+        drawn = self.draw(at_once, random)
         for _ in range(steps):
             while len(drawn) < size:
-                drawn = torch.cat([drawn, self.draw(self.batch or size, random)])
+                drawn = torch.cat([drawn, self.draw(at_once, random)])
             yield drawn[:size]
             drawn = drawn[size:]
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
-        random, size = epoch_generator(seed, 0, f"{purpose} judged", device), self.batch or self.count
-        return (torch.cat([self.draw(size, random).cpu() for _ in range(self.count // size)]),)
+        random = epoch_generator(seed, 0, f"{purpose} judged", device)
+        at_once = self.group if self.group > 1 else self.observations
+        draws = range(self.observations * self.group // at_once)
+        return (torch.cat([self.draw(at_once, random).cpu() for _ in draws]),)
 
 
 class GeneratedSamples(DrawnSamples):
@@ -219,29 +217,6 @@ class GeneratedSamples(DrawnSamples):
             return images if (low, high) == (-1, 1) else ((images + 1) * ((high - low) / 2) + low).clamp(low, high)
 
         super().__init__(name, generator.image_shape, draw, count, batch)
-
-
-@dataclass(frozen=True, eq=False)
-class PairBatches:
-    """Batches (xs, ys) of two distributions: `pairs.epoch(e)` iterates over those of epoch e."""
-
-    first: Samples
-    second: Samples
-    batch_size: int
-    steps_per_epoch: int
-    seed: int = 0
-    device: torch.device | str = "cpu"
-
-    def __post_init__(self) -> None:
-        require_one_shape(self.first, self.second)
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch
-
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        settings, device = (self.seed, epoch, self.steps_per_epoch, self.batch_size), torch.device(self.device)
-        xs, ys = self.first.batches(*settings, "first", device), self.second.batches(*settings, "second", device)
-        return zip(xs, ys, strict=True)
 
 
 def require_one_shape(first: Samples, second: Samples) -> None:
