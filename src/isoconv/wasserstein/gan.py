@@ -150,6 +150,8 @@ def train_gan(
     Beside what every run's folder holds there is `samples.png`, a grid of images from fixed noise. `training` says how to
     resume, stop and save; see `fit`.
     """
+    if folder.state.exists() and any(name.startswith("generator/") for name in read_tensors(folder.state)):
+        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: begin again (--overwrite).")
     gan, target = Gan(config), torch.device(device)
     training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
     training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
@@ -189,8 +191,6 @@ def train_generator(
     updates = len(EpochBatches(images, config.batch_size)) * config.epochs
     Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
     open_runs([run], [config], resume, overwrite)
-    if run.state.exists() and any(name.startswith("generator/") for name in read_tensors(run.state)):
-        raise IsoconvError(f"{folder} is of an older isoconv and cannot be resumed: begin again (--overwrite).")
     with watch(updates, run.updates_done()) as observer:
         return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
 
