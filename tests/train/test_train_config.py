@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from isoconv.cli import main
 from isoconv.errors import IsoconvError
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.losses import LOSSES, Loss, Option
-from train.toys import toy_config, train_toy
+from train.toys import toy_config
 
 
 def test_the_json_holds_every_setting_as_plain_data():
@@ -47,8 +48,9 @@ def test_a_setting_that_is_none_is_refused(name, value):
 def test_a_shape_an_option_a_recipe_or_a_method_that_is_none_is_refused():
     with pytest.raises(IsoconvError, match="input_shape"):
         replace(toy_config(), input_shape=(1, 0, 8))
-    with pytest.raises(IsoconvError, match=r"options .*'x'"):
-        toy_config(loss_options={"x": 1.0})
+    for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
+        with pytest.raises(IsoconvError, match=rf"option.*{word}"):
+            toy_config(loss="cross-entropy", loss_options={name: value})
     for recipe, conv in (("mine", "bcop"), ("default", "soc")):
         with pytest.raises(IsoconvError, match=r"mine|soc"):
             recipe_settings(recipe, "mnist", conv)
@@ -110,18 +112,22 @@ def test_a_new_method_is_one_record(monkeypatch):
 
 
 def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
-    """A choice, with options of its own, that a run is trained with and that its configuration keeps."""
+    """A choice, with options of its own, that a run is trained with, also by the command, and that its folder keeps."""
 
     def squared(logits: Tensor, labels: Tensor, sharpness: float) -> Tensor:
-        return sharpness * (logits - 2 * torch.eye(4)[labels]).square().mean()
+        return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
     monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option(1.0, "")}))
-    assert toy_config(loss="squared").options_of_loss() == {"sharpness": 1.0}
-    for k, options in enumerate(({}, {"sharpness": 3.0})):
-        train_toy(tmp_path / str(k), toy_config(loss="squared", loss_options=options, epochs=1, lr=1e-6))
-        assert TrainConfig.read(tmp_path / str(k) / "config.json").options_of_loss() == {"sharpness": 1.0} | options
-    first, second = (json.loads((tmp_path / str(k) / "metrics.jsonl").read_text())["loss"] for k in range(2))
-    assert second == pytest.approx(3 * first, rel=1e-3)
+    command = ["isoconv", "train", "digits", "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
+    losses = []
+    for k, sharpness in enumerate((1.0, 3.0)):
+        options = [] if k == 0 else ["--loss-option", "sharpness=3"]
+        monkeypatch.setattr(sys, "argv", [*command, "--device", "cpu", "--out", str(tmp_path / str(k)), *options])
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main()
+        assert TrainConfig.read(tmp_path / str(k) / "config.json").options_of_loss() == {"sharpness": sharpness}
+        losses.append(json.loads((tmp_path / str(k) / "metrics.jsonl").read_text())["loss"])
+    assert losses[1] == pytest.approx(3 * losses[0], rel=1e-3)
 
 
 def test_losses_recipes_and_the_rest_are_read_without_torch():

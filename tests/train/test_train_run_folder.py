@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from isoconv.certify import robust_accuracy
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_tensors
 from isoconv.pretrained import pretrained_folder
-from isoconv.train.classifier import TrainResult, evaluate
+from isoconv.train.classifier import TrainResult
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, load_run, seed_folders
@@ -86,7 +87,7 @@ def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path):
     images = as_float(test.images)
     with torch.no_grad():
         torch.testing.assert_close(model(images), trained.eval()(images), rtol=0, atol=1e-5)
-    assert evaluate(model, test, [], torch.device("cpu"))["clean"] == result.clean
+    assert robust_accuracy(model, test).clean == result.clean
 
 
 def test_load_run_of_what_is_no_finished_run(tmp_path):

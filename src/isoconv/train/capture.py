@@ -20,7 +20,7 @@ priority, and thereby streams of another pool, over what is built beside it.
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -210,9 +210,9 @@ class SharedUpdate:
         self.stacks = list[LayerStack]() if learners[0].update else stack_layers(models)
         self.optimiser = _join_optimisers(learners, self.stacks) if several else learners[0].optimiser
         # The passes of several networks run on streams of their own; those that build and move weights are others.
-        own = several and side_streams > 0
-        self.branches = [torch.cuda.Stream(device, priority=-1) for _ in models] if own else []
-        self.streams = SideStreams(device, min(_SIDE_STREAMS_STACKED if several else _SIDE_STREAMS, side_streams))
+        self.branches = SideStreams(device, len(models) if several and side_streams else 0, priority=-1)
+        count = min(_SIDE_STREAMS_STACKED if several else _SIDE_STREAMS, side_streams)
+        self.streams = SideStreams(device, count, spare=count * 2 // 5)
         self.moves = None
         if side_streams and isinstance(self.optimiser, SteepestDescent) and not learners[0].update:
             self.moves = _SideMoves(self.optimiser, self.streams)
@@ -224,26 +224,16 @@ class SharedUpdate:
         self.optimiser.zero_grad(set_to_none=True)
         with prepare_weights(self.stacks, self.streams):
             losses = []
+            self.branches.fork()
             for k, (learner, batch) in enumerate(zip(self.learners, batches, strict=True)):
-                with self._branch(k):
+                with self.branches.use(k):
                     losses.append(learner.compute_loss(batch))
-            self._wait_for_branches()
+            self.branches.join()
             (losses[0] if len(losses) == 1 else torch.stack(losses).sum()).backward()  # type: ignore[no-untyped-call]
-            self._wait_for_branches()
+            self.branches.join()
         (self.moves or self.optimiser).step()
         for learner in self.learners:
             learner.project_in_step()
-
-    def _branch(self, k: int) -> AbstractContextManager[object]:
-        """Return a context that runs on a network's own stream, after what has been launched on this one."""
-        if not self.branches:
-            return nullcontext()
-        self.branches[k].wait_stream(torch.cuda.current_stream(self.branches[k].device))
-        return torch.cuda.stream(self.branches[k])
-
-    def _wait_for_branches(self) -> None:
-        for branch in self.branches:
-            torch.cuda.current_stream(branch.device).wait_stream(branch)
 
     def end(self) -> None:
         """Leave the networks as any others."""
@@ -428,14 +418,13 @@ def _settle_in_place(layer: BuiltWeight, sources: Sequence[Tensor], steps: int |
 class SideStreams:
     """Some streams beside the current one. Work is dealt out to them in turn, and joined again at the end.
 
-    Of `count` streams, two in five are spare: pieces of work that others wait for may use those for parts of their own.
-    They belong to one training step. See Note [Streams of one's own]. With none, everything runs in a row.
+    Of `count` streams some may be spare: pieces of work that others wait for may use those for parts of their own. They
+    belong to one training step. See Note [Streams of one's own]. With none, everything runs in a row.
     """
 
-    def __init__(self, device: torch.device, count: int = 0) -> None:
+    def __init__(self, device: torch.device, count: int = 0, spare: int = 0, priority: int = 0) -> None:
         self.device = device
-        self.all = [torch.cuda.Stream(device) for _ in range(count)]
-        spare = count * 2 // 5
+        self.all = [torch.cuda.Stream(device, priority=priority) for _ in range(count)]
         self.streams, self.spare = self.all[spare:], itertools.cycle(self.all[:spare] or self.all)
 
     def fork(self) -> None:

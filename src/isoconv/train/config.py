@@ -169,7 +169,8 @@ class TrainConfig(NetworkSettings):
         for name, value in self.loss_options.items():
             known = LOSSES[self.loss].options
             require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))
-            require(math.isfinite(value), f"the option {name} to be a number", value)
+            least = 0 if name in self.positive else -math.inf
+            require(least < value < math.inf, f"a number above {least:g} for the option {name}", value)
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data; `loss_options` only where there are any."""

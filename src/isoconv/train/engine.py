@@ -82,6 +82,10 @@ class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to sto
     """Training was interrupted; everything is saved."""
 
 
+class Diverged(IsoconvError):  # noqa: N818  (as `Stopped`: what happened to the run)
+    """The loss or the weights are no numbers any more."""
+
+
 @dataclass(frozen=True)
 class FitResult(Record):
     """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch."""
@@ -263,7 +267,7 @@ def fit(
     processes = processes or Processes()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
     shared = momentum, epochs, steps, project_every, project_iterations, update, torch.device(device), processes.wrap
-    learners = [Learner(*own, *shared) for own in each]
+    learners = [Learner(*own, *shared) for own in each]  # type: ignore[call-arg]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = [(folders[k], learners[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
@@ -424,7 +428,7 @@ def _restore_random_numbers(learner: Learner) -> None:
 def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
     tensors = (*learner.sums.values(), *learner.model.parameters())
     if not math.isfinite(loss) or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-        raise IsoconvError(
+        raise Diverged(
             f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
             f"Try a smaller learning rate than {learner.lr:g}."
         )

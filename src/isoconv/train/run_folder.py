@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
+from isoconv.records import Record
 from isoconv.train.config import Settings, TrainConfig, make_model
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ except ImportError:  # on Windows; there runs are not locked
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
 _LOCK = ".lock"
 _RENAMED = {"progress/loss_sum": "progress/sums/loss", "progress/right": "progress/sums/accuracy"}  # in older states
+
+
+class Finding(Record):
+    """What a file of a run's folder holds. One that another version has written may hold more."""
+
+    ignores_unknown: ClassVar[bool] = True
 
 
 class RunFolder:
