@@ -255,6 +255,7 @@ GREY, COLOUR = FiniteSamples("a", pictures(4)), FiniteSamples("b", pictures(4, s
         (lambda: typical_scale(FLAT, FLAT, vectors(features=3, batch_size=4)), "differ"),
         (lambda: make_critic(vectors(conv="standard"), A, A), "standard"),
         (lambda: GeneratedSamples("g", Generator((1, 8, 8)), count=10), "batch of 64"),
+        (lambda: GeneratedSamples("g", Generator((1, 8, 8)), batch=1), "at least 2 images"),
     ],
 )
 def test_refused(call, word):

@@ -231,9 +231,6 @@ def test_betting_is_near_the_normal_approximation_for_many_samples_and_far_bette
     normal = 1.645 * float(z.std()) / math.sqrt(len(z))
     assert normal < width < 1.6 * normal
     assert width < math.sqrt(math.log(20) / (2 * len(z))) / 10
-
-
-def test_betting_with_no_spread_and_with_one_value():
     assert betting_lower_bound(torch.full((1000,), 0.5), 0.0, 1.0, 0.05) > 0.49
     assert 0 <= betting_lower_bound(torch.ones(1), 0.0, 1.0, 0.05) < 0.1
     assert betting_lower_bound(torch.zeros(10), 0.0, 1.0, 0.05) == 0
@@ -260,6 +257,8 @@ def test_distances_whose_squares_vanish(distance):
 
 X = torch.linspace(-1, 1, 120).reshape(40, 3)
 CRITIC = FCCritic(3, 8, 1)
+CHANGED = NearestAnchor(X[:1])
+CHANGED.sign = 5
 NAN = X.clone()
 NAN[3, 1] = torch.nan
 
@@ -286,6 +285,7 @@ CASES = [
     ({"critic": nn.Sequential(*list(CRITIC)[:-1])}, "one output"),
     ({"critic": AnchorCritics(X[:4], X[4:8])}, "AnchorCritics"),
     ({"critic": nn.Sequential(nn.Linear(3, 1), nn.Softmax(1))}, "Softmax"),
+    ({"critic": CHANGED}, "sign of ±1"),
     ({"xs": X * 1e30}, "norm"),
 ]
 
@@ -297,23 +297,10 @@ def test_refused(changed, word):
         wasserstein_lower_bound(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("call", "word"),
-    [
-        (lambda: FCCritic(3, depth=-1), "depth"),
-        (lambda: FCCritic(3, width=12), "group size"),
-        (lambda: FCCritic(3, activation="tanh"), "tanh"),
-        (lambda: NearestAnchor(X[0]), "matrix"),
-        (lambda: NearestAnchor(X, sign=2), "sign"),
-    ],
-)
-def test_critics_that_cannot_be(call, word):
-    with pytest.raises(IsoconvError, match=word):
-        call()
-
-
-def test_a_sign_that_was_changed():
-    anchor = NearestAnchor(X[:1])
-    anchor.sign = 5
-    with pytest.raises(IsoconvError, match="sign of ±1"):
-        wasserstein_lower_bound(nn.Sequential(anchor), X, X, whole=WHOLE)
+def test_critics_that_cannot_be():
+    for options, word in (({"depth": -1}, "depth"), ({"width": 12}, "group size"), ({"activation": "tanh"}, "tanh")):
+        with pytest.raises(IsoconvError, match=word):
+            FCCritic(3, **options)
+    for anchors, sign, word in ((X[0], 1, "matrix"), (X, 2, "sign")):
+        with pytest.raises(IsoconvError, match=word):
+            NearestAnchor(anchors, sign)

@@ -106,11 +106,10 @@ def wasserstein_lower_bound(
 
     The critic runs as `plain(critic)` in float64, on the device that it is on; its rounding is accounted for.
     """
-    check_confidence(confidence)
     check_batch_size(batch_size)
     value_range = _check_samples(xs, ys, value_range, whole, group)
     counts = [None if exact else len(s) // n for s, exact, n in zip((xs, ys), whole, group, strict=True)]
-    method = choose_method(method, value_range is not None, counts)
+    method = choose_method(method, confidence, value_range is not None, counts)
     refuse_strangers(critic)
     network = plain(critic).eval().double()
     constant, error = critic_bounds(network, xs.shape[1:])
@@ -233,17 +232,13 @@ def _down(value: float) -> float:
 # Arguments --------------------------------------------------------------------------------------------------------
 
 
-def check_confidence(confidence: float) -> None:
-    """Raise if the confidence is no probability."""
-    probability = isinstance(confidence, (int, float)) and 0 < confidence < 1
-    require(probability, "a confidence between 0 and 1, such as 0.95", confidence)
-
-
-def choose_method(method: str, bounded: bool, observations: Sequence[int | None]) -> str:
+def choose_method(method: str, confidence: float, bounded: bool, observations: Sequence[int | None]) -> str:
     """Return the method for so many independent observations of each side (None: it is whole), or raise if there is none.
 
     bounded : whether the range of the values is known
     """
+    probability = isinstance(confidence, (int, float)) and 0 < confidence < 1
+    require(probability, "a confidence between 0 and 1, such as 0.95", confidence)
     require(method in METHODS, f"method to be one of {', '.join(METHODS)}", repr(method))
     counts = [count for count in observations if count is not None]
     if not counts:

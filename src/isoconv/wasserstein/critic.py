@@ -156,7 +156,7 @@ def choose_configs(
         require(not unused, f"options of the critic {name}", f"--{''.join(unused[:1])}, which it has no use for")
         if "batch_size" not in settings:
             config = replace(config, batch_size=min([config.batch_size, *(len(side.train) for side in finite)]))
-        if len(shape) == 1 and "epochs" not in settings and parts:
+        if len(shape) != 3 and "epochs" not in settings and parts:
             # A critic that sees few vectors too often learns them by heart, and its value on others falls.
             passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
             config = replace(config, epochs=min(config.epochs, max(_LEAST_EPOCHS, passes)))
@@ -339,22 +339,13 @@ def train_critics(
     own = {name: [getattr(config, name) for config in configs] for name in ("optimiser", "lr", "schedule")}
     training |= configs[0].training | own
     fits = fit(models, pairs, [CriticTask(config) for config in configs], folder=folders, device=target, **training)
+    judging: dict[str, Any] = {"confidence": confidence, "method": method, "units": units}
+    judging |= {"whole": (first.whole, second.whole), "group": (first.group, second.group)}
+    judging["value_range"] = value_range or configs[0].pixel_range
     for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
         critic = _best_column(models[k].eval(), config, first, second, target)
         judged = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
-        bounds = (
-            wasserstein_lower_bound(
-                critic,
-                *pair,
-                confidence,
-                value_range=config.pixel_range if value_range is None else value_range,
-                whole=(first.whole, second.whole),
-                group=(first.group, second.group),
-                method=method,
-                units=units,
-            )
-            for pair in itertools.product(*judged)
-        )
+        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(*judged)]
         bound = min(bounds, key=lambda bound: bound.lower)
         reported = ("first", "second", "model", "conv", "activation", "recipe", "seed")
         facts = vars(bound) | {name: getattr(config, name) for name in reported}

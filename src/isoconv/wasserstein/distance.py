@@ -17,7 +17,7 @@ from isoconv.records import require
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Observer, Silent
 from isoconv.train.run_folder import RunFolder, open_runs
-from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_confidence, check_range, choose_method
+from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range, choose_method
 from isoconv.wasserstein.critic import CriticConfig, DistanceBound, choose_configs, make_critic, train_critics
 from isoconv.wasserstein.gan import load_generator
 from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples, Samples, read_samples, require_one_shape
@@ -71,7 +71,6 @@ def distance_bound(
 
     The bound holds if the samples are independent draws of their distributions.
     """
-    check_confidence(confidence)
     device = choose_device(device)
     require(not (resume and overwrite), "--resume or --overwrite", "both")
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -87,7 +86,7 @@ def distance_bound(
     configs = choose_configs(first, second, critic, pixels, settings)
     try:
         bounded = value_range is not None or len(first.shape) == 3
-        choose_method(method, bounded, [first.observations, second.observations])
+        choose_method(method, confidence, bounded, [first.observations, second.observations])
     except IsoconvError as error:
         raise IsoconvError(" ".join(filter(None, [str(error), first.repeated, second.repeated]))) from None
     networks = [make_critic(config, first, second) for config in configs]
@@ -100,24 +99,14 @@ def distance_bound(
         if several and not resume:
             (folder / "result.json").unlink(missing_ok=True)
     share = 1 - (1 - confidence) / len(configs) if several else confidence  # so that all hold at once
+    judging: dict[str, Any] = {"confidence": share, "value_range": value_range, "method": method, "units": units}
+    # A run that has just been started has nothing to resume.
+    training: dict[str, Any] = {"device": device, "resume": bool(runs), "should_stop": should_stop}
     results = []
     for k, config in enumerate(configs):
         with watch(config, runs[k].updates_done() if runs else 0) as observer:
-            (trained,) = train_critics(
-                [config],
-                runs[k : k + 1] or None,
-                first,
-                second,
-                confidence=share,
-                value_range=value_range,
-                method=method,
-                units=units,
-                critics=[networks[k]],
-                device=device,
-                resume=bool(runs),  # a run that has just been started has nothing to resume
-                observer=observer,
-                should_stop=should_stop,
-            )
+            own: dict[str, Any] = {"critics": [networks[k]], "observer": observer}
+            (trained,) = train_critics([config], runs[k : k + 1] or None, first, second, **own, **judging, **training)
         results.append(trained.bound)
         if runs:
             plot_training(runs[k], trained.bound)

@@ -56,8 +56,7 @@ class GanConfig(Settings):
     @classmethod
     def read(cls, path: Path) -> "GanConfig":
         fields = read_json(path)
-        if fields.get("kind") != cls.kind:
-            raise IsoconvError(f"Expected the run of a generator in {path.parent}. Got a run of another kind.")
+        require(fields.get("kind") == cls.kind, f"the run of a generator in {path.parent}", "a run of another kind")
         return cls.from_fields(fields, str(path))
 
 
@@ -198,8 +197,7 @@ def train_generator(
 def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     """Return the generator of a finished run, and its configuration."""
     folder = RunFolder(Path(path))
-    if not folder.exists:
-        raise IsoconvError(f"Expected the run of a generator in {path}. There is no {folder.config.name} in it.")
+    require(folder.exists, f"the run of a generator in {path}", f"no {folder.config.name} there")
     config = GanConfig.read(folder.config)
     if not folder.model.exists():
         raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Go on: --resume.")

@@ -182,10 +182,8 @@ class DrawnSamples(Samples):
         self.name, self.shape, self.draw, self.group, self.observations = name, shape, draw, batch, count // batch
 
     def batches(self, seed: int, epoch: int, steps: int, size: int, purpose: str, device: torch.device) -> Batches:
-        random, at_once = (
-            epoch_generator(seed, epoch, f"{purpose} draws", device),
-            self.group if self.group > 1 else size,
-        )
+        random = epoch_generator(seed, epoch, f"{purpose} draws", device)
+        at_once = self.group if self.group > 1 else size
         drawn = self.draw(at_once, random)
         for _ in range(steps):
             while len(drawn) < size:
@@ -209,6 +207,7 @@ class GeneratedSamples(DrawnSamples):
     def __init__(
         self, name: str, generator: Generator, count: int = 6400, batch: int = 64, pixel_range: Interval = BYTES_RANGE
     ) -> None:
+        require(batch > 1, "a batch of at least 2 images, which the generator normalises over", batch)
         low, high = pixel_range
 
         @torch.no_grad()
