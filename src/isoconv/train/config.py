@@ -86,12 +86,16 @@ class Settings(Record):
 
     def require_same(self, folder: "RunFolder") -> None:
         """Raise unless the run in the folder has this configuration."""
-        saved = type(self).read(folder.config)
-        for name in self.to_fields():
-            kept, asked = getattr(saved, name), getattr(self, name)
-            if name not in self.not_compared and kept != asked:
-                values = f"Got {name} {asked}, where it has {kept}."
-                raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+        asked = {name: value for name, value in vars(self).items() if name not in self.not_compared}
+        refuse_other_options(vars(type(self).read(folder.config)), asked)
+
+
+def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise if a run that is to be resumed has others of the options that are asked for."""
+    for name, value in asked.items():
+        if stored[name] != value:
+            values = f"Got {name} {value}, where it has {stored[name]}."
+            raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ Both carry the hash of the weights that they were made from, so that what is lef
 """
 
 import base64
+import copy
 import io
 import math
 from collections.abc import Callable
@@ -148,7 +149,7 @@ def complete_run(
         accuracy, record = run.certify(data, device=device, progress=progress)
         run.keep(CERTIFIED, record.to_fields())
         made.append(CERTIFIED)
-    model, config = run.model.cpu(), run.config
+    model, config = copy.deepcopy(run.model).cpu(), run.config
     diagnostics, gallery, weights = _current(folder, model)
     if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
         _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)

@@ -14,7 +14,7 @@ from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings, refuse_other_options
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
@@ -143,11 +143,8 @@ def _read_configs(folders: Sequence[RunFolder], data: str | None, asked: dict[st
         raise IsoconvError(f"Expected a run to resume in {missing[0].path}. There is none.")
     configs = [TrainConfig.read(run.config) for run in folders]
     first = configs[0]
-    stored = vars(first) | {"size": first.input_shape[1:], "seeds": [config.seed for config in configs]}
-    for name, value in asked.items():
-        if stored[name] != value:
-            values = f"Got {name} {value}, where it has {stored[name]}."
-            raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+    others = {"size": first.input_shape[1:], "seeds": [config.seed for config in configs]}
+    refuse_other_options(vars(first) | others, asked)
     if data is not None and first.data not in (data, str(Path(data).resolve())):
         raise IsoconvError(f"Expected the data that the run was started with, {first.data}. Got {data}.")
     return configs
