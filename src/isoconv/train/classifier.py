@@ -107,12 +107,15 @@ def train_classifiers(
             return [TrainResult.read(folder.result) for folder in folders]
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
-        measured: dict[str, Any]
-        measured = {"device": device_name(target), "torch": torch.__version__, "peak_memory_mib": _peak_memory(target)}
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
             figures = {} if test is None else figures_of(robust_accuracy(model.eval(), test, epsilons))
-            result = TrainResult(config.seed, config.epochs, fitted.seconds, len(configs), **measured, **figures)
+            figures |= {
+                "device": device_name(target),
+                "torch": torch.__version__,
+                "peak_memory_mib": _peak_memory(target),
+            }
+            result = TrainResult(config.seed, config.epochs, fitted.seconds, len(configs), **figures)
             if folders and processes.first:
                 folders[k].finish(model.eval(), result.to_fields())
             results.append(result)
