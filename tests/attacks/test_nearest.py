@@ -12,7 +12,7 @@ from attacks.attack_reference import (
     linear_problem,
     wrong,
 )
-from isoconv.attacks.nearest import nearest
+from isoconv.attacks.gradient import nearest
 from isoconv.certify import Certifier
 from isoconv.models import Small
 
