@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel
+from isoconv.records import require
 from isoconv.theory.orthogonality import (
     leading_projector,
     require_orthogonal_matrix,
@@ -70,30 +70,26 @@ def double_network(network: BCOPNetwork) -> BCOPNetwork:
     channels are ordered as in Note [Where the dummies go]; `real_channels(n)` says where those of a bias, say, are now.
     """
     first, rest, head = network
-    if first.H.dim() != 2 or first.H.shape[0] > first.H.shape[1]:
-        raise IsoconvError(f"Expected a first layer with H (m, n), m ≤ n. Got shape {tuple(first.H.shape)}.")
+    fits = first.H.dim() == 2 and first.H.shape[0] <= first.H.shape[1]
+    require(fits, "a first layer with H (m, n), m ≤ n", f"shape {tuple(first.H.shape)}")
     n = first.H.shape[1]
     require_orthonormal_rows(first.H)
-    shapes = {tuple(layer.H.shape) for layer in rest}
-    if shapes - {(n, n)}:
-        raise IsoconvError(f"Expected H of shape ({n}, {n}) after the first layer. Got {sorted(shapes)}.")
-    if head.dim() != 2 or head.shape[1] % n:
-        raise IsoconvError(f"Expected a head (classes, {n}·height·width). Got shape {tuple(head.shape)}.")
+    shapes = sorted({tuple(layer.H.shape) for layer in rest})
+    require(shapes in ([], [(n, n)]), f"H of shape ({n}, {n}) after the first layer", shapes)
+    fits = head.dim() == 2 and head.shape[1] % n == 0
+    require(fits, f"a head (classes, {n}·height·width)", f"shape {tuple(head.shape)}")
     order = _channel_order(n).to(head.device)
 
-    def permute(matrix: Tensor) -> Tensor:
-        return matrix[order][:, order]
+    def arrange(H: Tensor, *families: Sequence[Tensor]) -> BCOPFactors:
+        return BCOPFactors(H[:, order], *([p[order][:, order] for p in family] for family in families))
 
-    def double_family(projectors: Sequence[Tensor]) -> list[Tensor]:
-        return [permute(_double_projector(p)) for p in projectors]
-
-    widened = torch.cat([first.H, torch.zeros_like(first.H)], dim=1)[:, order]
-    layers = [BCOPFactors(permute(double(*layer).H), double_family(layer.P), double_family(layer.Q)) for layer in rest]
+    widened = torch.cat([first.H, torch.zeros_like(first.H)], dim=1)
+    families = ([_double_projector(p) for p in family] for family in (first.P, first.Q))
+    doubled = [double(*layer) for layer in rest]
+    layers = [arrange(H[order], P, Q) for H, P, Q in doubled]
     per_channel = head.reshape(head.shape[0], n, -1)
     padded = torch.cat([per_channel, torch.zeros_like(per_channel)], dim=1)
-    return BCOPNetwork(
-        BCOPFactors(widened, double_family(first.P), double_family(first.Q)), layers, padded[:, order].flatten(1)
-    )
+    return BCOPNetwork(arrange(widened, *families), layers, padded[:, order].flatten(1))
 
 
 def real_channels(n: int) -> Tensor:
@@ -108,7 +104,6 @@ def _double_projector(projector: Tensor) -> Tensor:
 
 def _channel_order(n: int) -> Tensor:
     """Return which of the channels "n real ones, then n dummies" stands at each place of a doubled layer."""
-    if n % 2:
-        raise IsoconvError(f"Expected an even number of channels, since MaxMin pairs them. Got {n}.")
+    require(n % 2 == 0, "an even number of channels, since MaxMin pairs them", n)
     channels = torch.arange(2 * n).reshape(2, 2, n // 2)  # real or dummy, half, place
     return channels.transpose(0, 1).reshape(-1)

@@ -35,16 +35,16 @@ the best.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice, pairwise, product
 from math import comb
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel_1d, projector_from_basis
 from isoconv.linalg.spectrum import circular_symbol
+from isoconv.records import require
 from isoconv.theory.orthogonality import (
     determinant_sign,
     leading_projector,
@@ -76,15 +76,12 @@ def kernel_elements(kernel: Tensor) -> Tensor:
 
     This is the Corollary "Triangular Map between A and B", solved: B_k = Σ_{j ≤ k} C(K−1−j, k−j) A_j.
     """
-    m = _degree(kernel)
-    return _apply(kernel, [[comb(m - j, k - j) if j <= k else 0 for j in range(m + 1)] for k in range(m + 1)])
+    return _combine_taps(kernel, 1)
 
 
 def kernel_from_elements(elements: Tensor) -> Tensor:
     """Return the inverse of `kernel_elements`: A_j = Σ_{i ≤ j} (−1)^{j−i} C(K−1−i, j−i) B_i, the Lemma as it is stated."""
-    m = _degree(elements)
-    coefficients = [[(-1) ** (j - i) * comb(m - i, j - i) if i <= j else 0 for i in range(m + 1)] for j in range(m + 1)]
-    return _apply(elements, coefficients)
+    return _combine_taps(elements, -1)
 
 
 def rank_sum(kernel: Tensor, *, tolerance: float | None = None) -> int:
@@ -110,10 +107,8 @@ def component(kernel: Tensor, *, tolerance: float | None = None) -> Component:
 
 def exhibit_components(n: int, K: int, *, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Component, Tensor]]:
     """Yield one kernel (n, n, K) from each of the 2(K − 1)n + 2 components, with the component that it was built for."""
-    families = projector_families(n, K, dtype)
-    for sign in (1, -1):
-        for total, projectors in enumerate(families):
-            yield Component(sign, total), bcop_kernel_1d(signed_identity(n, sign, dtype), projectors)
+    for sign, (total, projectors) in product((1, -1), enumerate(projector_families(n, K, dtype))):
+        yield Component(sign, total), bcop_kernel_1d(signed_identity(n, sign, dtype), projectors)
 
 
 def separation(kernel_a: Tensor, kernel_b: Tensor, *, frequencies: int = 256) -> float:
@@ -130,20 +125,17 @@ def separation(kernel_a: Tensor, kernel_b: Tensor, *, frequencies: int = 256) ->
 
 def projector_families(n: int, K: int, dtype: torch.dtype) -> list[list[Tensor]]:
     """Return K − 1 diagonal projectors for each rank sum from 0 to (K − 1)n."""
-    if n < 1 or K < 1:
-        raise IsoconvError(f"Expected n, K ≥ 1. Got n = {n} and K = {K}.")
+    require(n >= 1 and K >= 1, "n, K ≥ 1", f"n = {n} and K = {K}")
     totals = range((K - 1) * n + 1)
     return [[leading_projector(n, rank, dtype) for rank in canonical_ranks(n, K, total)] for total in totals]
 
 
-def _degree(kernel: Tensor) -> int:
-    if kernel.dim() != 3 or kernel.shape[-1] == 0:
-        raise IsoconvError(f"Expected a 1-D kernel (c_out, c_in, K). Got shape {tuple(kernel.shape)}.")
-    return kernel.shape[-1] - 1
-
-
-def _apply(kernel: Tensor, coefficients: list[list[int]]) -> Tensor:
-    """Return the taps Σ_j coefficients[k][j] · tap j for each k."""
+def _combine_taps(kernel: Tensor, sign: int) -> Tensor:
+    """Return the taps Σ_{j ≤ k} sign^{k−j} C(K−1−j, k−j) · tap j for each k."""
+    fits = kernel.dim() == 3 and kernel.shape[-1] > 0
+    require(fits, "a 1-D kernel (c_out, c_in, K)", f"shape {tuple(kernel.shape)}")
+    K = kernel.shape[-1]
+    coefficients = [[sign ** (k - j) * comb(K - 1 - j, k - j) if j <= k else 0 for j in range(K)] for k in range(K)]
     return kernel @ torch.tensor(coefficients, dtype=kernel.dtype, device=kernel.device).mT
 
 

@@ -12,13 +12,14 @@ smaller neighbour, and every kernel can be written with ranks as equal as their 
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import projector_from_basis
-from isoconv.theory.orthogonality import range_and_null, require_one_shape, require_projector
+from isoconv.records import require
+from isoconv.theory.orthogonality import range_basis, require_one_shape, require_projector
 
 Factors = tuple[Tensor, list[Tensor]]
 
@@ -31,16 +32,14 @@ def move_rank(donor: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
     the donor's range is orthogonal to the receiver's, and refused if there is none. In the precision of the input.
     """
     require_one_shape("projectors", donor, receiver)
-    given, _ = range_and_null(donor)
-    taken, _ = range_and_null(receiver)
+    given, taken = range_basis(donor), range_basis(receiver)
     # x = given·v with takenᵀ·given·v = 0. Right singular vectors beyond the number of rows are null vectors without
     # any decision about what counts as zero: that is the case of the larger donor.
     _, values, right = torch.linalg.svd(taken.mT @ given)
-    larger = given.shape[1] > taken.shape[1]
-    tolerance = 10 * donor.shape[0] * torch.finfo(donor.dtype).eps
-    if not larger and (given.shape[1] == 0 or bool(values[given.shape[1] - 1] > tolerance)):
-        ranks = f"ranks {given.shape[1]} and {taken.shape[1]}"
-        raise IsoconvError(f"Expected a vector of the donor's range orthogonal to the receiver's. Got none, {ranks}.")
+    rank, other = given.shape[1], taken.shape[1]
+    tolerance = 10 * len(donor) * torch.finfo(donor.dtype).eps
+    exists = rank > other or (rank > 0 and bool(values[rank - 1] <= tolerance))
+    require(exists, "a vector of the donor's range orthogonal to the receiver's", f"none, ranks {rank} and {other}")
     # `right` ends with the smallest singular value's vector (a null vector): it goes, the others stay.
     stays, moves = given @ right[:-1].mT, given @ right[-1:].mT
     grown = torch.linalg.qr(torch.cat([taken, moves], dim=1)).Q
@@ -54,11 +53,9 @@ def imbalance_score(ranks: Sequence[int]) -> int:
 
 def canonical_ranks(n: int, K: int, rank_sum: int) -> tuple[int, ...]:
     """Return the canonical rank tuple: K − 1 ranks within one of each other, ascending, with the given sum."""
-    if K < 1 or n < 1 or not 0 <= rank_sum <= (K - 1) * n:
-        raise IsoconvError(f"Expected n, K ≥ 1 and 0 ≤ rank sum ≤ (K − 1)n. Got n = {n}, K = {K}, {rank_sum}.")
-    if K == 1:
-        return ()
-    low, larger = divmod(rank_sum, K - 1)
+    fits = K >= 1 and n >= 1 and 0 <= rank_sum <= (K - 1) * n
+    require(fits, "n, K ≥ 1 and 0 ≤ rank sum ≤ (K − 1)n", f"n = {n}, K = {K}, {rank_sum}")
+    low, larger = divmod(rank_sum, max(1, K - 1))
     return (low,) * (K - 1 - larger) + (low + 1,) * larger
 
 
@@ -71,8 +68,9 @@ def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
     bubble sort. In every move the donor's rank exceeds the receiver's, which is what `move_rank` needs.
     """
     current = list(ranks)
-    while (pair := _closest_unequal_pair(current)) is not None:
-        low, high = pair
+    pairs = sorted(permutations(range(len(current)), 2), key=lambda pair: (abs(pair[0] - pair[1]), min(pair)))
+    while unequal := [(low, high) for low, high in pairs if current[high] - current[low] >= 2]:
+        low, high = unequal[0]
         step = 1 if low > high else -1
         for donor in range(high, low, step):
             yield donor, donor + step
@@ -98,16 +96,5 @@ def canonicalise(H: Tensor, P: Sequence[Tensor]) -> Factors:
 
 def projector_dimension(n: int, rank: int) -> int:
     """Return the dimension of P(n, rank), the symmetric n×n projectors of that rank: rank·(n − rank), largest at n/2."""
-    if not 0 <= rank <= n:
-        raise IsoconvError(f"Expected a rank between 0 and {n}. Got {rank}.")
+    require(0 <= rank <= n, f"a rank between 0 and {n}", rank)
     return rank * (n - rank)
-
-
-def _closest_unequal_pair(ranks: list[int]) -> tuple[int, int] | None:
-    """Return (index of the smaller, index of the larger) of the closest pair of ranks that differ by two or more."""
-    for distance in range(1, len(ranks)):
-        for i in range(len(ranks) - distance):
-            j = i + distance
-            if abs(ranks[i] - ranks[j]) >= 2:
-                return (i, j) if ranks[i] < ranks[j] else (j, i)
-    return None

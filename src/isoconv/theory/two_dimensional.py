@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel, compose_kernels, projector_column, projector_row
+from isoconv.records import require
 from isoconv.theory.one_dimensional import projector_families, rank_sum
 from isoconv.theory.orthogonality import determinant_sign, orthogonality_tolerance, require_orthogonal, signed_identity
 
@@ -71,8 +71,7 @@ def exhibit_components_2d(
 
 def recover_2x2(kernel: Tensor, *, tolerance: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return (H, P, Q) of any orthogonal kernel (n, n, 2, 2); see Note [2×2 kernels]. In the precision of the kernel."""
-    if kernel.dim() != 4 or kernel.shape[2:] != (2, 2):
-        raise IsoconvError(f"Expected a kernel (n, n, 2, 2). Got shape {tuple(kernel.shape)}.")
+    require(kernel.dim() == 4 and kernel.shape[2:] == (2, 2), "a kernel (n, n, 2, 2)", f"shape {tuple(kernel.shape)}")
     require_orthogonal(kernel, 2, tolerance)
     H = kernel.sum((2, 3))
     return H, H.mT @ kernel[:, :, 0, :].sum(-1), H.mT @ kernel[:, :, :, 0].sum(-1)
