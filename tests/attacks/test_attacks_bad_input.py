@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.attack_reference import grey_images, linear_classifier
+from attacks.attack_reference import DECISION_ATTACKS, grey_images, linear_classifier
 from isoconv import IsoconvError
 from isoconv.attacks import apgd, boundary, fgsm, pgd, pointwise, rounding_search
-from isoconv.attacks.decision import import_foolbox
 from isoconv.attacks.gradient import nearest
 from isoconv.nn import MaxMin
 
@@ -19,12 +18,7 @@ MODEL = linear_classifier(6, 3)
 IMAGES = grey_images(4, 6)
 LABELS = torch.tensor([0, 1, 2, 0])
 
-ATTACKS: dict[str, Callable[..., Any]] = {"pgd": pgd, "fgsm": fgsm, "apgd": apgd, "rounding_search": rounding_search}
-try:
-    import_foolbox()
-    ATTACKS |= {"boundary": boundary, "pointwise": pointwise}
-except IsoconvError:
-    pass
+ATTACKS = {"pgd": pgd, "fgsm": fgsm, "apgd": apgd, "rounding_search": rounding_search, **DECISION_ATTACKS}
 
 
 class Returns(nn.Module):
@@ -57,7 +51,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     *(({"images": images}, "batch of .*images") for images in (IMAGES[0], torch.zeros(4, 0))),
     ({"images": grey_images(4, 7)}, r"images that the model can take .* \(4, 7\)"),
     *(({"labels": torch.tensor([0, 1, t, 0])}, rf"labels from 0 to 2.* \[{t}\]") for t in (3, -1)),
-    *(({"labels": labels}, "integer labels, one for each of 4 images") for labels in (LABELS[:3], LABELS[:, None], LABELS > 0, [0])),
+    *(({"labels": labels}, "labels, one for each of 4") for labels in (LABELS[:3], LABELS[:, None], LABELS > 0, [0])),
     *(({"epsilon": epsilon}, rf"(epsilon|radii) .* \[{epsilon}\]") for epsilon in (-0.1, float("nan"), float("inf"))),
     *(({"epsilon": epsilon}, "(epsilon|radii), one number or one for each") for epsilon in ("0.1", True)),
     *(({"epsilon": epsilon}, "one for each of 4 images") for epsilon in (torch.ones(3), torch.ones(4).long())),

@@ -10,19 +10,23 @@ from attacks.attack_reference import (
     grey_images,
     linear_classifier,
     linear_problem,
+    small,
     wrong,
 )
 from isoconv.attacks.gradient import nearest
 from isoconv.certify import Certifier
-from isoconv.models import Small
 
 
 def test_it_finds_the_boundary_of_a_linear_classifier():
+    """Never below the true distance, little above it; more rounds are never worse."""
     model, images, labels, least = linear_problem(20, 4, 12)
-    found = nearest(model, images, labels)
-    assert bool(found.success.all()) and bool(found.clean.all())
-    assert bool((found.norms >= least * (1 - 1e-9)).all())
-    assert float((found.norms / least).max()) < 1.02
+    told = []
+    few = nearest(model, images, labels, rounds=1)
+    many = nearest(model, images, labels, progress=lambda *state: told.append(state))
+    assert bool(many.success.all()) and bool(many.clean.all())
+    assert bool(((least * (1 - 1e-9) <= many.norms) & (many.norms <= few.norms)).all())
+    assert float((many.norms / least).max()) < 1.02
+    assert told == [(k, 8) for k in range(1, 9)]
 
 
 def test_every_point_keeps_its_promises():
@@ -36,8 +40,7 @@ def test_every_point_keeps_its_promises():
 
 
 def test_it_is_never_within_a_certified_radius():
-    torch.manual_seed(0)
-    model = Small((1, 8, 8), 5)
+    model = small()
     images = torch.rand(10, 1, 8, 8, generator=generator(), dtype=torch.float64)
     certified = Certifier(model, (1, 8, 8))(images)
     found = nearest(model, images, certified.prediction, certified=certified.radius)
@@ -48,20 +51,9 @@ def test_it_is_never_within_a_certified_radius():
 
 
 def test_nothing_is_found_where_there_is_nothing():
-    images = grey_images(3, 6)
-    found = nearest(
-        Lead(lambda x: 1 + 1e-3 * x.sum(dim=1)), images, torch.zeros(3, dtype=torch.int64), rounds=2, steps=5
-    )
+    images, labels = grey_images(3, 6), torch.zeros(3, dtype=torch.int64)
+    found = nearest(Lead(lambda x: 1 + 1e-3 * x.sum(dim=1)), images, labels, rounds=2, steps=5)
     assert not bool(found.success.any()) and bool(found.clean.all())
     assert torch.equal(found.images, images) and float(found.norms.max()) == 0
     farthest = (images - (images < 0.5).double()).norm(dim=1)
     assert bool((found.epsilon >= farthest).all())  # it has looked in all of [0, 1]ⁿ
-
-
-def test_more_rounds_are_never_worse_and_progress_is_told():
-    model, images, labels, _ = linear_problem(6, 3, 12)
-    seen = []
-    few = nearest(model, images, labels, rounds=1)
-    many = nearest(model, images, labels, rounds=6, progress=lambda done, total: seen.append((done, total)))
-    assert bool((many.norms <= few.norms).all())
-    assert seen == [(k, 6) for k in range(1, 7)]

@@ -37,8 +37,8 @@ def orthogonality_tolerance(kernel: Tensor) -> float:
     return 10 * kernel[0].numel() * torch.finfo(kernel.dtype).eps
 
 
-def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None = None) -> None:
-    """Raise if this is not the kernel of a square orthogonal convolution, and say by how much it is not."""
+def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None = None) -> float:
+    """Raise if this is not the kernel of a square orthogonal convolution to the tolerance, and return that."""
     shape = "(n, n" + ", K" * dimensions + ")"
     square = kernel.dim() == 2 + dimensions and kernel.shape[0] == kernel.shape[1] and len(set(kernel.shape[2:])) == 1
     fits = square and kernel.numel() > 0 and kernel.is_floating_point()
@@ -47,6 +47,7 @@ def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None 
     residual = orthogonality_residual(kernel)
     bound = f"an orthogonal kernel, ‖W □ Wᵀ − I‖_max ≤ {tolerance:.1e}"
     require(residual <= tolerance, bound, f"a residual of {residual:.1e}")  # NaN is refused too
+    return tolerance
 
 
 def require_orthonormal_rows(matrix: Tensor) -> None:
