@@ -23,7 +23,7 @@ from attacks.attack_reference import (
 from isoconv import IsoconvError
 from isoconv.attacks import AttackResult, boundary, pointwise
 from isoconv.attacks.decision import Watched
-from isoconv.attacks.search import Deployed
+from isoconv.attacks.search import Search
 
 Attack = Callable[..., AttackResult]
 
@@ -56,7 +56,8 @@ def test_decisions_are_made_in_full_float32(device: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
     images = torch.rand(50, 3, 8, 8)
-    logits = Deployed(model.to(device), torch.device(device), torch.float32).search_logits(images.to(device))
+    search = Search(model.to(device), images, torch.zeros(50, dtype=torch.int64), 0.1)
+    logits = search.logits(images.to(device))
     assert (logits.cpu() - logits64(model.cpu(), images)).abs().max() < 2e-6
 
 
@@ -92,8 +93,7 @@ def test_points_are_tried_further_out_too(attack: Attack) -> None:
 def test_the_first_query_is_answered_as_foolbox_expects() -> None:
     """It asks about the starting points, and stops if one is not misclassified; what is watched is the truth."""
     model, images, labels, _ = problem()
-    network = Deployed(model, torch.device("cpu"), torch.float32)
-    watched = Watched(network, images.float(), labels, torch.ones(8))
+    watched = Watched(Search(model, images, labels, 1.0), torch.arange(8))
     assert bool((watched(images.float()).argmax(dim=1) != labels).all())
     assert bool((watched(images.float()).argmax(dim=1) == labels).all())
     assert bool((watched.distance == torch.inf).all())

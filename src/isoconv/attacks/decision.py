@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from isoconv.attacks.ball import choose, column
-from isoconv.attacks.search import AttackResult, Budget, Deployed, Options, Search, check_counts, without_autograd
+from isoconv.attacks.search import AttackResult, Budget, Options, Search, check_counts, without_autograd
 from isoconv.errors import IsoconvError
 
 _POOL = 1000  # images of the set that may serve as a starting point
@@ -39,7 +39,7 @@ def boundary(
     check_counts(steps=steps)
     attack = import_foolbox().attacks.BoundaryAttack(steps=steps)
     # foolbox works in float32, however small the budget.
-    return _decide(Search(model, images, labels, epsilon, search_dtype=torch.float32, **options), attack)
+    return _decide(Search(model, images, labels, epsilon, dtype=torch.float32, **options), attack)
 
 
 @without_autograd
@@ -53,7 +53,7 @@ def pointwise(
     """
     check_counts(queries=queries)
     attack = import_foolbox().attacks.PointwiseAttack()
-    return _decide(Search(model, images, labels, epsilon, search_dtype=torch.float32, **options), attack, queries)
+    return _decide(Search(model, images, labels, epsilon, dtype=torch.float32, **options), attack, queries)
 
 
 def import_foolbox() -> Any:
@@ -71,24 +71,22 @@ def import_foolbox() -> Any:
 
 def _decide(search: Search, attack: Any, queries: int | None = None) -> AttackResult:
     pool = _starting_pool(search)
-    predictions = search.network.search_logits(pool).argmax(dim=1)
+    predictions = search.logits(pool).argmax(dim=1)
     for number, index in enumerate(search.batches(search.standing())):
         images, labels = search.originals[index], search.labels[index]
         distances = torch.cdist(images.float().flatten(1), pool.flatten(1))
         nearest = torch.where(predictions[None] == labels[:, None], torch.inf, distances).min(dim=1)
-        starts = _approach(search.network, images.float(), labels, pool[nearest.indices])
+        starts = _approach(search, images.float(), labels, pool[nearest.indices])
         rows = nearest.values.isfinite()  # where a misclassified point is known
         if bool(rows.any()):
-            images, labels, epsilon = images[rows], labels[rows], search.epsilon[index[rows]]
-            enough = 0.999 * epsilon.float() if search.early_stop else torch.full_like(epsilon.float(), -1.0)
-            watched = Watched(search.network, images.float(), labels, enough, queries)
-            with _seed_global_generators(search.network.device, search.seed, number):
+            watched = Watched(search, index[rows], queries)
+            with _seed_global_generators(search.device, search.seed, number):
                 watched.run(attack, starts[rows])
-            away = watched.closest.to(images) - images
+            away = watched.closest.to(images) - images[rows]
             search.judge(index[rows], away)
             # And as far out in that direction as is allowed: float64 may see the boundary a little further away.
             norms = torch.linalg.vector_norm(away.flatten(1), dim=1).clamp_min(torch.finfo(torch.float64).tiny)
-            search.judge(index[rows], away * column(epsilon / norms, away))
+            search.judge(index[rows], away * column(search.epsilon[index[rows]] / norms, away))
         search.finish(index)
     return search.result()
 
@@ -102,12 +100,12 @@ def _starting_pool(search: Search) -> Tensor:
     return torch.cat([originals, torch.cat([noise, *shades]).to(originals)])
 
 
-def _approach(network: Deployed, images: Tensor, labels: Tensor, starts: Tensor) -> Tensor:
+def _approach(search: Search, images: Tensor, labels: Tensor, starts: Tensor) -> Tensor:
     """Draw misclassified points towards the images, up to the boundary."""
     outer, inner = starts, images
     for _ in range(_BISECTIONS):
         middle = (outer + inner) / 2
-        fooled = network.search_logits(middle).argmax(dim=1) != labels
+        fooled = search.logits(middle).argmax(dim=1) != labels
         outer, inner = choose(fooled, middle, outer), choose(fooled, inner, middle)
     return outer
 
@@ -119,20 +117,20 @@ class _EnoughError(Exception):
 class Watched(Module):
     """A network that remembers, of each image, the nearest misclassified point that it was queried about.
 
-    Every query is about the whole batch, in order; the first is about the starting points. It raises when all distances
-    are at most `enough`, or after `queries` queries.
+    Every query is about the whole batch, in order; the first is about the starting points. It raises when all images are
+    fooled within their budget, if that is a reason to stop early, or after `queries` queries.
     """
 
-    def __init__(
-        self, network: Deployed, images: Tensor, labels: Tensor, enough: Tensor, queries: int | None = None
-    ) -> None:
+    def __init__(self, search: Search, index: Tensor, queries: int | None = None) -> None:
         super().__init__()
-        self.network, self.images, self.labels = network, images, labels
-        self.enough, self.queries, self.count = enough, queries, 0
-        self.closest, self.distance = images, torch.full_like(enough, torch.inf)
+        self.search, self.queries, self.count = search, queries, 0
+        self.closest = self.images = search.originals[index].float()
+        self.labels, epsilon = search.labels[index], search.epsilon[index].float()
+        self.enough = 0.999 * epsilon if search.early_stop else -torch.ones_like(epsilon)
+        self.distance = torch.full_like(epsilon, torch.inf)
 
     def forward(self, points: Tensor) -> Tensor:
-        logits = self.network.search_logits(points)
+        logits = self.search.logits(points)
         distance = torch.linalg.vector_norm((points - self.images).flatten(1), dim=1)
         closer = (logits.argmax(dim=1) != self.labels) & (distance < self.distance)
         self.closest, self.distance = choose(closer, points, self.closest), choose(closer, distance, self.distance)

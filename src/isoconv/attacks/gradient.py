@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 from typing import Literal, Unpack, get_args
 
 import numpy as np
@@ -24,7 +25,6 @@ from isoconv.attacks.search import (
     Options,
     Search,
     check_counts,
-    is_number,
     margin_loss,
     margins_of,
     without_autograd,
@@ -65,7 +65,7 @@ def pgd(
     random starts, whatever the batch size. See `Options` for the options.
     """
     check_counts(steps=steps, restarts=restarts)
-    positive = step_size is None or (is_number(step_size) and 0 < step_size < math.inf)
+    positive = step_size is None or (isinstance(step_size, Real) and 0 < step_size < math.inf)
     require(positive, "step_size finite and positive", repr(step_size))
     search = Search(model, images, labels, epsilon, **options)
     runs = [partial(Ascent, steps=steps, step_size=step_size)] * (restarts if random_start else 1)
@@ -128,7 +128,7 @@ def nearest(
     check_counts(steps=steps)
     check_counts(0, rounds=rounds)
     progress, options["seed"] = options.pop("progress", None), options.get("seed", 0)
-    search = Search(model, images, labels, certified, search_dtype=torch.float64, budget="certified", **options)
+    search = Search(model, images, labels, certified, dtype=torch.float64, budget="certified", **options)
     images, low = search.originals, search.epsilon
     farthest = norm_bound(images, (images < 0.5).to(images))  # to the corner of [0, 1]ⁿ that is farthest away
 
@@ -167,7 +167,7 @@ def _draw_in(search: Search, rows: Tensor, result: AttackResult) -> tuple[Tensor
     for _ in range(_HALVINGS):
         share = (low + high) / 2
         candidates, lengths = into_ball(images, images + column(share, images) * (far - images), result.epsilon)
-        judged = search.network.margins(candidates, labels)
+        judged = search.judge_points(candidates, labels)
         fooled = result.success & (judged <= 0)
         nearer = fooled & (lengths < norms)
         points, norms, margins = map(partial(choose, nearer), (candidates, lengths, judged), (points, norms, margins))
@@ -185,9 +185,9 @@ class Ascent:
     def __init__(
         self, search: Search, index: Tensor, start: Tensor, steps: int, step_size: float | None = None
     ) -> None:
-        self.network, self.index, self.labels, self.steps = search.network, index, search.labels[index], steps
-        self.pixels = search.originals[index].to(self.network.search_dtype)
-        self.epsilon = search.epsilon[index].to(self.network.search_dtype)
+        self.search, self.index, self.labels, self.steps = search, index, search.labels[index], steps
+        self.pixels = search.originals[index].to(search.dtype)
+        self.epsilon = search.epsilon[index].to(search.dtype)
         self.lengths = self.epsilon if step_size is None else torch.full_like(self.epsilon, step_size)
         self.delta = self.clip(start.to(self.pixels))
         self.best_delta, self.best_loss = self.delta, torch.full_like(self.epsilon, -torch.inf)
@@ -202,7 +202,7 @@ class Ascent:
 
     def look(self) -> tuple[Tensor, Tensor]:
         """Return the loss at `delta` and the direction in which it grows, of length one."""
-        logits, losses, gradient = self.network.gradient(self.pixels + self.delta, self.loss)
+        logits, losses, gradient = self.search.gradient(self.pixels + self.delta, self.loss)
         self.remember(logits)
         return losses, unit(gradient)
 
@@ -245,7 +245,7 @@ class AutoAscent(Ascent):
         self.scaled, self.checkpoints = scaled, checkpoints(steps)
         self.targets: Tensor | None = None
         if rank is not None:
-            others = self.network.search_logits(self.pixels).scatter(1, self.labels[:, None], -torch.inf)
+            others = search.logits(self.pixels).scatter(1, self.labels[:, None], -torch.inf)
             self.targets = others.topk(rank + 1, dim=1).indices[:, rank]
         self.previous, self.previous_loss = self.delta, torch.full_like(self.epsilon, torch.inf)
         self.rises = torch.zeros_like(self.epsilon)
@@ -364,6 +364,6 @@ def _climb_batch(search: Search, ascent: Ascent) -> None:
             ascent.select(~fooled)
             if not len(ascent.index):
                 return
-    ascent.remember(search.network.search_logits(ascent.pixels + ascent.delta))  # the last step has not been looked at
+    ascent.remember(search.logits(ascent.pixels + ascent.delta))  # the last step has not been looked at
     for delta in (ascent.best_delta, ascent.delta):  # the precision of the search may not show that the last is best
         search.judge(ascent.index, delta)

@@ -47,10 +47,10 @@ def rounding_search(
     """
     check_counts(steps=steps, rounds=rounds, candidates=candidates)
     progress = options.pop("progress", None)  # a batch is finished after its walk, not when it has been climbed
-    search = Search(model, images, predictions, radii, search_dtype=torch.float64, budget="radii", **options)
+    search = Search(model, images, predictions, radii, dtype=torch.float64, budget="radii", **options)
     search.early_stop, seed = True, search.seed
     offsets = [_offsets(candidates, images.shape[1:], seed, number) for number in range(1, rounds)]
-    offsets = [offset.to(search.network.device) for offset in offsets]
+    offsets = [offset.to(search.device) for offset in offsets]
     done = len(images) - len(search.standing())
     for batch in search.batches(search.standing()):
         climb(search, batch, apgd_runs(search, "margin", 1, steps), seed)
@@ -79,7 +79,7 @@ def _walk(search: Search, index: Tensor, candidates: int, offsets: list[Tensor])
         repeated = (tensor.repeat_interleave(candidates, dim=0) for tensor in (images, radii, labels))
         repeated_images, repeated_radii, repeated_labels = repeated
         inside = excess(repeated_images, points, repeated_radii) <= 0
-        margins = search.network.margins(points, repeated_labels).reshape(-1, candidates)
+        margins = search.judge_points(points, repeated_labels).reshape(-1, candidates)
         variation = margins.amax(dim=1) - margins.amin(dim=1)
         margins = torch.where(inside.reshape(-1, candidates), margins, torch.inf)
         points = points.unflatten(0, (-1, candidates))
@@ -93,7 +93,7 @@ def _walk(search: Search, index: Tensor, candidates: int, offsets: list[Tensor])
         index, centres, lowest = index[left], centres[left], lowest[left]
     for size in _BATCH_SIZES if len(index) else ():
         pairs = zip(centres.split(size), search.labels[index].split(size), strict=True)
-        margins = torch.cat([search.network.margins(*pair) for pair in pairs])
+        margins = torch.cat([search.judge_points(*pair) for pair in pairs])
         _refute(search, index, centres[:, None], margins[:, None])
 
 

@@ -118,51 +118,6 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.where(margins.isnan(), -torch.inf, margins)
 
 
-class Deployed:
-    """`plain(model)` in evaluation mode on one device, twice: in float64 to judge with, in `search_dtype` to search with.
-
-    Its weights are built here, once, and frozen. The model itself is left alone.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device, search_dtype: torch.dtype) -> None:
-        frozen = plain(model).eval().requires_grad_(False)
-        self.device, self.search_dtype = device, search_dtype
-        self.searched = copy.deepcopy(frozen).to(device, search_dtype)
-        self.judged = frozen.to(device, torch.float64)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return logits in float64."""
-        return self._run(self.judged, images)
-
-    def margins(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the margins in float64: positive where the network is correct."""
-        return margins_of(self.logits(images), labels)
-
-    def search_logits(self, images: Tensor) -> Tensor:
-        """Return logits in the precision of the search, without TF32: decision attacks take steps below its ten bits."""
-        with full_precision(images):
-            return self._run(self.searched, images)
-
-    def gradient(self, images: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, the loss of each image, and its gradient in the pixels, in the precision of the search."""
-        images = images.detach().requires_grad_()
-        with torch.enable_grad(), matmul_precision(images, "high"), _explain(images):
-            logits = self._run(self.searched, images)
-            losses = loss(logits)
-            require(losses.requires_grad, "logits that can be differentiated in the pixels", "a constant")
-            (gradient,) = torch.autograd.grad(losses.sum(), images)
-        return logits.detach(), losses.detach(), gradient
-
-    def _run(self, network: nn.Module, images: Tensor) -> Tensor:
-        """Return the logits of a copy of the images, which the first module may change in place."""
-        with _explain(images):
-            logits = network(images.clone())
-        got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        fits = isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == len(images) and logits.shape[1] > 1
-        require(fits, f"logits ({len(images)}, classes) of at least 2 classes", got)
-        return logits
-
-
 @contextmanager
 def _explain(images: Tensor) -> Iterator[None]:
     """Turn off autocast, whose products are too rough to search with, and turn torch's errors into one line."""
@@ -179,11 +134,22 @@ def _explain(images: Tensor) -> Iterator[None]:
         raise IsoconvError(f"{expected}. Got shape {tuple(images.shape)}: {reason}") from error
 
 
-class Search:
-    """Judge points in float64 and keep, for each image, the one of the smallest margin.
+def _run(network: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits of a copy of the images, which the first module may change in place."""
+    with _explain(images):
+        logits = network(images.clone())
+    fits = isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == len(images) and logits.shape[1] > 1
+    require(fits, f"logits ({len(images)}, classes) of at least 2 classes", _kind(logits))
+    return logits  # type: ignore[no-any-return]
 
-    Everything is on the network's device until `result`. Rows are selected by `index`. `search_dtype` is float32 by
-    default, or float64 where float32 could not see the budget. `budget` is what errors call `epsilon`.
+
+class Search:
+    """Judge points by the network as it is deployed and keep, for each image, the one of the smallest margin.
+
+    The network is `plain(model)` in evaluation mode, twice: in float64 to judge with, in `dtype` to search with (float32 by
+    default, or float64 where float32 could not see the budget). Its weights are built here, once, and frozen; the model
+    itself is left alone. Everything is on one device until `result`. Rows are selected by `index`. `budget` is what errors
+    call `epsilon`.
     """
 
     def __init__(
@@ -193,7 +159,7 @@ class Search:
         labels: Tensor,
         epsilon: Budget,
         *,
-        search_dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
         budget: str = "epsilon",
         batch_size: int | None = None,
         device: torch.device | str | None = None,
@@ -202,13 +168,16 @@ class Search:
         early_stop: bool = True,
     ) -> None:
         _check_images(images)
-        device = _check_device(model, device)
+        self.device = device = _check_device(model, device)
         self.home, self.progress, self.seed, self.early_stop = images.device, progress, seed, early_stop
         self.originals = images.detach().to(device, torch.float64, copy=True)
         self.labels = _check_labels(labels, len(images)).to(device)
         self.epsilon = _check_budget(epsilon, len(images), budget).to(device)
         small = len(images) > 0 and float(self.epsilon.max()) < _SMALL
-        self.network = Deployed(model, device, search_dtype or (torch.float64 if small else torch.float32))
+        self.dtype = dtype or (torch.float64 if small else torch.float32)
+        frozen = plain(model).eval().requires_grad_(False)
+        self.searching = copy.deepcopy(frozen).to(device, self.dtype)
+        self.judging = frozen.to(device, torch.float64)
         usual = (_CPU_BATCH if device.type == "cpu" else _BATCH) * 3 * 32 * 32 // math.prod(images.shape[1:])
         self.batch_size = max(1, min(_BATCH, usual)) if batch_size is None else batch_size
         check_counts(batch_size=self.batch_size, seed=seed)
@@ -223,7 +192,7 @@ class Search:
         self.finish(self.everything[~self.clean | (self.epsilon == 0)])
 
     def _judge_clean(self, index: Tensor) -> None:
-        logits, labels = self.network.logits(self.originals[index]), self.labels[index]
+        logits, labels = _run(self.judging, self.originals[index]), self.labels[index]
         self.classes = logits.shape[1]
         unknown = labels[(labels < 0) | (labels >= self.classes)].tolist()
         require(not unknown, f"labels from 0 to {self.classes - 1}", unknown[:3])
@@ -234,11 +203,30 @@ class Search:
     def batches(self, index: Tensor) -> list[Tensor]:
         return list(index.split(self.batch_size)) if len(index) else []
 
+    def judge_points(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Return the margins in float64: positive where the network is correct."""
+        return margins_of(_run(self.judging, points), labels)
+
+    def logits(self, points: Tensor) -> Tensor:
+        """Return logits in the precision of the search, without TF32: decision attacks take steps below its ten bits."""
+        with full_precision(points):
+            return _run(self.searching, points)
+
+    def gradient(self, points: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, the loss of each image, and its gradient in the pixels, in the precision of the search."""
+        points = points.detach().requires_grad_()
+        with torch.enable_grad(), matmul_precision(points, "high"), _explain(points):
+            logits = _run(self.searching, points)
+            losses = loss(logits)
+            require(losses.requires_grad, "logits that can be differentiated in the pixels", "a constant")
+            (gradient,) = torch.autograd.grad(losses.sum(), points)
+        return logits.detach(), losses.detach(), gradient
+
     def judge(self, index: Tensor, perturbations: Tensor) -> Tensor:
         """Project perturbed images into the ball, keep those stronger than what is known, and return their margins."""
         images = self.originals[index]
         points, norms = into_ball(images, images + perturbations.to(images), self.epsilon[index])
-        margins = self.network.margins(points, self.labels[index])
+        margins = self.judge_points(points, self.labels[index])
         self.keep(index, points, norms, margins)
         return margins
 
@@ -270,13 +258,7 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every count is a whole number of at least `least`, and every seed of at least 0."""
     for name, count in counts.items():
         low = 0 if name == "seed" else least
-        whole = isinstance(count, int) and not isinstance(count, bool)
-        require(whole and count >= low, f"{name}, a whole number of at least {low}", repr(count))
-
-
-def is_number(value: Any) -> bool:
-    """Return True for real numbers, which True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+        require(type(count) is int and count >= low, f"{name}, a whole number of at least {low}", repr(count))
 
 
 def _check_images(images: Tensor) -> None:
@@ -295,7 +277,8 @@ def _check_labels(labels: Tensor, count: int) -> Tensor:
 
 def _check_budget(budget: Any, count: int, name: str) -> Tensor:
     """Return one budget per image, in float64 on the CPU."""
-    values = torch.tensor(float(budget), dtype=torch.float64, device="cpu") if is_number(budget) else budget
+    number = isinstance(budget, Real) and not isinstance(budget, bool)
+    values = torch.tensor(float(budget), dtype=torch.float64, device="cpu") if number else budget
     fits = isinstance(values, Tensor) and values.is_floating_point() and values.shape in ((), (count,))
     require(fits, f"{name}, one number or one for each of {count} images", _kind(budget))
     values = values.detach().to("cpu", torch.float64)
