@@ -57,9 +57,11 @@ def test_linear_classifier_of_two_classes(name: str, shape: tuple[int, ...]) -> 
     assert 1e-3 < float(distances.max()) < 0.4  # the ends of [0, 1] are further away
     assert bool(attack(model, images, labels, distances * 1.001).success.all())
     assert not bool(attack(model, images, labels, distances * (1 - 1e-9)).success.any())
+    distances[0] = 0  # each image has its own budget
     half = attack(model, images, labels, distances / 2)
+    assert torch.equal(half.epsilon, distances / 2)
     clean = attack(model, images, labels, 0.0).margins
-    assert bool((half.margins <= clean * (1 - 0.99 / 2)).all())
+    assert half.margins[0] == clean[0] and bool((half.margins <= clean * (1 - 0.99 / 2))[1:].all())
     assert bool((half.margins >= clean * (1 - 1 / 2) * (1 - 1e-9)).all())
 
 
@@ -86,10 +88,8 @@ def test_targets_find_the_nearest_of_many_classes() -> None:
 def test_more_steps_and_restarts_only_add() -> None:
     model = relu_network(48)
     images, labels = easy_images(model, 60, 3, 4, 4)
-    accuracies = [
-        pgd(model, images, labels, 0.4, steps=12, step_size=0.05, restarts=restarts).accuracy for restarts in (1, 2, 4)
-    ]
-    assert accuracies == sorted(accuracies, reverse=True)
+    strong = partial(pgd, model, images, labels, 0.4, steps=12, step_size=0.05)
+    assert strong(restarts=1).accuracy >= strong(restarts=2).accuracy >= strong(restarts=4).accuracy
     one, four = (pgd(model, images, labels, 0.2, steps=5, restarts=r, early_stop=False).margins for r in (1, 4))
     assert bool((four <= one).all()) and bool((four < one).any())
 
@@ -185,16 +185,6 @@ def test_no_random_start_starts_at_the_image() -> None:
     model, images, labels, _ = linear_problem(6, 3, 3, 2, 2)
     step = pgd(model, images, labels, 0.1, steps=1, step_size=0.1, random_start=False, restarts=3)
     assert torch.equal(step.images, fgsm(model, images, labels, 0.1).images)
-
-
-@attacks
-def test_a_budget_for_each_image(attack: Attack) -> None:
-    model, images, labels = small_problem(4)
-    budgets = torch.tensor([0.0, 1e-6, 0.1, 3.0], dtype=torch.float64)
-    result = attack(model, images, labels, budgets)
-    assert torch.equal(result.epsilon, budgets)
-    assert bool((result.norms <= budgets).all())
-    assert result.norms[0] == 0 and bool((result.norms[1:] > 0.9 * budgets[1:].clamp_max(0.3)).all())
 
 
 def test_float64_decides_who_is_fooled() -> None:

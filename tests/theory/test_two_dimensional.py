@@ -76,16 +76,14 @@ def test_components_are_exhibited(n, K):
 
 
 def test_invariants_of_larger_kernels(draw):
-    """Rank sums from the taps alone, for random BCOP kernels and for products of them in any order."""
+    """Rank sums from the taps alone, for random BCOP kernels and for products of their factors in another order."""
     for _ in range(20):
-        n, K, sign = 3, 3, draw.integer(0, 1) * 2 - 1
-        ranks = [[draw.integer(0, n) for _ in range(K - 1)] for _ in range(2)]
-        H, (P, Q) = draw.orthogonal(n, sign), [[draw.projector(n, r) for r in family] for family in ranks]
-        assert theory.component_2d(bcop_kernel(H, P, Q)) == (sign, sum(ranks[0]), sum(ranks[1]))
-        other = compose_kernels(
-            projector_row(Q[0]), projector_row(Q[1]), H[..., None, None], projector_column(P[0]), projector_column(P[1])
-        )
-        assert theory.component_2d(other) == (sign, sum(ranks[0]), sum(ranks[1]))
+        n, sign = 3, draw.integer(0, 1) * 2 - 1
+        ranks = [(draw.integer(0, n), draw.integer(0, n)) for _ in range(2)]
+        H, P, Q = draw.factors(n, *ranks, sign=sign)
+        other = compose_kernels(*map(projector_row, Q), H[..., None, None], *map(projector_column, P))
+        for kernel in (bcop_kernel(H, P, Q), other):
+            assert theory.component_2d(kernel) == (sign, sum(p for p, _ in ranks), sum(q for _, q in ranks))
 
 
 def test_the_example_is_orthogonal_and_outside():
@@ -150,41 +148,28 @@ def run(network, x, biases):
     return x.flatten(1) @ network.head.mT
 
 
-def random_factors(draw, m, n, K):
-    families = ([draw.projector(n, draw.integer(0, n)) for _ in range(K - 1)] for _ in range(2))
-    return theory.BCOPFactors(draw.orthogonal(n)[:m], *families)
-
-
 def random_network(draw, m=3, n=4, size=4):
-    rest = [random_factors(draw, n, n, 3), random_factors(draw, n, n, 2)]
-    return theory.BCOPNetwork(random_factors(draw, m, n, 2), rest, draw.orthogonal(n * size * size)[:5])
+    first, *rest = (
+        draw.factors(n, *((draw.integer(0, n), draw.integer(0, n)) for _ in range(K - 1))) for K in (2, 3, 2)
+    )
+    return theory.BCOPNetwork(first._replace(H=first.H[:m]), rest, draw.orthogonal(n * size * size)[:5])
 
 
-@pytest.mark.parametrize(("n", "K"), [(1, 2), (2, 2), (3, 3), (4, 4)])
-def test_one_convolution(draw, n, K):
-    for sign in (1, -1):
-        H, P, Q = random_factors(draw, n, n, K)
-        H = draw.orthogonal(n, sign)
-        doubled = theory.double(H, P, Q)
+@pytest.mark.parametrize(("n", "K"), [(1, 4), (2, 2), (3, 3)])
+def test_all_components_become_one(draw, n, K):
+    """Kernels of all signs and ranks on n channels: once doubled, paths of orthogonal kernels join them."""
+    hub = theory.double(*draw.factors(n, *[(0, n)] * (K - 1), sign=1))
+    for sign, p, q in product((1, -1), range(n + 1), range(n + 1)):
+        factors = draw.factors(n, *[(p, q)] * (K - 1), sign=sign)
+        doubled = theory.double(*factors)
         assert float(torch.linalg.det(doubled.H)) == pytest.approx(1)
         assert {int(projector_rank(p)) for p in (*doubled.P, *doubled.Q)} == {n}
-        kernel, doubled_kernel = bcop_kernel(H, P, Q), bcop_kernel(*doubled)
-        assert theory.orthogonality_residual(doubled_kernel) < 1e-13
+        kernel = bcop_kernel(*doubled)
         x = draw.normal(2, 2 * n, 6, 5)  # the dummies carry anything
-        assert (circular(x, doubled_kernel)[:, :n] - circular(x[:, :n], kernel)).abs().max() < 1e-13
-
-
-def test_all_components_become_one(draw):
-    """Kernels from all 2(n + 1)² components of n channels: once doubled, paths of orthogonal kernels join them."""
-    n = 2
-    doubled = [
-        theory.double(draw.orthogonal(n, sign), [draw.projector(n, p)], [draw.projector(n, q)])
-        for sign, p, q in product((1, -1), range(n + 1), range(n + 1))
-    ]
-    for other in doubled[1:]:
-        path = theory.path_2d(doubled[0], other)
-        assert (path(0.0) - bcop_kernel(*doubled[0])).abs().max() < 1e-12
-        assert (path(1.0) - bcop_kernel(*other)).abs().max() < 1e-12
+        assert (circular(x, kernel)[:, :n] - circular(x[:, :n], bcop_kernel(*factors))).abs().max() < 1e-13
+        path = theory.path_2d(hub, doubled)
+        assert (path(0.0) - bcop_kernel(*hub)).abs().max() < 1e-12
+        assert (path(1.0) - kernel).abs().max() < 1e-12
         assert max(theory.orthogonality_residual(path(t / 8)) for t in range(9)) < 1e-13
 
 
