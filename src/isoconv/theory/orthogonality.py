@@ -121,8 +121,5 @@ def jacobian_spectrum(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     fits = x.dim() >= 2 and x.shape[0] == 1 and x.is_floating_point()
     require(fits, "a floating-point batch of one input (1, …)", describe(x))
-    point = x.detach().clone().requires_grad_(True)
-    with torch.enable_grad():
-        outputs = model(point).flatten()
-        rows = [torch.autograd.grad(output, point, retain_graph=True)[0].flatten() for output in outputs]
-    return torch.linalg.svdvals(torch.stack(rows))
+    jacobian = torch.autograd.functional.jacobian(model, x.detach())
+    return torch.linalg.svdvals(jacobian.reshape(-1, x.numel()))
