@@ -102,3 +102,11 @@ def test_excess_sees_what_float64_does_not() -> None:
     assert float((point - image).norm()) == 1.0
     assert float(excess(image[None], point[None], torch.ones(1, dtype=torch.float64))) == (3 * 2.0**-50) ** 2
     assert not exactly_inside(image, point, 1.0)
+
+
+def test_differences_that_are_no_floats() -> None:
+    """1 − 2⁻⁵³ − 3·2⁻⁵⁵ is rounded down to 1 − 2⁻⁵², which it exceeds."""
+    image, point = torch.tensor([[3 * 2.0**-55], [1 - 2.0**-53]], dtype=torch.float64)
+    radius = point - image
+    assert float(radius) == 1 - 2.0**-52
+    assert not exactly_inside(image, point, float(radius)) and float(excess(image[None], point[None], radius)) > 0
