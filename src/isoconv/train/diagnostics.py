@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor, nn
 
-from isoconv.attacks.nearest import nearest
+from isoconv.attacks.gradient import nearest
 from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
