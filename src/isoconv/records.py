@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from isoconv.errors import IsoconvError
+from isoconv.errors import require as require
 from isoconv.files import read_json, write_json
 
 SLACK = 1e-9  # of a percentage that was written in decimals
@@ -46,12 +47,6 @@ Index = Annotated[int, Range(0)]
 Count = Annotated[int, Range(1)]
 Percent = Annotated[float, Range(-SLACK, 100 + SLACK)]
 Picture = Annotated[str, Pattern("PNG as a data URI", "data:image/png;base64,[A-Za-z0-9+/]+={0,2}")]
-
-
-def require(holds: bool, expected: str, got: object) -> None:
-    """Raise one line unless a condition on a record holds."""
-    if not holds:
-        raise IsoconvError(f"Expected {expected}. Got {str(got)[:60]}.")
 
 
 class Record:

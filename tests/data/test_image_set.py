@@ -4,7 +4,6 @@ import torch
 
 from data.fakes import DEVICES, image_set
 from isoconv.data import EpochBatches, ImageSet, Splits, as_float, hold_out, resize
-from isoconv.data.image_set import shuffle
 
 
 def test_subset_and_take():
@@ -25,7 +24,7 @@ def test_a_set_on_a_device(device):
     for tensor in (images.images, images.subset([3, 1]).images, train.images, held.labels):
         assert tensor.device.type == device
     # Several users of one copy, as replicas are, do not make more of it.
-    assert EpochBatches(images, 4, device=device)._images.data_ptr() == images.images.data_ptr()
+    assert EpochBatches(images, 4, device=device)._data.images.data_ptr() == images.images.data_ptr()
 
 
 def test_splits_with_and_without_a_test_set():
@@ -106,13 +105,6 @@ def test_hold_out_depends_on_the_seed_alone():
     assert first == again != other
     # For ever: another choice would change published splits.
     assert hold_out(with_counts(5, 5), 4, seed=0)[1].images.flatten().tolist() == [0, 2, 5, 7]
-
-
-def test_shuffling_keeps_images_and_labels_together():
-    mixed = shuffle(with_counts(30, 30), seed=0)
-    assert sorted(mixed.images.flatten().tolist()) == list(range(60))
-    assert torch.equal(mixed.labels, (mixed.images.flatten() >= 30).long())
-    assert 5 < int(mixed.take(20).labels.sum()) < 15
 
 
 @pytest.mark.parametrize("size", [(64, 64), (10, 33), (120, 96), (1, 1)])

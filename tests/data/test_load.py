@@ -1,4 +1,3 @@
-import io
 import math
 import os
 import subprocess
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from data.fakes import random_bytes, write, write_mnist
-from isoconv.data import DATASETS, NAMES, OWN_IMAGES, DataSet, ProgressLine, fetch, load_splits
+from isoconv.data import DATASETS, NAMES, OWN_IMAGES, DataSet, load_splits
 from isoconv.data.datasets import Version
 from isoconv.errors import IsoconvError
 
@@ -83,43 +82,3 @@ def test_importing_needs_little(statement, unwanted):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(fetch.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_progress_in_a_pipe_is_a_line_for_every_tenth(clock):
-    stream = io.StringIO()
-    line = ProgressLine(stream=stream)
-    for done in range(0, 100_000_001, 1_000_000):
-        clock[0] += 0.5
-        line("a.gz", done, 100_000_000)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 11
-    assert lines[5] == "a.gz: 50.0 of 100.0 MB, 2.0 MB/s, 25 s left"
-    assert lines[-1] == "a.gz: 100.0 of 100.0 MB, 2.0 MB/s"
-
-
-def test_progress_on_a_terminal_is_one_line(clock):
-    stream = Terminal()
-    line = ProgressLine("pictures", 1, stream=stream)
-    for done in range(1, 101):
-        clock[0] += 0.0625
-        line("reading", done, 100)
-    text = stream.getvalue()
-    assert text.count("\n") == 1
-    assert text.endswith("\n")
-    assert 40 < text.count("\r") < 60
-    line("unknown", 0, 0)
-    clock[0] += 1
-    line("unknown", 5, 0)
-    assert stream.getvalue().rstrip().endswith("unknown: 5.0 pictures, 5.0 pictures/s")

