@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from isoconv.cli.options import parse_number, parse_numbers, parse_seeds, parse_size
-from isoconv.cli.output import CountingProgress
+from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
 from isoconv.train.distributed import Processes
 
@@ -217,7 +217,7 @@ CASES = [
     Case(["attack", "run-7", "--epsilon", "-1"], ("--epsilon", "'-1'")),
     Case(["attack", "run-7", "--steps", "0"], ("steps", "Got 0")),
     Case(["attack", "run-7", "--step-size", "nan"], ("step_size", "nan")),
-    *(Case([name, "run-7"], ("Interrupted.",), interrupted(CountingProgress, "show"), 130)
+    *(Case([name, "run-7"], ("Interrupted.",), interrupted(ProgressLine, "__call__"), 130)
       for name in ("certify", "attack")),
     # Predicting
     Case(["predict", "run-7", "cat.png"], ("cat.png", "No such file")),
@@ -299,12 +299,12 @@ def test_a_demo_of_no_epochs(isoconv):
 
 def test_values_as_people_write_them():
     numbers = {"36/255": 36 / 255, " 0.1 ": 0.1, "1e-3": 1e-3, "0": 0.0, "2": 2.0}
-    assert {text: parse_number(text, "--epsilon") for text in numbers} == numbers
-    assert parse_numbers("1e-3,1/4", "--search") == [1e-3, 0.25]
+    assert {text: parse_number(text) for text in numbers} == numbers
+    assert parse_numbers("1e-3,1/4") == [1e-3, 0.25]
     assert parse_seeds("0") == [0] and parse_seeds("3, 1,2") == [3, 1, 2]
     sizes = {"32": 32, "32x48": (32, 48), "32X48": (32, 48), "32×48": (32, 48), " 8 x 9 ": (8, 9)}
     assert {text: parse_size(text) for text in sizes} == sizes
 
     for text in ("", "x", "32x", "x32", "3.5", "1x2x3", "32,48", "large"):
-        with pytest.raises(IsoconvError, match="--size"):
+        with pytest.raises(IsoconvError, match="size"):
             parse_size(text)

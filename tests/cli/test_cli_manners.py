@@ -15,7 +15,8 @@ import pytest
 import typer
 
 from isoconv.cli.app import COMMANDS, load_command
-from isoconv.cli.output import CountingProgress, TrainingProgress
+from isoconv.cli.output import TrainingProgress
+from isoconv.data import ProgressLine
 from isoconv.train.run_folder import RunFolder
 from isoconv.version import __version__
 
@@ -168,7 +169,7 @@ def test_ctrl_c_leaves_the_files_of_before(words, kept, isoconv, world, monkeypa
     assert isoconv(*words).code == 0
     before = files_in(world / "run-7")
     assert kept in before
-    monkeypatch.setattr(CountingProgress, "show", lambda *figures: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(ProgressLine, "__call__", lambda *figures: signal.raise_signal(signal.SIGINT))
     assert isoconv(*words).is_refused("Interrupted", code=130)
     assert files_in(world / "run-7") == before
 
@@ -241,16 +242,16 @@ def test_a_full_disk_in_the_middle_of_training_can_be_resumed(isoconv, world, mo
     ids=["Python", "CPU", "GPU"],
 )
 def test_too_little_memory_is_one_line(error, isoconv, world, monkeypatch):
-    monkeypatch.setattr(CountingProgress, "show", fail_with(error))
+    monkeypatch.setattr(ProgressLine, "__call__", fail_with(error))
     assert isoconv("certify", "run-7").is_refused("memory")
 
 
 def test_a_mistake_of_ours_is_not_hidden(isoconv, world, monkeypatch):
-    monkeypatch.setattr(CountingProgress, "show", fail_with(RuntimeError("a bug")))
+    monkeypatch.setattr(ProgressLine, "__call__", fail_with(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         isoconv("certify", "run-7")
 
 
 def test_an_exit_code_of_a_command_is_kept(isoconv, world, monkeypatch):
-    monkeypatch.setattr(CountingProgress, "show", fail_with(typer.Exit(3)))
+    monkeypatch.setattr(ProgressLine, "__call__", fail_with(typer.Exit(3)))
     assert isoconv("certify", "run-7").code == 3

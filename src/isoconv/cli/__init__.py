@@ -26,8 +26,14 @@ def main() -> None:
         if code == _NOBODY_READS:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it exits
         if line:
-            print(f"isoconv: {line}", file=sys.stderr)
+            print_line(f"isoconv: {line}")
         sys.exit(code)
+
+
+def print_line(line: str) -> None:
+    """Print a line on stderr, now; on a terminal, in place of progress that was not finished."""
+    erase = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{erase}{line}", file=sys.stderr, flush=True)
 
 
 def _run() -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isoconv.cli import print_line
 from isoconv.cli.options import Json
+from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def demo(
 
     Example: isoconv demo
     """
-    from isoconv.cli.output import print_demo, print_line
+    from isoconv.cli.output import print_demo
     from isoconv.data import load_splits
     from isoconv.files import write_json
     from isoconv.report import check_replaceable, write_report
@@ -74,7 +76,7 @@ def _claim(out: Path) -> None:
 
 def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, Any]:
     """Train, certify and attack one network; return its line of the table."""
-    from isoconv.cli.output import CountingProgress, TrainingProgress, print_line
+    from isoconv.cli.output import TrainingProgress
     from isoconv.train import complete_run, open_run, refuse_violations, train
 
     title, settings = _NETWORKS[name]
@@ -82,17 +84,17 @@ def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, An
     options = settings | {"model": "small", "epochs": epochs, "device": "cpu"}
     (result,), _ = train("digits", folder, overwrite=True, watch=TrainingProgress, **options)
     run, epsilon = open_run(folder), float(next(iter(result.robust or ())))
-    with CountingProgress("images") as shown:
-        accuracy, record = run.certify(test, progress=shown.show)
-        run.keep("certified.json", record.to_fields())
-        attacks = [
-            run.attack(test, attack, budget, accuracy, progress=shown.show, **choices)
-            for budget in sorted({epsilon, *_OTHER_BUDGETS})
-            for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
-        ]
-        run.keep_attacks(attacks)
-        refuse_violations(attacks)
-        complete_run(run, test, accuracy=accuracy, progress=shown.show)
+    progress = ProgressLine("images", 1)
+    accuracy, record = run.certify(test, progress=progress)
+    run.keep("certified.json", record.to_fields())
+    attacks = [
+        run.attack(test, attack, budget, accuracy, progress=progress, **choices)
+        for budget in sorted({epsilon, *_OTHER_BUDGETS})
+        for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
+    ]
+    run.keep_attacks(attacks)
+    refuse_violations(attacks)
+    complete_run(run, test, accuracy=accuracy, progress=progress)
     row = {"network": title, "run": str(folder), "images": len(test), "epsilon": epsilon, "clean": record.clean}
     row |= {"certified": record.robust[str(epsilon)], "lipschitz_bound": record.lipschitz_bound}
     row |= {attack.attack: attack.accuracy for attack in attacks if attack.epsilon == epsilon}

@@ -1,4 +1,4 @@
-"""What commands show: tables on stdout; on stderr a bar with rate and time left, or plain lines when piped."""
+"""What commands show: tables on stdout, the progress of long work on stderr."""
 
 import shlex
 import signal
@@ -11,9 +11,9 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from isoconv.cli import print_line
 from isoconv.data import ProgressLine
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from isoconv.wasserstein import CriticConfig
 
 _WIDE = 160  # characters of a table in a pipe or a file
-_SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
-_SECONDS_WITHIN_AN_EPOCH = 30.0
-_MANY = 2000  # pictures, from which on reading them is worth a line
-_reading = ProgressLine("pictures", 1.0)
+_SECONDS_WITHIN_AN_EPOCH = 30.0  # between lines, when piped
 
 # Tables -------------------------------------------------------------------------------------------------------------
 
@@ -34,11 +31,6 @@ _reading = ProgressLine("pictures", 1.0)
 def make_console() -> Console:
     """Return the console for tables; in a pipe or a file it is as wide as they need."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDE)
-
-
-def print_line(line: str) -> None:
-    """Print a line on stderr, now."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def format_radius(radius: float) -> str:
@@ -109,32 +101,10 @@ def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
 
 # Progress -----------------------------------------------------------------------------------------------------------
 
-
-class _Bar:
-    """What a terminal shows while a `with` block runs."""
-
-    bar: Progress | None = None
-
-    def start(self, *columns: ProgressColumn) -> None:
-        """Show a bar, if stderr is a terminal."""
-        if sys.stderr.isatty():
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4)
-            self.bar.start()
-            self.bar.add_task("", total=None, figures="")
-
-    def update(self, **fields: Any) -> bool:
-        """Return True if there is a bar, which now shows this."""
-        if self.bar is None:
-            return False
-        self.bar.update(self.bar.task_ids[0], **fields)
-        return True
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+show_reading = ProgressLine("pictures", 1)
 
 
-class TrainingProgress(_Bar):
+class TrainingProgress:
     """Shows epochs, loss, training accuracy, images per second and the time left.
 
     quiet : show nothing, in all but the first of several processes
@@ -142,43 +112,37 @@ class TrainingProgress(_Bar):
     """
 
     def __init__(self, steps: int, done: int = 0, quiet: bool = False, events: Path | None = None) -> None:
-        self.steps, self.done, self.first, self.quiet = steps, done, done, quiet
-        self.began = self.last_line = time.monotonic()
-        self.writer: Any = None
+        self.steps, self.done, self.quiet, self.writer = steps, done, quiet, None
+        self.line = ProgressLine("steps", 1, interval=_SECONDS_WITHIN_AN_EPOCH)
         if events is not None and not quiet:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "TrainingProgress":
-        if not self.quiet:
-            self.start(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-            self.update(description="training", total=self.steps, completed=self.done)
+        self.step(0)
         return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def step(self, steps: int) -> None:
         self.done += steps
-        now = time.monotonic()
-        if not self.update(completed=self.done) and now - self.last_line >= _SECONDS_WITHIN_AN_EPOCH:
-            left = (now - self.began) / (self.done - self.first) * (self.steps - self.done)
-            self.print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left")
+        if not self.quiet:
+            self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
         return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
 
     def epoch(self, report: "EpochReport") -> None:
-        title, figures = f"epoch {report.epoch}/{report.epochs}", self.figures(report)
-        if not self.update(description=title, figures=figures):
-            self.print(f"{title}  {figures}  {report.seconds_left:.0f} s left")
+        self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"
+        if not (self.quiet or sys.stderr.isatty()):
+            self.line.shown = time.monotonic()
+            print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
         if self.writer is not None:
             for name in ("loss", "accuracy", "images_per_second"):
                 self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
             self.writer.flush()
-
-    def print(self, line: str) -> None:
-        self.last_line = time.monotonic()
-        if not self.quiet:
-            print_line(line)
 
 
 class DifferenceProgress(TrainingProgress):
@@ -199,36 +163,6 @@ def watch_critic(config: "CriticConfig", done: int) -> DifferenceProgress:
     """Show the training of a critic, by its name: there may be several, one after the other."""
     print_line(f"critic {config.model}")
     return DifferenceProgress(config.epochs * config.steps_per_epoch, done, config.scale * config.upsample)
-
-
-def show_reading(what: str, done: int, total: int) -> None:
-    """Show how many pictures have been read, if there are many of them."""
-    if total >= _MANY:
-        _reading(what, done, total)
-
-
-class CountingProgress(_Bar):
-    """Shows what is being done, how many of how many are done, and the time left: `show` as often as you like."""
-
-    title = ""
-
-    def __init__(self, unit: str) -> None:
-        self.unit = unit
-
-    def __enter__(self) -> "CountingProgress":
-        self.start(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        return self
-
-    def show(self, title: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if title != self.title:
-            self.title, self.began, self.last_line = title, now, now
-        if self.update(description=title, completed=done, total=total):
-            return
-        if now - self.last_line >= _SECONDS_BETWEEN_LINES and done:
-            left = (now - self.began) / done * (total - done)
-            print_line(f"{title}: {done:,} of {total:,} {self.unit}, {left:.0f} s left")
-            self.last_line = now
 
 
 @contextmanager

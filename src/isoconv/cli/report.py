@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from isoconv.cli import print_line
 from isoconv.cli.options import Data, Device, Download, Json
+from isoconv.data import ProgressLine
 from isoconv.errors import IsoconvError
 
 
@@ -26,7 +28,6 @@ def report(
 
     Example: isoconv report runs/large runs/small --data DIR
     """
-    from isoconv.cli.output import CountingProgress, print_line
     from isoconv.pretrained import is_pretrained
     from isoconv.report import check_replaceable, read_run_files, write_report
     from isoconv.train import TrainedRun, complete_run, open_runs
@@ -48,13 +49,12 @@ def report(
     folders = [run.folder for run in trained.values()]
     made: dict[str, list[str]] = {}
     notes: dict[Path, list[str]] = {}
-    with CountingProgress("rounds") as shown:
-        for run in () if as_is else trained.values():
-            images = find_test_images(run, folder, download) if lacks_images(run) else None
-            if isinstance(images, str):
-                notes[run.folder] = [f"Some parts are left out, for want of the test images. {images}"]
-                images = None
-            made[str(run.folder)] = complete_run(run, images, device=device, progress=shown.show)
+    for run in () if as_is else trained.values():
+        images = find_test_images(run, folder, download) if lacks_images(run) else None
+        if isinstance(images, str):
+            notes[run.folder] = [f"Some parts are left out, for want of the test images. {images}"]
+            images = None
+        made[str(run.folder)] = complete_run(run, images, device=device, progress=ProgressLine("rounds", 1))
     size = write_report(folders, out, notes)
     if as_json:
         print(json.dumps({"page": str(out), "bytes": size, "runs": [str(path) for path in folders], "made": made}))

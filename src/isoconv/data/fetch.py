@@ -35,7 +35,7 @@ class ProgressLine:
             self.what, self.start, self.first, self.shown = what, now, done, 0.0
         self.done, finished, terminal = done, 0 < total <= done, sys.stderr.isatty()
         due = now - max(self.start, self.shown) >= (0.1 if terminal else self.interval)
-        if not (due or (finished and self.shown)):
+        if not (due or (terminal and finished and self.shown)):
             return
         self.shown = now
         rate, digits = (done - self.first) / max(now - self.start, 1e-3), int(self.scale > 1)
