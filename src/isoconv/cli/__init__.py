@@ -39,11 +39,6 @@ def print_line(line: str) -> None:
 def _run() -> None:
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that it cannot write is no failure
-    if sys.argv[1:] == ["--version"]:
-        from isoconv.version import __version__
-
-        print(__version__)
-        return
     from isoconv.cli.app import run
 
     code = run(sys.argv[1:])

@@ -9,7 +9,8 @@ import typer
 from isoconv.cli import print_line
 from isoconv.cli.options import Json
 from isoconv.data import ProgressLine
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
+from isoconv.files import read_json, write_json
 
 if TYPE_CHECKING:
     from isoconv.data import ImageSet
@@ -41,12 +42,10 @@ def demo(
     """
     from isoconv.cli.output import print_demo
     from isoconv.data import load_splits
-    from isoconv.files import write_json
     from isoconv.report import check_replaceable, write_report
 
     test = load_splits("digits").test
-    if not 1 <= images <= len(test):
-        raise IsoconvError(f"Expected from 1 to {len(test):,} images. Got {images}.")
+    require(1 <= images <= len(test), f"from 1 to {len(test):,} images", images)
     _claim(out)
     page = out / "report.html"
     check_replaceable(page)
@@ -62,15 +61,10 @@ def demo(
 
 def _claim(out: Path) -> None:
     """Raise unless the folder is new, or empty, or one that the demo has made before; mark it."""
-    from isoconv.files import read_json, write_json
-
-    try:
-        marked = (out / "demo.json").exists() and read_json(out / "demo.json").get("made_by") == _MARK
-        if out.exists() and not marked and (not out.is_dir() or any(out.iterdir())):
-            raise IsoconvError(f"Expected a new folder, or one of an earlier demo (--out). Got {out}, which is in use.")
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IsoconvError(f"Cannot write the demo to {out}: {error.strerror}.") from None
+    marked = (out / "demo.json").exists() and read_json(out / "demo.json").get("made_by") == _MARK
+    is_free = marked or not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(is_free, "a new folder, or one of an earlier demo (--out)", f"{out}, which is in use")
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "demo.json", {"made_by": _MARK})
 
 

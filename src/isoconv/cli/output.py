@@ -4,7 +4,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from isoconv.cli import print_line
 from isoconv.data import ProgressLine
@@ -28,40 +29,41 @@ _SECONDS_WITHIN_AN_EPOCH = 30.0  # between lines, when piped
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def make_console() -> Console:
-    """Return the console for tables; in a pipe or a file it is as wide as they need."""
-    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
-
-
 def format_radius(radius: float) -> str:
     """Return a radius as people write it: 36/255 where it is one, else a decimal number."""
     steps = round(radius * 255)
     return f"{steps}/255" if steps and abs(radius * 255 - steps) < 1e-9 else f"{radius:g}"
 
 
-def make_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    """Return a table with columns of words, then columns of figures."""
-    table = Table(title=title)
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right")
-    return table
+def print_table(title: str, words: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table with columns of words, then columns of figures; an empty row is a rule.
+
+    In a pipe or a file it is as wide as it needs.
+    """
+    table = Table(title=Text(title))
+    for k, heading in enumerate((*words, *figures)):
+        table.add_column(heading, overflow="fold", justify="left" if k < len(words) else "right")
+    for row in rows:
+        if row:
+            table.add_row(*map(Text, row))  # as they are, without markup
+        else:
+            table.add_section()
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
     """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
     radii = list(results[0].robust or ())
     certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
-    table = make_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"])
     columns = [[result.clean or 0.0 for result in results]]
     columns += [[(result.robust or {})[radius] for result in results] for radius in radii]
-    for k, result in enumerate(results):
-        table.add_row(str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}")
+    rows = [
+        [str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}"]
+        for k, result in enumerate(results)
+    ]
     if len(results) > 1:
-        table.add_section()
-        table.add_row("mean", *(f"{fmean(column):.2f} ± {pstdev(column):.2f}" for column in columns), "")
-    make_console().print(table)
+        rows += [[], ["mean", *(f"{fmean(column):.2f} ± {pstdev(column):.2f}" for column in columns)]]
+    print_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"], rows)
 
 
 def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
@@ -69,32 +71,30 @@ def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
     print_results(records, title)
     for record in records:
         rounding = f"{record.error_offset:.1e} + {record.error_slope:.1e}·‖x‖"
-        print(
-            f"seed {record.seed}: rounding moves the logits of an image x by at most {rounding}; the radii allow for it"
-        )
+        print(f"seed {record.seed}: rounding moves the logits of x by at most {rounding}; the radii allow for it")
 
 
 def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
     """Print one line per attack and budget: certified ≤ attacked ≤ clean."""
-    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
-    table = make_table(title, ("seed", "attack"), headings)
+    rows = []
     for row in records:
         budget = "each radius" if row.epsilon is None else format_radius(row.epsilon)
         figures = ["–" if value is None else f"{value:.2f}" for value in (row.certified, row.accuracy, row.clean)]
         ending = (str(row.violations), f"{row.seconds:.1f}")
-        table.add_row(str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending)
-    make_console().print(table)
+        rows.append([str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending])
+    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
+    print_table(title, ("seed", "attack"), headings, rows)
 
 
 def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the demo's table, and what its columns mean."""
     count, epsilon = rows[0]["images"], rows[0]["epsilon"]
     title = f"{count:,} digits that no network has seen: accuracy in percent, attacks within ε = {epsilon}"
-    table = make_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"))
+    lines = []
     for row in rows:
         figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
-        table.add_row(row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s")
-    make_console().print(table)
+        lines.append([row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s"])
+    print_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"), lines)
     print("Certified: proved to be classified correctly, whatever the attack within ε (L2, pixels from 0 to 1).")
     print("PGD and FGSM are two attacks: what survives them may fall to a third.")
 
@@ -120,7 +120,6 @@ class TrainingProgress:
             self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "TrainingProgress":
-        self.step(0)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -128,7 +127,7 @@ class TrainingProgress:
 
     def step(self, steps: int) -> None:
         self.done += steps
-        if not self.quiet:
+        if not self.quiet and self.done < self.steps:  # the line ends with the figures of the last epoch
             self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
@@ -136,7 +135,9 @@ class TrainingProgress:
 
     def epoch(self, report: "EpochReport") -> None:
         self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"
-        if not (self.quiet or sys.stderr.isatty()):
+        if not self.quiet and sys.stderr.isatty():
+            self.line("training", self.done, self.steps)
+        elif not self.quiet:
             self.line.shown = time.monotonic()
             print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
         if self.writer is not None:

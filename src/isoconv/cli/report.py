@@ -9,7 +9,7 @@ import typer
 from isoconv.cli import print_line
 from isoconv.cli.options import Data, Device, Download, Json
 from isoconv.data import ProgressLine
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
 
 
 def report(
@@ -30,22 +30,18 @@ def report(
     """
     from isoconv.pretrained import is_pretrained
     from isoconv.report import check_replaceable, read_run_files, write_report
-    from isoconv.train import TrainedRun, complete_run, open_runs
+    from isoconv.train import complete_run, open_runs
     from isoconv.train.diagnostics import find_test_images, lacks_images
     from isoconv.train.distributed import choose_device
 
     device = choose_device(device)
-    if folder is not None and not folder.exists():
-        raise IsoconvError(f"Expected a folder for --data. Got {folder}, which does not exist.")
+    require(folder is None or folder.exists(), "a folder for --data", f"{folder}, which does not exist")
     check_replaceable(out)
-    trained: dict[Path, TrainedRun] = {}
-    for run in (run for path in runs for run in open_runs(path)):
-        if is_pretrained(run.folder):
-            raise IsoconvError(
-                f"Expected runs of your own: {run.folder.name} comes with isoconv, without the curves of its training."
-            )
+    trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
+    for run in trained.values():
+        problem = f"{run.folder.name}, which comes with isoconv, without the curves of its training"
+        require(not is_pretrained(run.folder), "runs of your own", problem)
         read_run_files(run.folder)  # raises, before any work is done, if something is wrong with one
-        trained.setdefault(run.folder.resolve(), run)
     folders = [run.folder for run in trained.values()]
     made: dict[str, list[str]] = {}
     notes: dict[Path, list[str]] = {}
