@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from isoconv.data import DATASETS, DataSet, ImageSet
 
@@ -29,6 +30,12 @@ def random_bytes(*shape: int, seed: int = 0) -> np.ndarray:
 def image_set(n: int = 20, shape: tuple[int, int, int] = (3, 8, 6), classes: int = 4, seed: int = 0) -> ImageSet:
     labels = torch.arange(n) % classes
     return ImageSet(torch.from_numpy(random_bytes(n, *shape, seed=seed)), labels, tuple("abcdefghij"[:classes]), "fake")
+
+
+def save_picture(path: Path, array: np.ndarray | None = None, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((4, 5), 9, dtype=np.uint8) if array is None else array).save(path, **options)
+    return path
 
 
 def write(path: Path, data: bytes, packed: bool = False) -> Path:

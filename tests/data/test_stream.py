@@ -80,14 +80,8 @@ def test_an_epoch_depends_on_seed_and_number_alone():
     assert not same(collected(EpochBatches(data, 10, seed=0, **options), 1), epochs[0])
     next(iter(run.epoch(1)))  # broken off
     assert same(collected(run, 1), epochs[1])
-
-
-def test_augmentation_is_that_of_the_epoch():
-    data = image_set(n=50)
-    batches = EpochBatches(data, 10, seed=4, padding=2, flip=True)
-    draws = draw(50, 2, True, epoch_generator(4, 6, "augmentation"))
-    images = torch.cat([images for images, _ in batches.epoch(6)])
-    assert torch.equal(images, crop_and_flip(data.images, *draws, 2)[torch.cat(batches.indices(6))])
+    augmented = crop_and_flip(data.images, *draw(50, 1, True, epoch_generator(1, 2, "augmentation")), 1)
+    assert torch.equal(torch.cat([images for images, _ in epochs[2]]), augmented[torch.cat(run.indices(2))])
 
 
 def test_generators_are_independent_and_do_not_change():
