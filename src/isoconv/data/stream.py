@@ -39,11 +39,9 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
     result. Offsets are trusted to lie in 0..2·padding: checking them would make a GPU wait.
     """
     require(padding >= 0, "a padding of 0 or more pixels", padding)
-    require(
-        images.ndim == 4 and offsets.shape == (len(images), 2) and flips.shape == (len(images),),
-        "images (N, C, H, W), offsets (N, 2) and flips (N,)",
-        f"{tuple(images.shape)}, {tuple(offsets.shape)} and {tuple(flips.shape)}",
-    )
+    is_triple = images.ndim == 4 and offsets.shape == (len(images), 2) and flips.shape == (len(images),)
+    shapes = f"{tuple(images.shape)}, {tuple(offsets.shape)} and {tuple(flips.shape)}"
+    require(is_triple, "images (N, C, H, W), offsets (N, 2) and flips (N,)", shapes)
     N, C, H, W = images.shape
     padded_height, padded_width = H + 2 * padding, W + 2 * padding
     row, column = torch.arange(H, device=images.device), torch.arange(W, device=images.device)
