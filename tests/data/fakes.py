@@ -101,22 +101,19 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
 def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
     """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
     batches = cifar10_batches()
-    if form.startswith("bin"):
-        files = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
-        inside, archive = "cifar-10-batches-bin", folder / "cifar-10-binary.tar.gz"
-    else:
-        files = {name: cifar10_pickle(*batch) for name, batch in batches.items()}
-        inside, archive = "cifar-10-batches-py", folder / "cifar-10-python.tar.gz"
+    kind, tar = form[:3].rstrip("."), form.endswith(".tar.gz")
+    pack, ending, title = (cifar10_binary, ".bin", "binary") if kind == "bin" else (cifar10_pickle, "", "python")
+    files = {f"{name}{ending}": pack(*batch) for name, batch in batches.items()}
+    inside, archive = f"cifar-10-batches-{kind}", folder / f"cifar-10-{title}.tar.gz"
     sums = {"cifar-10-binary.tar.gz": "", "cifar-10-python.tar.gz": ""}
-    if form.endswith(".tar.gz"):
+    sums |= {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
+    if tar:
         write_tar(archive, {f"{inside}/readme.html": b"hello", **{f"{inside}/{k}": v for k, v in files.items()}})
         sums[archive.name] = md5(archive.read_bytes())
     else:
         for name, data in files.items():
             write(folder / inside / name, data)
-    python_md5 = {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
-    path = archive if form.endswith(".tar.gz") else folder / inside
-    return path, replace(DATASETS["cifar10"], images_per_file=4, md5=python_md5 | sums)
+    return archive if tar else folder / inside, replace(DATASETS["cifar10"], images_per_file=4, md5=sums)
 
 
 def write_stl10(folder: Path, **changes: bytes | None) -> None:

@@ -31,9 +31,9 @@ def make_set(images, labels):
     return data.ImageSet(images, torch.tensor(labels), ("a", "b"), "x")
 
 
-def augment(n=3, shape=(3, 1, 4, 4), offsets=3, flips=3, padding=1):
-    drawn = data.draw(n, 1, True, torch.Generator())
-    return data.crop_and_flip(torch.zeros(shape), drawn[0][:offsets], drawn[1][:flips], padding)
+def augment(shape=(3, 1, 4, 4), count=3, padding=1):
+    offsets, flips = data.draw(3, 1, True, torch.Generator())
+    return data.crop_and_flip(torch.zeros(shape), offsets[:count], flips, padding)
 
 
 def start_epoch(batch_size, epoch=0, **options):
@@ -61,7 +61,7 @@ def start_epoch(batch_size, epoch=0, **options):
         ("seed … -1", lambda: data.hold_out(image_set(), 0.5, seed=-1)),
         ("padding … -1", lambda: data.draw(3, -1, True, torch.Generator())),
         ("padding … -1", lambda: augment(padding=-1)),
-        ("(3, 1, 4, 4), (2, 2) and (3,)", lambda: augment(offsets=2)),
+        ("(3, 1, 4, 4), (2, 2) and (3,)", lambda: augment(count=2)),
         ("(1, 4, 4), (3, 2) and (3,)", lambda: augment(shape=(1, 4, 4))),
         ("batch size … 0", lambda: start_epoch(0)),
         ("multiple of 2 … 9", lambda: start_epoch(9, world_size=2)),
@@ -143,15 +143,10 @@ LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
     ],
 )
 def test_damaged_files(tmp_path, name, change, words):
-    record = MNIST
-    if "idx" in name:
-        fakes.write_mnist(tmp_path, packed=name.endswith(".gz"))
-    elif "_X" in name or "_y" in name:
-        fakes.write_stl10(tmp_path)
-        record = STL10
-    else:
-        forms = {"cifar-10-binary.tar.gz": "bin.tar.gz", "cifar-10-python.tar.gz": "py.tar.gz"}
-        _, record = fakes.write_cifar10(tmp_path, forms.get(name, "bin"))
+    fakes.write_mnist(tmp_path, packed=name.endswith(".gz"))
+    fakes.write_stl10(tmp_path)
+    _, cifar10 = fakes.write_cifar10(tmp_path, "bin.tar.gz" if name.endswith(".tar.gz") else "bin")
+    record = MNIST if "idx" in name else STL10 if name.startswith("train") else cifar10
     (path,) = tmp_path.rglob(name)
     path.write_bytes(change(path.read_bytes()))
     refused(f"{path} … corrupt … {words}", lambda: record.read(tmp_path).load())

@@ -10,8 +10,7 @@ def test_subset_and_take():
     images = image_set(n=7, shape=(3, 8, 6), classes=4)
     assert (len(images), images.shape, images.classes) == (7, (3, 8, 6), ("a", "b", "c", "d"))
     part = images.subset([4, 0, 4])
-    assert part.labels.tolist() == [0, 0, 0]
-    assert torch.equal(part.images, images.images[[4, 0, 4]])
+    assert part.labels.tolist() == [0, 0, 0] and torch.equal(part.images, images.images[[4, 0, 4]])
     assert len(images.subset([])) == len(images.take(0)) == 0
     assert torch.equal(images.take(3).images, images.images[:3])
     assert images.take(3).images.data_ptr() == images.images.data_ptr()
@@ -32,9 +31,7 @@ def test_splits_with_and_without_a_test_set():
     train, test = Splits(images, images.take(4))
     assert (len(train), len(test)) == (20, 4)
     alone = Splits(images, None).map(lambda part: part.take(2))
-    assert not alone.has_test
-    assert "no test images" in repr(alone)
-    assert len(alone.load().train) == 2
+    assert not alone.has_test and "no test images" in repr(alone) and len(alone.load().train) == 2
 
 
 def test_parts_are_read_once_and_when_they_are_asked_for():

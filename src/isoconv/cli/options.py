@@ -90,9 +90,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --out, with the same options")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is there")]
 Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
-Epsilons = Annotated[list[float] | None, _parsed(parse_number, "--epsilon", "RADIUS", "radii, such as 36/255")]
-Sides = Annotated[Any, _parsed(parse_size, "--size", "SIZE", "resize images: 32, or 32x48 (height x width)")]
-Seeds = Annotated[Any, _parsed(parse_seeds, "--seeds", "SEEDS", "0, or several, trained side by side: 0,1,2,3,4")]
+Epsilons = Annotated[list[float] | None, _parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
+Sides = Annotated[Any, _parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
+Seeds = Annotated[Any, _parsed(parse_seeds, "--seeds", "<numbers>", "0, or several, trained side by side: 0,1,2,3,4")]
 Search = Annotated[
-    Any, _parsed(parse_numbers, "--search", "RATES", "learning rates to try on a validation split first")
+    Any, _parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
 ]
