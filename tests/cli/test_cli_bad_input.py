@@ -210,7 +210,7 @@ CASES = [
     # Reports
     Case(["report", "cifar10-large"], ("cifar10-large", "comes with isoconv")),
     Case(["report", "run-7", "--data", "nowhere"], ("--data", "nowhere")),
-    Case(["report", "run-7", "--out", "no/page.html"], ("no no",)),
+    Case(["report", "run-7", "--out", "no/page.html"], ("folder", "Got no,")),
     Case(["report", "run-7", "--out", "pics"], ("pics", "folder")),
     Case(["report", "run-7", "--out", "thesis.html"], ("thesis.html", "--out"), file("thesis.html", b"years of work")),
     Case(["report", "run-7", "--device", "tpu"], ("device", "'tpu'")),

@@ -159,7 +159,7 @@ def test_a_report_is_replaced_and_anything_else_is_not(tmp_path, content):
     run = fake_run(tmp_path / "a")
     assert made(tmp_path, run) == made(tmp_path, run)
     (tmp_path / "page.html").write_bytes(content)
-    with pytest.raises(IsoconvError, match=r"page.html is something else"):
+    with pytest.raises(IsoconvError, match=r"page.html, which is something else"):
         write_report([run], tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == content
     with pytest.raises(IsoconvError, match=r"at least one run"):

@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 
@@ -32,7 +33,7 @@ def main() -> None:
 
 def print_line(line: str) -> None:
     """Print a line on stderr, now; on a terminal, in place of progress that was not finished."""
-    erase = "\r\x1b[K" if sys.stderr.isatty() else ""
+    erase = f"\r{'':{shutil.get_terminal_size().columns - 1}}\r" if sys.stderr.isatty() else ""
     print(f"{erase}{line}", file=sys.stderr, flush=True)
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from isoconv.data.datasets import FROM_FILES
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
 from isoconv.report.command import command_of
 from isoconv.report.run_files import RunFiles, read_run_files
@@ -84,12 +84,9 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
 def check_replaceable(out: Path) -> None:
     """Raise unless a page may be written there: a report is replaced, anything else is left alone."""
     require(not out.is_dir(), f"a file for the report, such as {out / 'report.html'}", f"{out}, a folder")
-    if not out.parent.is_dir():
-        raise IsoconvError(f"Expected a folder to write the report to. There is no {out.parent}.")
-    if out.exists() and _MARK not in read_bytes(out)[:4096]:
-        raise IsoconvError(
-            f"Expected a new file, or an isoconv report to replace. {out} is something else: name another (--out)."
-        )
+    require(out.parent.is_dir(), "a folder to write the report to", f"{out.parent}, which is not there")
+    ours = not out.exists() or _MARK in read_bytes(out)[:4096]
+    require(ours, "a new file, or an isoconv report to replace (--out)", f"{out}, which is something else")
 
 
 def _notes(run: RunFiles, notes: Mapping[Path, Sequence[str]]) -> list[str]:
