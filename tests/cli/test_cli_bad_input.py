@@ -120,6 +120,7 @@ CASES = [
     train("--seeds", "0,0", named="--seeds"),
     train("--epsilon", "1/0", named="--epsilon"),
     train("--search", "0.1,y", named="--search"),
+    train("--loss-option", "margin", named="--loss-option"),
     train("--size", "x", named="--size"),
     train("--size=8x0", "--lr", "1", named="size"),
     train("--search", "0", named="lr"),

@@ -69,7 +69,16 @@ def parse_interval(text: str, name: str) -> tuple[float, float]:
     return low, high
 
 
-def _parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -> Any:
+def parse_setting(text: str) -> tuple[str, float]:
+    """Return a name and its number: temperature=0.5."""
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise IsoconvError(f"Expected NAME=NUMBER, such as temperature=0.5. Got {text!r}.") from None
+
+
+def parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -> Any:
     """Return an option whose text is parsed; an error names the option."""
 
     def parse_text(text: str) -> object:
@@ -90,9 +99,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --out, with the same options")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is there")]
 Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
-Epsilons = Annotated[list[float] | None, _parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
-Sides = Annotated[Any, _parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
-Seeds = Annotated[Any, _parsed(parse_seeds, "--seeds", "<numbers>", "0, or several, trained side by side: 0,1,2,3,4")]
+Epsilons = Annotated[list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
+Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
+Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "0, or several, trained side by side: 0,1,2,3,4")]
 Search = Annotated[
-    Any, _parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
+    Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
 ]

@@ -5,7 +5,7 @@ import shlex
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from isoconv.train.schedules import SCHEDULES
 
 _DATA = f"{cli.list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
+_LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -44,6 +45,9 @@ def train(
     margin: Annotated[float | None, typer.Option(help=LOSSES["hinge"].options["margin"].help)] = None,
     temperature: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["temperature"].help)] = None,
     offset: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["offset"].help)] = None,
+    loss_options: Annotated[
+        list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", f"of {_LOSS_OPTIONS}")
+    ] = None,
     orthogonalisation: Annotated[
         str | None, typer.Option(help=cli.list_choices(ORTHOGONALISATIONS, "manifold"))
     ] = None,
@@ -68,6 +72,8 @@ def train(
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
     options = cli.given(locals(), "tensorboard", "as_json")
+    if loss_options:
+        options["loss_options"] = dict(loss_options)
     if tensorboard and find_spec("tensorboard") is None:
         raise IsoconvError("--tensorboard needs a package: pip install 'isoconv[tensorboard]'.")
     from isoconv.cli.output import TrainingProgress, print_results, resumable

@@ -1,6 +1,7 @@
 """Bring a whole set of images to another size."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,13 @@ def height_and_width(size: Size) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
+def import_pillow() -> Any:
+    """Return Pillow's module Image: only what needs it loads it."""
+    from PIL import Image
+
+    return Image
+
+
 def resize(images: ImageSet, size: Size) -> ImageSet:
     """Return the images at another size, by Pillow's BILINEAR, whose filter widens when it shrinks (antialiasing).
 
@@ -31,8 +39,7 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
     height, width = height_and_width(size)
     if images.shape[1:] == (height, width):
         return images
-    from PIL import Image
-
+    Image = import_pillow()
     # Pillow works on each channel by itself, so each can go through as a grey picture.
     planes = images.images.cpu().flatten(0, 1).contiguous().numpy()
     resized = np.empty((len(planes), height, width), dtype=np.uint8)

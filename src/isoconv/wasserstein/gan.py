@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress
+from isoconv.data.resizing import import_pillow
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes
@@ -221,13 +222,11 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
 
 def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     """Write images (N, C, H, W) with values in [−1, 1] as one PNG, row by row, two black pixels apart."""
-    from PIL import Image
-
     missing = -len(images) % columns
     pixels = nn.functional.pad(((images + 1) * 127.5).round().clamp(0, 255), (0, 2, 0, 2, 0, 0, 0, missing))
     _, channels, height, width = pixels.shape
     rows = pixels.reshape(-1, columns, channels, height, width).permute(0, 3, 1, 4, 2)
     sheet = rows.reshape(-1, columns * width, channels)[:-2, :-2].to(torch.uint8).numpy()
     buffer = io.BytesIO()
-    Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(buffer, format="PNG")
+    import_pillow().fromarray(sheet[..., 0] if channels == 1 else sheet).save(buffer, format="PNG")
     write_bytes(path, buffer.getvalue())
