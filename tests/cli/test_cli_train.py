@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +36,24 @@ def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
     assert {path.name for path in Path("run").iterdir()} == {
         "config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json",
     }  # fmt: skip
+
+
+def test_progress_on_a_terminal_is_one_line_that_ends_with_the_last_epoch(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with TrainingProgress(4) as progress:
+        for epoch in (1, 2):
+            progress.step(1)
+            progress.step(1)
+            figures = {"loss": 0.5 / epoch, "accuracy": 90.0, "images_per_second": 1e4, "seconds_left": 3.0}
+            progress.epoch(SimpleNamespace(epoch=epoch, epochs=2, **figures))
+    *_, before, last = capsys.readouterr().err.split("\r")
+    assert before.startswith("[############    ] training: epoch 1/2  loss 0.5000") and before.rstrip().endswith(
+        "s left"
+    )
+    assert last.startswith("[################] training: epoch 2/2  loss 0.2500") and last.endswith("\n")
 
 
 def test_digits_and_json_that_is_one_document(isoconv):

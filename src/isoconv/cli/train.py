@@ -11,6 +11,7 @@ import typer
 
 from isoconv.cli import options as cli
 from isoconv.cli import print_line
+from isoconv.cli.options import list_choices
 from isoconv.data.datasets import DATASETS, NAMES
 from isoconv.errors import IsoconvError
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
@@ -18,7 +19,7 @@ from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES
 from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
-_DATA = f"{cli.list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
+_DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
@@ -30,29 +31,25 @@ def train(
     folder: cli.Data = None,
     download: cli.Download = False,
     size: cli.Sides = None,
-    model: Annotated[str | None, typer.Option(help=cli.list_choices(CLASSIFIERS, "large"))] = None,
-    conv: Annotated[str | None, typer.Option(help=cli.list_choices(METHODS, "bcop"))] = None,
-    activation: Annotated[str | None, typer.Option(help=cli.list_choices(ACTIVATIONS, "maxmin"))] = None,
+    model: Annotated[str | None, typer.Option(help=list_choices(CLASSIFIERS, "large"))] = None,
+    conv: Annotated[str | None, typer.Option(help=list_choices(METHODS, "bcop"))] = None,
+    activation: Annotated[str | None, typer.Option(help=list_choices(ACTIVATIONS, "maxmin"))] = None,
     recipe: Annotated[str | None, typer.Option(help=_RECIPES)] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over the training set: 60 (default), paper: 200")] = None,
     batch_size: Annotated[int | None, typer.Option(help="images per step: 128, or less for small data sets")] = None,
-    optimiser: Annotated[
-        str | None, typer.Option(help=f"{cli.list_choices(OPTIMISERS)}; by default the recipe's")
-    ] = None,
+    optimiser: Annotated[str | None, typer.Option(help=f"{list_choices(OPTIMISERS)}; by default the recipe's")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate; by default the recipe's")] = None,
-    schedule: Annotated[str | None, typer.Option(help=cli.list_choices(SCHEDULES, "linear"))] = None,
-    loss: Annotated[str | None, typer.Option(help=cli.list_choices(LOSSES, "cross-entropy"))] = None,
+    schedule: Annotated[str | None, typer.Option(help=list_choices(SCHEDULES, "linear"))] = None,
+    loss: Annotated[str | None, typer.Option(help=list_choices(LOSSES, "cross-entropy"))] = None,
     margin: Annotated[float | None, typer.Option(help=LOSSES["hinge"].options["margin"].help)] = None,
     temperature: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["temperature"].help)] = None,
     offset: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["offset"].help)] = None,
     loss_options: Annotated[
         list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", f"of {_LOSS_OPTIONS}")
     ] = None,
-    orthogonalisation: Annotated[
-        str | None, typer.Option(help=cli.list_choices(ORTHOGONALISATIONS, "manifold"))
-    ] = None,
+    orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
     precision: Annotated[
-        str | None, typer.Option(help=f"of convolutions: {cli.list_choices(PRECISIONS, 'float32')}")
+        str | None, typer.Option(help=f"of convolutions: {list_choices(PRECISIONS, 'float32')}")
     ] = None,
     crop_padding: Annotated[int | None, typer.Option(help="pad with so many zeros and crop at random")] = None,
     flip: Annotated[
