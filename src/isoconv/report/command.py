@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from isoconv.data.load import FROM_FILES
+from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.report.run_files import RunFiles
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.run_folder import seeds_in
@@ -16,7 +16,6 @@ _OPTIONS = (
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "crop_padding", "flip", "precision"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
-_SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
 
 
 def command_of(run: RunFiles) -> str | None:
@@ -45,7 +44,7 @@ def train_command(
     if config.data in FROM_FILES:
         words += ["--data", "DIR"]
     height, width = config.input_shape[1:]
-    if _SIDES.get(config.data) != (height, width):
+    if config.data not in DATASETS or DATASETS[config.data].shape[1:] != (height, width):
         words += ["--size", str(height) if height == width else f"{height}x{width}"]
     if config.recipe != "default":
         words += ["--recipe", config.recipe]
