@@ -7,6 +7,7 @@ therefore exact in float64, with fused multiply-add or without. Products of digi
 The result stays a list of "limbs": value = Σ limbs[k]·2^(18k).
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
@@ -27,6 +28,26 @@ _ROOT_BITS = 100  # roots are off by a relative 2⁻⁹⁹ at most
 _BLOCK = 1 << 16  # Python integers are large: only so many at a time
 _CIRCLE_BITS = 128  # of the fixed-point numbers on the way to a cosine
 _LONGEST = 1 << 10  # bits of a numerator or denominator before `trim` rounds it
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A floating-point arithmetic: its name, unit roundoff, smallest normal and largest finite number."""
+
+    name: str
+    unit: Fraction
+    smallest: Fraction
+    largest: Fraction
+
+    def hold(self, values: Any) -> Floats:
+        """Return the numbers as this arithmetic holds them."""
+        return np.asarray(values).astype(self.name).astype(np.float64)
+
+
+ARITHMETICS = {
+    "float64": Arithmetic("float64", Fraction(1, 2**53), Fraction(1, 2**1022), Fraction(2**1024 - 2**971)),
+    "float32": Arithmetic("float32", Fraction(1, 2**24), Fraction(1, 2**126), Fraction(2**128 - 2**104)),
+}
 
 
 # Fractions -----------------------------------------------------------------------------------------------------------
@@ -120,17 +141,31 @@ def digits(numbers: Ints) -> list[Floats]:
 
 def multiply(left: Ints, right: Ints) -> list[Ints]:
     """Return left @ right (matrices or batches of them) as limbs, for numbers up to 2⁵³ and up to 2²⁵ terms in a sum."""
-    terms = left.shape[-1]
-    if terms > _TERMS << 7:
-        raise ArithmeticError("too many terms in a sum")
     total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
-    for start in range(0, terms, _TERMS):
-        left_digits = digits(left[..., start : start + _TERMS])
-        right_digits = digits(right[..., start : start + _TERMS, :])
-        for i, a in enumerate(left_digits):
+    for piece in _pieces(left.shape[-1]):
+        right_digits = digits(right[..., piece, :])
+        for i, a in enumerate(digits(left[..., piece])):
             for j, b in enumerate(right_digits):
                 total[i + j] = total[i + j] + (a @ b).astype(np.int64)
     return total
+
+
+def gram(matrix: Ints) -> list[Ints]:
+    """Return matrix @ matrixᵀ as limbs, like `multiply`: two different digits are multiplied once, not twice."""
+    total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
+    for piece in _pieces(matrix.shape[-1]):
+        parts = digits(matrix[..., piece])
+        for i, a in enumerate(parts):
+            for j, b in enumerate(parts[: i + 1]):
+                product = (a @ np.swapaxes(b, -1, -2)).astype(np.int64)
+                total[i + j] = total[i + j] + (product if i == j else product + np.swapaxes(product, -1, -2))
+    return total
+
+
+def _pieces(terms: int) -> list[slice]:
+    if terms > _TERMS << 7:
+        raise ArithmeticError("too many terms in a sum")
+    return [slice(start, start + _TERMS) for start in range(0, terms, _TERMS)]
 
 
 def normalise(limbs: list[Ints]) -> list[Ints]:
