@@ -35,14 +35,6 @@ def certificate(tmp_path: Path) -> Maker:
     return make
 
 
-def small_like(conv: str) -> nn.Module:
-    make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
-    return nn.Sequential(
-        make.convolution(4, 4, stride=2), make.activation(), make.convolution(6, 4, stride=2), make.activation(),
-        nn.Flatten(), make.linear(make.features, 12), make.activation(), make.linear(12, 5),
-    )  # fmt: skip
-
-
 def large_like(conv: str) -> nn.Module:
     make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
     return nn.Sequential(
@@ -95,7 +87,6 @@ def every_kind_1d() -> nn.Module:
 
 
 NETWORKS = {
-    **{f"small {conv}": (lambda conv=conv: isoconv.plain(small_like(conv)), (2, 8, 8)) for conv in METHODS},
     **{f"large {conv}": (lambda conv=conv: isoconv.plain(large_like(conv)), (2, 8, 8)) for conv in METHODS},
     "2d": (every_kind_2d, (2, 9, 6)),
     "1d": (every_kind_1d, (3, 11)),
@@ -106,6 +97,15 @@ def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     torch.manual_seed(0)
     model, shape = NETWORKS[name]
     return model(), shape
+
+
+@pytest.fixture
+def small(certificate: Maker) -> Certificate:
+    """The network "1d" and its certificate, which has been written."""
+    model, shape = network("1d")
+    honest = certificate(model, *shape)
+    assert honest.check().code == 0
+    return honest
 
 
 def change(value: str, factor: float) -> str:
@@ -154,61 +154,45 @@ def test_the_large_network_of_the_paper_is_checked_in_seconds(certificate):
     assert time.perf_counter() - start < 30
 
 
-def test_it_says_what_it_did_not_check(certificate):
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    assert "not checked without --images: the images' norms and logits" in honest.check().out
-    outcome = honest.check(images=honest.pixels.numpy()[:2])
+def test_it_says_what_it_did_not_check(small):
+    assert "not checked without --images: the images' norms and logits" in small.check().out
+    outcome = small.check(images=small.pixels.numpy()[:2])
     assert "2 recomputed" in outcome.out and "not checked: 1 images that the file does not hold, labels" in outcome.out
 
 
-def test_images_as_bytes_are_values_over_255(certificate, tmp_path):
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    bytes_ = np.random.default_rng(0).integers(0, 256, (3, *shape), dtype=np.uint8)
-    honest.pixels = torch.from_numpy(bytes_ / 255)
-    pairs = [[float.fromhex(value) for value in row] for row in honest.table["pair_constants"]]
-    terms = [float.fromhex(honest.table[name]) for name in ("error_offset", "error_slope")]
-    honest.table["images"] = [honest._image(k, pairs, *terms) for k in range(3)]
-    assert honest.check(images=bytes_).code == 0
+def test_images_as_bytes_are_values_over_255(small):
+    bytes_ = np.random.default_rng(0).integers(0, 256, (3, 3, 11), dtype=np.uint8)
+    small.pixels = torch.from_numpy(bytes_ / 255)
+    pairs = [[float.fromhex(value) for value in row] for row in small.table["pair_constants"]]
+    terms = [float.fromhex(small.table[name]) for name in ("error_offset", "error_slope")]
+    small.table["images"] = [small._image(k, pairs, *terms) for k in range(3)]
+    assert small.check(images=bytes_).code == 0
     bytes_[1, 0, 0] ^= 1
-    assert honest.check(images=bytes_).code == 1
+    assert small.check(images=bytes_).code == 1
 
 
-def test_a_run_folder_stands_for_its_model(certificate):
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    honest.check()
-    assert check(honest.folder / "certificate.json", honest.folder).code == 0
+def test_a_run_folder_stands_for_its_model(small):
+    assert check(small.folder / "certificate.json", small.folder).code == 0
 
 
-def test_it_runs_as_a_plain_folder_on_python_and_numpy_alone(certificate, tmp_path):
+def test_it_runs_as_a_module_and_as_a_plain_folder_on_python_and_numpy_alone(small, tmp_path):
     """Copied to a folder of its own, with no site-packages on the path and numpy the only package that can be found."""
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    honest.check()
-    source = Path(entry_point.__file__)
-    shutil.copytree(source.parent, tmp_path / "check")
+    files = [tmp_path / "certificate.json", small.model_file]
+    module = [sys.executable, "-m", "isoconv.check", *files]
+    run = subprocess.run(module, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith("valid: ")
+    shutil.copytree(Path(entry_point.__file__).parent, tmp_path / "check")
     numpy_alone = tmp_path / "site"
     numpy_alone.mkdir()
     for folder in Path(np.__file__).parents[1].glob("numpy*"):
         (numpy_alone / folder.name).symlink_to(folder)
-    command = [sys.executable, "-S", tmp_path / "check", tmp_path / "certificate.json", honest.model_file]
     environment = {"PYTHONPATH": str(numpy_alone)}
+    command = [sys.executable, "-S", tmp_path / "check", *files]
     run = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, check=False)
     assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith("valid: ")
     for package in ("isoconv", "torch", "safetensors"):
         command = [sys.executable, "-S", "-c", f"import {package}"]
         assert subprocess.run(command, capture_output=True, cwd="/", env=environment, check=False).returncode == 1
-
-
-def test_it_runs_as_a_module(certificate, tmp_path):
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    honest.check()
-    command = [sys.executable, "-m", "isoconv.check.__main__", tmp_path / "certificate.json", honest.model_file]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0 and run.stdout.startswith("valid: ") and run.stderr == ""
 
 
 # --------------------------------------------------------------------------------------------------------------- lies
@@ -309,14 +293,12 @@ def test_names_need_not_count_up(certificate):
     assert missing.code == 1 and "holds no x.weight" in missing.out
 
 
-def test_a_layer_left_out_shows_in_the_logits(certificate):
+def test_a_layer_left_out_shows_in_the_logits(small):
     """Of an activation nothing is left in the weights: without the images it is said not to have been checked."""
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    place = honest.layer("MaxMin")
-    unseen = honest.check(lambda t: t["layers"].pop(place))
+    place = small.layer("MaxMin")
+    unseen = small.check(lambda t: t["layers"].pop(place))
     assert unseen.code == 0 and "not checked" in unseen.out and "as they are listed" in unseen.out
-    assert honest.check(lambda t: t["layers"].pop(place), images=honest.pixels.numpy()).code == 1
+    assert small.check(lambda t: t["layers"].pop(place), images=small.pixels.numpy()).code == 1
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -432,45 +414,30 @@ def test_settings_that_raise_the_norm_are_found(certificate):
     assert honest.check(lambda t: t["layers"][0]["settings"].update(groups=1)).code == 2
 
 
-def test_a_hidden_scale_is_found(certificate):
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    images = honest.pixels.numpy()
-
-    def as_identity(table: Table) -> None:
-        table["layers"][-1] = {**table["layers"][-1], "kind": "Identity", "settings": {}}
-
-    def left_out(table: Table) -> None:
-        del table["layers"][-1]
-
-    def understated(table: Table) -> None:
-        table["layers"][-1].update(lipschitz=(1.0).hex())
-
-    assert "INVALID: image 0: the network gives" in honest.check(as_identity, images=images).out
-    assert "INVALID: " in honest.check(left_out, images=images).out
-    assert "INVALID: layer 11 (Scale) claims a constant of 1.0" in honest.check(understated).out
+def test_a_hidden_scale_is_found(small):
+    images = small.pixels.numpy()
+    as_identity = small.check(lambda t: t["layers"][-1].update(kind="Identity", settings={}), images=images)
+    assert "INVALID: image 0: the network gives" in as_identity.out
+    assert "INVALID: " in small.check(lambda t: t["layers"].pop(), images=images).out
+    understated = small.check(lambda t: t["layers"][-1].update(lipschitz=(1.0).hex()))
+    assert "INVALID: layer 11 (Scale) claims a constant of 1.0" in understated.out
 
 
-def test_images_that_are_not_those_of_the_certificate_are_found(certificate):
-    model, shape = network("1d")
-    honest = certificate(model, *shape)
-    images = honest.pixels.numpy()
-    assert "image 0: the network gives" in honest.check(images=images * (1 - 1e-3)).out
-    assert honest.check(images=images[::-1]).code == 1
-    assert "image 0: a pixel lies outside of the input range from 0.0 to 1.0" in honest.check(images=255 * images).out
+def test_images_that_are_not_those_of_the_certificate_are_found(small):
+    images = small.pixels.numpy()
+    assert "image 0: the network gives" in small.check(images=images * (1 - 1e-3)).out
+    assert small.check(images=images[::-1]).code == 1
+    assert "image 0: a pixel lies outside of the input range from 0.0 to 1.0" in small.check(images=255 * images).out
     for value in (np.nan, np.nextafter(0.0, -1)):
         broken = images.copy()
         broken[2, 0, 0] = value
-        assert "image 2: a pixel lies outside" in honest.check(images=broken).out
-    norm = honest.table["images"][1]["input_norm"]
-    smaller = honest.check(lambda t: t["images"][1].update(input_norm=nudge(norm, -1)), images=images)
+        assert "image 2: a pixel lies outside" in small.check(images=broken).out
+    norm = small.table["images"][1]["input_norm"]
+    smaller = small.check(lambda t: t["images"][1].update(input_norm=nudge(norm, -1)), images=images)
     assert smaller.code == 1 and "image 1: its norm is larger than input_norm" in smaller.out
-
-    def shifted_logit(table: Table) -> None:
-        table["images"][2]["logits"][1] = (float.fromhex(table["images"][2]["logits"][1]) - 1e-3).hex()
-
-    outcome = honest.check(shifted_logit, images=images)
-    assert outcome.code == 1 and "image 2: the network gives" in outcome.out and "for logit 1" in outcome.out
+    logit = (float.fromhex(small.table["images"][2]["logits"][1]) - 1e-3).hex()
+    shifted = small.check(lambda t: t["images"][2]["logits"].__setitem__(1, logit), images=images)
+    assert shifted.code == 1 and "image 2: the network gives" in shifted.out and "for logit 1" in shifted.out
 
 
 # -------------------------------------------------------------------------------------------------------------- traps

@@ -70,12 +70,6 @@ def test_zero_padding_with_unequal_axes(tmp_path):
         assert outcome.code == 0, (seed, outcome)
 
 
-def rename(table: dict[str, Any]) -> None:
-    """Names as in nn.Sequential(OrderedDict(...)): what has weights keeps its name, the others may have any."""
-    for layer, name in zip(table["layers"], ("0", "7", "5", "3"), strict=True):
-        layer["name"] = name
-
-
 def crop(table: dict[str, Any]) -> None:
     table["input_shape"] = [2, 6, 5]
     crop = {"name": "pad", "kind": "ZeroPad2d", "settings": {"padding": [0, -1, -1, 0]}, "lipschitz": (1.0).hex()}
@@ -91,7 +85,6 @@ def infinite(table: dict[str, Any]) -> None:
 
 HONEST: dict[str, Callable[[dict[str, Any]], None]] = {
     "flatten from the end": lambda t: t["layers"][2]["settings"].update(start_dim=-3),
-    "names that do not count up": rename,
     "cropping": crop,
     "an infinite error and no radius": infinite,
 }

@@ -237,24 +237,16 @@ def test_a_network_that_is_one_module(tmp_path):
 def test_a_kind_of_two_inputs_fits_the_table(tmp_path, monkeypatch):
     """x + y, of constant √2 as a function of both: what a graph needs is one more kind."""
 
-    def add(node: Any, place: Any) -> kinds.Step:
-        rounding = kinds.Rounding(1, kinds.root_up(2))
-        return kinds.Step(node, place.shape, kinds.at_least(node, 2), np.add, rounding)
+    def add(place: kinds.Place) -> kinds.Step:
+        return kinds.Step(place.shape, 2, np.add, kinds.Rounding(1, kinds.root_up(2)))
 
     monkeypatch.setitem(kinds.KINDS, "Add", kinds.Kind(add, inputs=2))
     torch.manual_seed(0)
     honest = make(tmp_path, nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU()), (3,))
 
     def branch(table: Table) -> None:
-        one = {
-            "name": "sum",
-            "kind": "Add",
-            "module": None,
-            "inputs": ["1", "2"],
-            "settings": {},
-            "lipschitz": (1.5).hex(),
-        }
-        table["nodes"][3:] = [one]
+        node = {"name": "sum", "kind": "Add", "module": None, "inputs": ["1", "2"], "settings": {}}
+        table["nodes"][3:] = [node | {"lipschitz": (1.5).hex()}]
         table |= {"output": "sum", "error_offset": (1.0).hex(), "error_slope": (1.0).hex(), "images": []}
         table["lipschitz"] = (4.0).hex()
         table["pair_constants"] = [[(0.0).hex() if i == j else (6.0).hex() for j in range(3)] for i in range(3)]

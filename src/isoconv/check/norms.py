@@ -168,6 +168,10 @@ class Window:
         return prod(axis.outputs for axis in self.axes)
 
     @property
+    def inputs(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    @property
     def copies(self) -> int:
         """How often, at most, one output occurs (on a torus) or one pixel (of a reflected or replicated input)."""
         if self.mode == "circular":
@@ -214,7 +218,7 @@ def convolution_norm(kernel: Floats, window: Window, claim: Fraction, budget: Bu
     if first.taps == second.taps == window.copies == 1:  # the same matrix at every pixel that is seen
         window = POINT
     groups, outputs, inputs, *taps = kernel.shape
-    rows, columns = outputs * window.outputs, inputs * prod(axis.size for axis in window.axes)
+    rows, columns = outputs * window.outputs, inputs * window.inputs
     work = groups * _witness_work(rows, columns, 3) + _PER_BATCH
     exact_on_torus = window.mode == "circular" and all(axis.whole_circle for axis in window.axes)
     small = (
@@ -247,22 +251,25 @@ def dense_norm(kernel: Floats, window: Window, claim: Fraction) -> Estimate:
     What was rounded is a convolution with taps of at most ½, so it has row sums of at most inputs·T/2 and column sums of
     at most copies·outputs·T/2, and the norm is at most the root of their product.
     """
-    _, outputs, inputs, *taps = kernel.shape
+    groups, outputs, inputs, *taps = kernel.shape
     exponent, integers = _in_units(kernel, claim, prod(taps))
     rounding = Fraction(prod(taps), 2) * root_up(outputs * inputs * window.copies)
-    return _prove((_write_out(group, window)[None, None] for group in integers), claim, exponent, rounding)
+    step = max(1, _CHUNK * groups // (kernel[..., 0, 0].size * window.outputs * window.inputs))
+    chunks = (integers[start : start + step] for start in range(0, groups, step))
+    return _prove((_write_out(chunk, window)[None] for chunk in chunks), claim, exponent, rounding)
 
 
-def _write_out(group: Ints, window: Window) -> Ints:
-    outputs, inputs, *taps = group.shape
+def _write_out(kernel: Ints, window: Window) -> Ints:
+    """Return the matrix of each group."""
+    groups, outputs, inputs, *taps = kernel.shape
     first, second = window.axes
-    matrix = np.zeros((outputs, first.outputs, second.outputs, inputs, first.size, second.size), np.int64)
+    matrices = np.zeros((groups, outputs, first.outputs, second.outputs, inputs, first.size, second.size), np.int64)
     for t, u in np.ndindex(*taps):
         rows, columns = first.source()[first.seen(t)], second.source()[second.seen(u)]
         y, x = np.flatnonzero(rows >= 0), np.flatnonzero(columns >= 0)
         # Each output once, so that += adds to every one of them; taps that meet on one input pixel add up.
-        matrix[:, y[:, None], x, :, rows[y][:, None], columns[x]] += group[None, None, :, :, t, u]
-    return matrix.reshape(outputs * window.outputs, -1)
+        matrices[:, :, y[:, None], x, :, rows[y][:, None], columns[x]] += kernel[None, None, ..., t, u]
+    return matrices.reshape(groups, outputs * window.outputs, -1)
 
 
 def torus_norm(kernel: Floats, window: Window, sizes: Pair, folds: Pair, claim: Fraction) -> Estimate:
