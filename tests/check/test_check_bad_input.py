@@ -286,10 +286,10 @@ def test_no_wrong_value_anywhere_is_accepted_or_ends_in_a_traceback(honest):
                 accepted.add(path)
     # The name of a layer without weights is for people; with no images, nothing is said about any; no
     # image need be in the file of images; a range that holds the images and a smaller radius are true as well; a label
-    # may be left out.
+    # may be left out; the last axis is also −1.
     weightless = [n for n, layer in enumerate(honest.table["layers"]) if layer["kind"] not in ("Conv2d", "Linear")]
     names = {f"layers.{n}.name" for n in weightless}
-    assert accepted == {"images", "input_range.0", *names} | {
+    assert accepted == {"images", "input_range.0", "layers.5.settings.end_dim", *names} | {
         f"images.{k}.{key}" for k in range(2) for key in ("index", "radius", "label")
     }
 
