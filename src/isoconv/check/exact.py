@@ -139,33 +139,24 @@ def digits(numbers: Ints) -> list[Floats]:
     return [*result, rest.astype(np.float64)]
 
 
-def multiply(left: Ints, right: Ints) -> list[Ints]:
-    """Return left @ right (matrices or batches of them) as limbs, for numbers up to 2⁵³ and up to 2²⁵ terms in a sum."""
-    total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
-    for piece in _pieces(left.shape[-1]):
-        right_digits = digits(right[..., piece, :])
-        for i, a in enumerate(digits(left[..., piece])):
-            for j, b in enumerate(right_digits):
-                total[i + j] = total[i + j] + (a @ b).astype(np.int64)
-    return total
+def multiply(left: Ints, right: Ints | None = None) -> list[Ints]:
+    """Return left @ right (matrices or batches of them) as limbs, for numbers up to 2⁵³ and up to 2²⁵ terms in a sum.
 
-
-def gram(matrix: Ints) -> list[Ints]:
-    """Return matrix @ matrixᵀ as limbs, like `multiply`: two different digits are multiplied once, not twice."""
-    total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
-    for piece in _pieces(matrix.shape[-1]):
-        parts = digits(matrix[..., piece])
-        for i, a in enumerate(parts):
-            for j, b in enumerate(parts[: i + 1]):
-                product = (a @ np.swapaxes(b, -1, -2)).astype(np.int64)
-                total[i + j] = total[i + j] + (product if i == j else product + np.swapaxes(product, -1, -2))
-    return total
-
-
-def _pieces(terms: int) -> list[slice]:
-    if terms > _TERMS << 7:
+    Without `right`, left @ leftᵀ: there, two different digits are multiplied once, not twice.
+    """
+    if left.shape[-1] > _TERMS << 7:
         raise ArithmeticError("too many terms in a sum")
-    return [slice(start, start + _TERMS) for start in range(0, terms, _TERMS)]
+    total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
+    for start in range(0, left.shape[-1], _TERMS):
+        piece = slice(start, start + _TERMS)
+        a = digits(left[..., piece])
+        b = [np.swapaxes(digit, -1, -2) for digit in a] if right is None else digits(right[..., piece, :])
+        for i, j in np.ndindex(_DIGITS, _DIGITS):
+            if right is not None or j <= i:
+                limb = (a[i] @ b[j]).astype(np.int64)
+                twice = right is None and j < i
+                total[i + j] = total[i + j] + (limb + np.swapaxes(limb, -1, -2) if twice else limb)
+    return total
 
 
 def normalise(limbs: list[Ints]) -> list[Ints]:

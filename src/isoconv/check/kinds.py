@@ -120,21 +120,17 @@ class Place:
     def name(self, part: str) -> str:
         return part if self.node.module == "" else f"{self.node.module}.{part}"
 
-    def tensor(self, part: str) -> Floats | None:
-        """Return a tensor of the node's module, if the model has it."""
+    def tensor(self, part: str, default: Floats | None = None) -> Floats:
+        """Return a tensor of the node's module, or the default where the model has none."""
         name = self.name(part)
         if self.node.module is None or name not in self.tensors:
-            return None
+            if default is None:
+                raise Invalid(f"{self.node}: the model holds no {name}.")
+            return default
         self.used.add(name)
         held = self.arithmetic.name == "float64" or self.tensors[name].dtype.itemsize <= 4
         Malformed.unless(held, f"Expected float32 weights for float32 arithmetic. Got float64 for {name}.")
         return as_float64(self.tensors[name], name)
-
-    def needed(self, part: str) -> Floats:
-        tensor = self.tensor(part)
-        if tensor is None:
-            raise Invalid(f"{self.node}: the model holds no {self.name(part)}.")
-        return tensor
 
 
 @dataclass(frozen=True)
@@ -199,9 +195,8 @@ def _batch_norm(place: Place) -> Step:
     """In evaluation a fixed affine map of each channel, see Note [Normalisation]."""
     shape, axes = place.shape, (1, 2) if place.dimensions == 1 else (3,)
     place.require(len(shape) in axes, f"an input of {' or '.join(map(str, axes))} axes", shape)
-    mean, variance = place.needed("running_mean"), place.needed("running_var")
-    weight, bias = place.tensor("weight"), place.tensor("bias")
-    weight, bias = np.ones(shape[0]) if weight is None else weight, np.zeros(shape[0]) if bias is None else bias
+    mean, variance = place.tensor("running_mean"), place.tensor("running_var")
+    weight, bias = place.tensor("weight", np.ones(shape[0])), place.tensor("bias", np.zeros(shape[0]))
     place.used.add(place.name("num_batches_tracked"))
     for tensor in (weight, bias, mean, variance):
         place.require(tensor.shape == shape[:1], f"tensors of {shape[0]} numbers", tensor.shape)
@@ -310,31 +305,22 @@ def _upsample(place: Place) -> Step:
 # Windows -------------------------------------------------------------------------------------------------------------
 
 
-def _window(
-    place: Place,
-    channels: int,
-    pads: Sequence[Sequence[int]],
-    mode: str = "zeros",
-    taps: Sequence[int] = (1, 1),
-    stride: Sequence[int] = (1, 1),
-    dilation: Sequence[int] = (1, 1),
-    ceil: bool = False,
-) -> tuple[Window, Shape]:
+def _window(place: Place, channels: int, taps: Sequence[int] = (1, 1), mode: str = "zeros") -> tuple[Window, Shape]:
     """Return the windows that a node looks through, and the shape that it gives with so many channels.
 
-    There are two axes: a one-dimensional node has a first one of one pixel. With `ceil`, there is one window more along an
-    axis, if it begins inside of the image or before it.
+    There are two axes: a one-dimensional node has a first one of one pixel. With `ceil_mode`, there is one window more along
+    an axis, if it begins inside of the image or before it.
     """
     d = place.dimensions
     expected = "an input (channels, length)" if d == 1 else "an input (channels, height, width)"
     place.require(len(place.shape) == d + 1, expected, place.shape)
-    axes = []
-    sizes = (1,) * (2 - d) + place.shape[1:]
-    for size, (before, after), k, s, spread in zip(sizes, pads, taps, stride, dilation, strict=True):
+    strides, dilations = (place.settings.get(name, (1, 1)) for name in ("stride", "dilation"))
+    sizes, axes = (1,) * (2 - d) + place.shape[1:], []
+    for size, (before, after), k, s, spread in zip(sizes, place["padding"], taps, strides, dilations, strict=True):
         fits = mode != "reflect" or max(before, after) < size
         Malformed.unless(fits, f"{place.node}: Expected reflection by less than the size. Got {before} and {after}.")
         axis = Axis(size, k, s, spread, before, after, mode)
-        if ceil:
+        if place.settings.get("ceil_mode", False):
             outputs = -(-(axis.padded - axis.reach - 1) // s) + 1
             outputs -= (outputs - 1) * s >= size + before
             axis = replace(axis, after=(outputs - 1) * s + axis.reach + 1 - size - before)
@@ -350,7 +336,7 @@ def _pad_images(x: Floats, window: Window, fill: float = 0.0) -> Floats:
 
 def _pad(place: Place, mode: str) -> Step:
     """Padding copies pixels, or adds a constant; zeros and constants may also cut off."""
-    window, shape = _window(place, place.shape[0], place["padding"], mode)
+    window, shape = _window(place, place.shape[0], mode=mode)
     fill = float(place.arithmetic.hold(place.settings.get("value", 0.0)))
     inside = prod(int((axis.source() >= 0).sum()) for axis in window.axes)
     at_zero = abs(Fraction(fill)) * root_up(shape[0] * (window.outputs - inside))
@@ -359,10 +345,7 @@ def _pad(place: Place, mode: str) -> Step:
 
 
 def _pool_window(place: Place) -> tuple[Window, Shape]:
-    pads, dilation = [(pad, pad) for pad in place["padding"]], place.settings.get("dilation", (1, 1))
-    window, shape = _window(
-        place, place.shape[0], pads, "zeros", place["kernel_size"], place["stride"], dilation, place["ceil_mode"]
-    )
+    window, shape = _window(place, place.shape[0], place["kernel_size"])
     for axis in window.axes:
         first = np.arange(axis.outputs) * axis.stride - axis.before
         outside = -(np.minimum(first, 0) // axis.dilation)  # taps before the image
@@ -447,29 +430,21 @@ def _affine(
     """
     groups, outputs, inputs, *_ = kernel.shape
     channels, products = groups * outputs, kernel[0, 0].size
-    bias = place.tensor("bias")
-    if bias is not None:
-        place.require(bias.shape == (channels,), f"a bias of {channels} numbers", bias.shape)
-    bias_norm = ZERO if bias is None else root_up(sum_of_squares(bias) * (prod(shape) // channels))
+    bias = place.tensor("bias", np.zeros(channels))
+    place.require(bias.shape == (channels,), f"a bias of {channels} numbers", bias.shape)
+    norm = root_up(sum_of_squares(bias) * (prod(shape) // channels))
     place.spend(kernel.size * _PER_WEIGHT)
     row_sum = largest_row_sum(kernel.reshape(channels, -1))
-    column_sum = largest_row_sum(kernel.swapaxes(1, 2).reshape(groups * inputs, -1))
-    square = row_sum * column_sum * window.copies
-    return Step(
-        shape,
-        square,
-        lambda x: apply(x, 0.0 if bias is None else bias),
-        Rounding(products + 1, root_up(square), bias_norm, products + 1),
-        bias_norm,
-        products * prod(shape) + work,
-        lambda: convolution_norm(kernel, window, place.node.lipschitz, place.budget, place.node),
-        matrix,
-    )
+    square = row_sum * largest_row_sum(kernel.swapaxes(1, 2).reshape(groups * inputs, -1)) * window.copies
+    rounding = Rounding(products + 1, root_up(square), norm, products + 1)
+    prove = partial(convolution_norm, kernel, window, place.node.lipschitz, place.budget, place.node)
+    work += products * prod(shape)
+    return Step(shape, square, partial(apply, bias=bias), rounding, norm, work, prove, matrix)
 
 
 def _linear(place: Place) -> Step:
     """y = Wx + b along the last axis."""
-    shape, weight = place.shape, place.needed("weight")
+    shape, weight = place.shape, place.tensor("weight")
     place.require(weight.ndim == 2, "a weight (outputs, inputs)", weight.shape)
     place.require(shape[-1] == weight.shape[1], f"an input of {weight.shape[1]} features", shape)
     result = place.give((*shape[:-1], len(weight)))
@@ -478,24 +453,24 @@ def _linear(place: Place) -> Step:
 
 
 def _convolution(place: Place) -> Step:
-    shape, weight, groups, mode = place.shape, place.needed("weight"), place["groups"], place["padding_mode"]
+    shape, weight, groups, mode = place.shape, place.tensor("weight"), place["groups"], place["padding_mode"]
     place.require(weight.ndim == place.dimensions + 2, f"a kernel of {place.dimensions} axes", weight.shape)
     outputs, per_group, *taps = weight.shape
     taps = [1] * (2 - place.dimensions) + taps
     if mode != "circular" and not np.any(place["padding"]):
         mode = "zeros"
-    window, result = _window(place, outputs, place["padding"], mode, taps, place["stride"], place["dilation"])
+    window, result = _window(place, outputs, taps, mode)
     place.require(shape[0] == per_group * groups, f"{per_group * groups} channels in {groups} groups", shape)
     place.require(outputs % groups == 0, f"a number of outputs that {groups} groups divide", weight.shape)
     kernel = weight.reshape(groups, -1, per_group, *taps)
 
-    def apply(x: Floats, bias: Any) -> Floats:
+    def apply(x: Floats, bias: Floats) -> Floats:
         x = _pad_images(x, window)
         total = np.zeros((len(x), groups, outputs // groups, window.outputs))
         for t, u in np.ndindex(*taps):
             seen = x[:, :, window.axes[0].seen(t), window.axes[1].seen(u)]
             total += kernel[..., t, u] @ seen.reshape(len(x), groups, per_group, -1)
-        return (total.reshape(len(x), outputs, -1) + np.reshape(bias, (-1, 1))).reshape(len(x), *result)
+        return (total.reshape(len(x), outputs, -1) + bias[:, None]).reshape(len(x), *result)
 
     work = prod(taps) * (100_000 + 20 * shape[0] * window.outputs)
     return _affine(place, kernel, window, result, apply, work=work)
@@ -510,6 +485,10 @@ def _per_axis(dimensions: int, read: Reader[Any], missing: Any) -> Reader[Any]:
     """Read one value per axis: a one-dimensional module is a two-dimensional one whose first axis does nothing."""
     read_all = each(read, dimensions)
     return lambda value, where: (missing,) * (2 - dimensions) + read_all(value, where)
+
+
+def _both_sides(value: Any, where: str) -> tuple[int, int]:
+    return (whole(0, _LARGEST_SETTING)(value, where),) * 2
 
 
 def _pads(dimensions: int, least: int = 0) -> Reader[Any]:
@@ -549,7 +528,7 @@ for _d in (1, 2):
     _pooling: dict[str, Reader[Any]] = {
         "kernel_size": _ones,
         "stride": _ones,
-        "padding": _per_axis(_d, whole(0, _LARGEST_SETTING), 0),
+        "padding": _per_axis(_d, _both_sides, (0, 0)),
         "ceil_mode": flag,
     }
     _counting = {"count_include_pad": flag, "divisor_override": optional(whole(-(1 << 40), 1 << 40))}

@@ -37,20 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import Budget
-from .exact import (
-    BITS,
-    LARGEST,
-    Floats,
-    Ints,
-    circle,
-    gram,
-    multiply,
-    normalise,
-    power_of_two,
-    rescale,
-    root_down,
-    root_up,
-)
+from .exact import BITS, LARGEST, Floats, Ints, circle, multiply, normalise, power_of_two, rescale, root_down, root_up
 
 Pair = tuple[int, int]
 Estimate = float | None  # None: proved. A number: not proved, and nothing below about this can be
@@ -380,7 +367,7 @@ def has_witness(matrices: Ints, limit: int) -> bool:
         return False
     columns = np.concatenate([matrices, witness], axis=-1)
     both = np.concatenate(columns, axis=-1)
-    grams = [normalise(gram(both))]
+    grams = [normalise(multiply(both))]
     if len(columns) == 2:  # the imaginary part is the product below minus its transpose
         half = multiply(columns[1], np.swapaxes(columns[0], -1, -2))
         grams.append(normalise([limb - np.swapaxes(limb, -1, -2) for limb in half]))
