@@ -40,8 +40,9 @@ class Arithmetic:
     largest: Fraction
 
     def hold(self, values: Any) -> Floats:
-        """Return the numbers as this arithmetic holds them."""
-        return np.asarray(values).astype(self.name).astype(np.float64)
+        """Return the numbers as this arithmetic holds them; what is too large for it becomes infinite."""
+        with np.errstate(over="ignore"):
+            return np.asarray(values).astype(self.name).astype(np.float64)
 
 
 ARITHMETICS = {
@@ -85,12 +86,13 @@ def power_of_two(exponent: int) -> Fraction:
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 
-def show(value: Fraction | float) -> str:
-    """Return the value for a message, as a float."""
+def show(value: object) -> str:
+    """Return the value on one short line, a fraction as a float."""
     try:
-        return repr(float(value))
-    except OverflowError:
-        return "more than 1e308"
+        shown = repr(float(value) if isinstance(value, Fraction) else value)
+    except (ValueError, OverflowError):  # an integer too long to print, a fraction beyond all floats
+        shown = "a very large number"
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 # Arrays of floats ----------------------------------------------------------------------------------------------------
@@ -112,6 +114,12 @@ def sum_of_squares(values: Floats) -> Fraction:
         integers, exponent = as_integers(values.ravel()[start : start + _BLOCK])
         total += int(integers.dot(integers)) * power_of_two(2 * exponent)
     return total
+
+
+def squared_distance(a: Floats, b: Floats) -> Fraction:
+    integers, exponent = as_integers(np.stack([a, b]))
+    difference = integers[0] - integers[1]
+    return int(difference.dot(difference)) * power_of_two(2 * exponent)
 
 
 def largest_row_sum(matrix: Floats) -> Fraction:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import Malformed
-from .exact import Floats
+from .exact import Floats, show
 
 Tensor = npt.NDArray[Any]  # little-endian, as in the file
 Json = dict[str, Any]
@@ -78,15 +78,6 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> Json:
 def require(condition: bool, where: str, expected: str, value: Any) -> None:
     if not condition:
         raise Malformed(f"Expected {where} to be {expected}. Got {show(value)}.")
-
-
-def show(value: Any) -> str:
-    """Return the value on one short line."""
-    try:
-        shown = repr(value)
-    except ValueError:  # an integer too long to print
-        shown = "a very long number"
-    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def _of(kind: type[T], expected: str) -> Reader[T]:

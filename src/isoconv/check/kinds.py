@@ -24,7 +24,7 @@ either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -356,13 +356,12 @@ def _pool_window(place: Place) -> tuple[Window, Shape]:
     return window, shape
 
 
-def _combine(x: Floats, window: Window, reduce: Apply, fill: float) -> Floats:
-    """Reduce what each window sees to one number."""
+def _combine(x: Floats, window: Window, combine: Apply, fill: float) -> Floats:
+    """Combine what the taps of each window see, along one axis and then along the other."""
     x = _pad_images(x, window, fill)
     for number, axis in enumerate(window.axes, start=2):
-        seen = np.lib.stride_tricks.sliding_window_view(x, axis.reach + 1, number)
-        x = reduce(np.moveaxis(seen, number, 0)[:: axis.stride, ..., :: axis.dilation], axis=-1)
-        x = np.moveaxis(x, 0, number)
+        before = (slice(None),) * number
+        x = reduce(combine, [x[(*before, axis.seen(t))] for t in range(axis.taps)])
     return x
 
 
@@ -371,7 +370,7 @@ def _max_pool(place: Place) -> Step:
     window, shape = _pool_window(place)
 
     def apply(x: Floats) -> Floats:
-        return _combine(x, window, np.max, -np.inf).reshape(len(x), *shape)
+        return _combine(x, window, np.maximum, -np.inf).reshape(len(x), *shape)
 
     return Step(shape, window.overlap, apply, work=10 * sum(place["kernel_size"]) * prod(place.shape))
 
@@ -403,7 +402,7 @@ def _average_pool(place: Place) -> Step:
         return None if estimate is None else estimate / float(least)
 
     def apply(x: Floats) -> Floats:
-        return (_combine(x, window, np.sum, 0.0) / divisors).reshape(len(x), *shape)
+        return (_combine(x, window, np.add, 0.0) / divisors).reshape(len(x), *shape)
 
     largest = (claim * max(ONE, most), ZERO)  # sums are divided at the end
     rounding = Rounding(taps + 1, claim, underflow=taps + 1, largest=largest)

@@ -17,18 +17,7 @@ import numpy as np
 
 from . import Budget, Invalid, Malformed
 from .certificate import ASSUMPTION, INPUT, Certificate, Image, Node, read_certificate
-from .exact import (
-    ARITHMETICS,
-    Arithmetic,
-    Floats,
-    Integers,
-    as_integers,
-    power_of_two,
-    root_up,
-    show,
-    sum_of_squares,
-    trim,
-)
+from .exact import ARITHMETICS, Arithmetic, Integers, root_up, show, squared_distance, sum_of_squares, trim
 from .files import Json, Tensor, read_images, read_model, record, weights_sha256
 from .kinds import KINDS, LARGEST_ACTIVATION, Place, Shape, Step
 
@@ -191,15 +180,9 @@ def require_pair_constants(network: Network) -> None:
                 if near < float("inf") and claimed**2 >= (Fraction(near) * room + tiny) * rest:
                     continue
                 network.budget.spend(rows.shape[1] * 5_000, "the pair_constants")
-                if claimed**2 >= _square_of_difference(rows[i], rows[j]) * rest:
+                if claimed**2 >= squared_distance(rows[i], rows[j]) * rest:
                     continue
             raise Invalid(f"the pair constant of classes {i} and {j}, {show(claimed)}, is too small.")
-
-
-def _square_of_difference(a: Floats, b: Floats) -> Fraction:
-    integers, exponent = as_integers(np.stack([a, b]))
-    difference = integers[0] - integers[1]
-    return int(difference.dot(difference)) * power_of_two(2 * exponent)
 
 
 # The error of computed logits ----------------------------------------------------------------------------------------
@@ -277,9 +260,8 @@ def require_images(
             _require_radius(image, certificate, sums)
             certified += image.radius > 0
         if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
-            network.budget.spend(
-                len(held) * sum(step.work for step in network.steps.values()), "recomputing the logits"
-            )
+            work = sum(step.work for step in network.steps.values())
+            network.budget.spend(len(held) * work, "recomputing the logits")
             _require_logits(held, network, pictures, own_error)
             replayed += len(held)
     return len(seen), certified, None if pictures is None else replayed
