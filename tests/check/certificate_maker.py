@@ -64,6 +64,26 @@ def check(*arguments: Any) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+DROP = object()
+
+
+def put(*changes: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of a table: (path, value, path, value, …). A value may be a function of what is there, or DROP."""
+
+    def change(table: dict[str, Any]) -> None:
+        for path, value in zip(changes[::2], changes[1::2], strict=True):
+            target: Any = table
+            *steps, last = (int(step) if step.lstrip("-").isdigit() else step for step in path.split("."))
+            for step in steps:
+                target = target[step]
+            if value is DROP:
+                del target[last]
+            else:
+                target[last] = value(target[last]) if callable(value) else value
+
+    return change
+
+
 def up(value: Any) -> float:
     """The smallest float that is not below a number (of mpmath, a fraction or a float)."""
     nearest = float(value)

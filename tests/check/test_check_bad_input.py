@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from check.certificate_maker import Certificate, Outcome, check, weights_hash
+from check.certificate_maker import DROP, Certificate, Outcome, check, put, weights_hash
 from isoconv.nn import MaxMin
 
 Table = dict[str, Any]
@@ -35,25 +35,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def require_refused(outcome: Outcome, message: str) -> None:
     assert outcome.code == 2 and outcome.out == ""
     assert outcome.err.count("\n") == 1 and re.search(message, outcome.err), outcome.err
-
-
-DROP = object()
-
-
-def put(path: str, value: Any) -> Callable[[Table], None]:
-    """Put a value where the path leads, or drop what is there."""
-
-    def change(table: Table) -> None:
-        target: Any = table
-        *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
-        for step in steps:
-            target = target[step]
-        if value is DROP:
-            del target[last]
-        else:
-            target[last] = value
-
-    return change
 
 
 HEX = "finite hexadecimal number"

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from check.certificate_maker import Certificate, check, weights_hash
+from check.certificate_maker import Certificate, check, put, weights_hash
 from isoconv.nn import MaxMin
 
 SECONDS, BYTES = 20, 2 << 30
@@ -77,16 +77,12 @@ def crop(table: dict[str, Any]) -> None:
     table["images"] = []
 
 
-def infinite(table: dict[str, Any]) -> None:
-    table.update(error_offset="inf", error_slope="inf")
-    for image in table["images"]:
-        image["radius"] = (0.0).hex()
-
-
 HONEST: dict[str, Callable[[dict[str, Any]], None]] = {
-    "flatten from the end": lambda t: t["layers"][2]["settings"].update(start_dim=-3),
+    "flatten from the end": put("layers.2.settings.start_dim", -3),
     "cropping": crop,
-    "an infinite error and no radius": infinite,
+    "an infinite error and no radius": put(
+        "error_offset", "inf", "error_slope", "inf", "images.0.radius", (0.0).hex(), "images.1.radius", (0.0).hex()
+    ),
 }
 
 
@@ -221,16 +217,14 @@ def test_what_is_no_ordinary_file(honest, tmp_path):
 
 def test_enormous_whole_numbers(honest):
     for number in (2**63, 10**400, 9 * 10**4299):
-        for path in (("layers", 0, "settings", "groups"), ("layers", 2, "settings", "start_dim"), ("classes",),
-                     ("images", 0, "index"), ("input_shape", 1)):  # fmt: skip
-
-            def enlarge(table: dict[str, Any], path=path, number=number) -> None:
-                target: Any = table
-                for step in path[:-1]:
-                    target = target[step]
-                target[path[-1]] = number
-
-            outcome = honest.check(enlarge, images=honest.pixels.numpy())
+        for path in (
+            "layers.0.settings.groups",
+            "layers.2.settings.start_dim",
+            "classes",
+            "images.0.index",
+            "input_shape.1",
+        ):
+            outcome = honest.check(put(path, number), images=honest.pixels.numpy())
             assert outcome.code in (0, 1, 2) and (outcome.out + outcome.err).count("\n") == 1
 
 
