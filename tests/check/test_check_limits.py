@@ -52,8 +52,7 @@ def small() -> nn.Module:
 
 @pytest.fixture
 def honest(tmp_path: Path) -> Certificate:
-    result = Certificate(tmp_path, small(), (2, 5, 4), images=2)
-    return result
+    return Certificate(tmp_path, small(), (2, 5, 4), images=2)
 
 
 # ------------------------------------------------------------------------------------------------ honest, and accepted

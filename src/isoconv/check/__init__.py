@@ -42,6 +42,6 @@ class Budget:
         return work <= self.left
 
     def spend(self, work: int, what: object) -> None:
-        limit = f"the limit for files of this size ({self.MULTIPLICATIONS:.0e} multiplications per 10 MB)"
+        limit = f"the limit for files of this size ({self.MULTIPLICATIONS:.1e} multiplications per 10 MB)"
         Malformed.unless(self.affords(work), f"{what} needs more computation than {limit}; --unlimited lifts it.")
         self.left -= work

@@ -290,9 +290,9 @@ def _spectrum(kernel: Ints, window: Window, sizes: Pair, folds: Pair) -> Iterato
     columns = inputs * _residues(taps, folds)
     step = max(1, _CHUNK // (groups * (outputs * columns + min(outputs, columns) ** 2)))
     for frequency in range(sizes[outer]):
-        twice = (
-            2 * frequency > sizes[outer]
-        )  # then its conjugate was there, with the inner frequencies that are their own
+        # Beyond half of the outer frequencies, those of the inner axis that are their own negatives, 0 and a half, have
+        # had their conjugates.
+        twice = 2 * frequency > sizes[outer]
         start, end = int(twice), sizes[inner] // 2 + 1 - (twice and sizes[inner] % 2 == 0)
         lines = []
         for here, cosines, sines in _phases(window.axes[outer], sizes[outer], folds[outer], np.array([frequency])):
