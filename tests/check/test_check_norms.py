@@ -207,6 +207,7 @@ def test_products_are_exact(shape):
     expected = [[sum(Fraction(int(a)) * int(b) for a, b in zip(row, column, strict=True)) for column in right.T]
                 for row in left]  # fmt: skip
     assert (value(limbs) == np.array(expected, object)).all()
+    assert (value(exact.multiply(left)) == value(exact.multiply(left, left.T))).all()
     balanced = exact.normalise(limbs)
     assert (value(balanced) == value(limbs)).all()
     assert all(np.abs(limb).max() <= 1 << 17 for limb in balanced[:-1])
@@ -227,6 +228,8 @@ def test_batches_of_products_are_exact():
     left, right = integers(generator, 4, 3, 5), integers(generator, 4, 5, 2)
     expected = np.stack([a.astype(object) @ b.astype(object) for a, b in zip(left, right, strict=True)])
     assert (value(exact.multiply(left, right)) == expected).all()
+    transposed = np.swapaxes(left, -1, -2)
+    assert (value(exact.multiply(left)) == value(exact.multiply(left, transposed))).all()
 
 
 def test_digits_refuse_what_they_cannot_hold():

@@ -97,11 +97,10 @@ def read_certificate(path: Path) -> tuple[Certificate, Iterator[Image]]:
             certificate = read.record(Certificate)(values, "the certificate")
             return certificate, _read_lines(path, file.tell(), certificate)
         values = _translate(read.parse_json(line + read.read_bytes(file, _BYTES, path), path))
-    images = values.pop("images")
-    certificate = read.record(Certificate)(values | {"images": len(images)}, "the certificate")
-    return certificate, iter(
-        [_read_image(image, f"entry {n} of images", certificate) for n, image in enumerate(images)]
-    )
+    listed = values.pop("images")
+    certificate = read.record(Certificate)(values | {"images": len(listed)}, "the certificate")
+    images = [_read_image(image, f"entry {n} of images", certificate) for n, image in enumerate(listed)]
+    return certificate, iter(images)
 
 
 def _read_lines(path: Path, position: int, certificate: Certificate) -> Iterator[Image]:

@@ -413,15 +413,7 @@ def _average_pool(place: Place) -> Step:
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
-def _affine(
-    place: Place,
-    kernel: Floats,
-    window: Window,
-    shape: Shape,
-    apply: Apply,
-    work: int = 0,
-    matrix: Floats | None = None,
-) -> Step:
+def _affine(place: Place, kernel: Floats, window: Window, shape: Shape, apply: Apply, work: int = 0) -> Step:
     """A convolution with kernel (groups, outputs, inputs, taps, taps), or a matrix, and a bias.
 
     A sum of n products and a bias is off by at most γ_{n+1} times the sum of absolute values, plus what underflows.
@@ -438,7 +430,7 @@ def _affine(
     rounding = Rounding(products + 1, root_up(square), norm, products + 1)
     prove = partial(convolution_norm, kernel, window, place.node.lipschitz, place.budget, place.node)
     work += products * prod(shape)
-    return Step(shape, square, partial(apply, bias=bias), rounding, norm, work, prove, matrix)
+    return Step(shape, square, partial(apply, bias=bias), rounding, norm, work, prove)
 
 
 def _linear(place: Place) -> Step:
@@ -448,7 +440,7 @@ def _linear(place: Place) -> Step:
     place.require(shape[-1] == weight.shape[1], f"an input of {weight.shape[1]} features", shape)
     result = place.give((*shape[:-1], len(weight)))
     kernel = weight[None, :, :, None, None]
-    return _affine(place, kernel, POINT, result, lambda x, bias: x @ weight.T + bias, matrix=weight)
+    return replace(_affine(place, kernel, POINT, result, lambda x, bias: x @ weight.T + bias), matrix=weight)
 
 
 def _convolution(place: Place) -> Step:

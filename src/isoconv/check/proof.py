@@ -80,9 +80,8 @@ def assemble(certificate: Certificate, tensors: dict[str, Tensor], budget: Budge
     users: dict[str, list[str]] = {name: [] for name in names}
     network = Network(certificate, budget, nodes, {}, {INPUT: certificate.input_shape}, {INPUT: Fraction(1)}, set())
     used, size = set[str](), prod(certificate.input_shape)
-    Malformed.unless(
-        size <= LARGEST_ACTIVATION, f"Expected an input of at most {LARGEST_ACTIVATION} numbers, the limit."
-    )
+    most = f"at most {LARGEST_ACTIVATION} numbers, the limit"
+    Malformed.unless(size <= LARGEST_ACTIVATION, f"Expected an input of {most}. Got {size}.")
     for name, node in nodes.items():
         for before in node.inputs:
             users.setdefault(before, []).append(name)
