@@ -31,7 +31,7 @@ from isoconv.linalg.clipping import clip_and_mask
 from isoconv.models import Large
 from isoconv.nn import BCOPConv2d, OrthogonalLinear, OSSNConv2d, RKL2NEConv2d, RKOConv2d, SVCMConv2d
 from isoconv.nn.built_weight import BuiltWeight
-from isoconv.train.capture import make_stepper
+from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
 from isoconv.train.engine import Learner, Stopped
@@ -74,7 +74,7 @@ def _wait(session: "Session") -> None:
 
 def _make_step(learners: Sequence[Learner], batch: tuple[Tensor, ...], captured: bool = True) -> Callable[[], None]:
     """Return a function that takes one step of each learner, warmed up; what is projected every so often comes apart."""
-    stepper, batches = make_stepper(learners, captured), [tuple(part.to(learners[0].device) for part in batch)]
+    stepper, batches = Stepper(learners, captured), [tuple(part.to(learners[0].device) for part in batch)]
 
     def step() -> None:
         stepper.step(batches * len(learners))

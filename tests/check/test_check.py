@@ -21,7 +21,7 @@ import isoconv
 import isoconv.check.__main__ as entry_point
 from check.certificate_maker import DROP, Abs, Certificate, Scale, check, put
 from isoconv.models import Large
-from isoconv.models.layers import LayerMaker
+from isoconv.models.networks import Classifier
 from isoconv.nn import GroupSort, MaxMin
 
 METHODS = ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"]
@@ -37,13 +37,8 @@ def certificate(tmp_path: Path) -> Maker:
     return make
 
 
-def large_like(conv: str) -> nn.Module:
-    make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
-    return nn.Sequential(
-        make.convolution(4, 3), make.activation(), make.convolution(4, 4, stride=2), make.activation(),
-        make.convolution(6, 3), make.activation(), make.convolution(6, 4, stride=2), make.activation(), nn.Flatten(),
-        make.linear(make.features, 16), make.activation(), make.linear(16, 16), make.activation(), make.linear(16, 5),
-    )  # fmt: skip
+class LargeLike(Classifier):
+    convolutions, hidden = ((4, 3, 1), (4, 4, 2), (6, 3, 1), (6, 4, 2)), (16, 16)
 
 
 def every_kind_2d() -> nn.Module:
@@ -89,7 +84,9 @@ def every_kind_1d() -> nn.Module:
 
 
 NETWORKS = {
-    **{f"large {conv}": (lambda conv=conv: isoconv.plain(large_like(conv)), (2, 8, 8)) for conv in METHODS},
+    **{
+        f"large {conv}": (lambda conv=conv: isoconv.plain(LargeLike((2, 8, 8), 5, conv)), (2, 8, 8)) for conv in METHODS
+    },
     "2d": (every_kind_2d, (2, 9, 6)),
     "1d": (every_kind_1d, (3, 11)),
 }

@@ -33,6 +33,7 @@ from isoconv.train.schedules import SCHEDULES
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _SETTINGS = {field.name for field in fields(TrainConfig)} - {"data"}
+_LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -55,6 +56,7 @@ def train(
     margin: Annotated[float | None, typer.Option(help=LOSSES["hinge"].options["margin"].help)] = None,
     temperature: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["temperature"].help)] = None,
     offset: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["offset"].help)] = None,
+    loss_option: Annotated[list[str] | None, typer.Option(help=f"NAME=NUMBER, for {_LOSS_OPTIONS}")] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
     precision: Annotated[
         str | None, typer.Option(help=f"of convolutions: {list_choices(PRECISIONS, 'float32')}")
@@ -77,6 +79,8 @@ def train(
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
     settings = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
+    if loss_option:
+        settings["loss_options"] = dict(map(_parse_loss_option, loss_option))
     sides = None if size is None else parse_size(size)
     numbers = None if seeds is None else parse_seeds(seeds)
     radii = parse_epsilons(epsilon)
@@ -121,3 +125,11 @@ def train(
         print_results(results, f"{config.model}, {config.conv}, {Path(config.data).name}, {epochs_done}")
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
     print_line(f"The run is in {out}. To see it: isoconv report {words}")
+
+
+def _parse_loss_option(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise IsoconvError(f"Expected --loss-option NAME=NUMBER, such as temperature=0.5. Got {text!r}.") from None
