@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from isoconv.linalg.polar import approximate_polar, descend
+from isoconv.linalg.orthogonalisation import descend
 from isoconv.records import require
 
 
@@ -78,11 +78,10 @@ class SteepestDescent(Optimizer):
     def _move_matrix(self, p: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
         precise = momentum.to(torch.promote_types(momentum.dtype, torch.float32))
         matrix = precise.flatten(1) if p.dim() > 3 else precise
-        if p.dtype == precise.dtype and p.is_contiguous():
-            descend(p.view(matrix.shape), matrix, group["lr"], group["steps"])
-        else:
-            direction = approximate_polar(matrix, group["steps"])
-            p.sub_((direction * group["lr"]).reshape(p.shape).to(p.dtype))
+        moved = p.to(matrix.dtype).contiguous()  # the parameter itself, unless it is in half precision or strided
+        descend(moved.view(matrix.shape), matrix, group["lr"], group["steps"])
+        if moved is not p:
+            p.copy_(moved)
 
     def _move_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Adam, for vectors of one dtype and device. Step counts live there too, so that a captured graph advances them."""
