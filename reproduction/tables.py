@@ -229,7 +229,7 @@ def _tabulate_attacks(cells: Sequence[Cell], results: Results) -> Table:
     frame = pd.DataFrame(rows).fillna("–")
     frame = frame[[*names, *(name for name in frame.columns if name not in names)]]
     sources = _name_sources(list(paper.QUOTED_ATTACKS.values()))
-    notes = [_describe_seeds(results), "The paper's figures: clean, then the two attacks of the line.", *_check_order(results)]
+    notes = [_describe_seeds(results), "The paper's: clean, then the two attacks of the line.", *_check_order(results)]
     return Table("Accuracy under attack, CIFAR-10, ε = 36/255", frame, [*notes, *sources, RULE], texts=1)
 
 
@@ -254,8 +254,8 @@ def _tabulate_critics(cells: Sequence[Cell], results: Results) -> Table:
         rows.append(row | {"its share": f"{papers.mean / top:.3f}"})
     frame = _mark_best(pd.DataFrame(rows), [], ["distance"])
     units = sorted({f"In units of the {r.units}." for r in results.values() if isinstance(r, Critics)})
-    text = "Divided by the critic's proved Lipschitz bound, so each is a lower bound. The paper's generator is lost: only "
-    notes = [f"{_describe_seeds(results)} {text}the shares of the best can be compared with the paper.", *units]
+    text = "Divided by the critic's proved Lipschitz bound, so each is a lower bound. The paper's generator is lost:"
+    notes = [f"{_describe_seeds(results)} {text} only the shares of the best can be compared with the paper.", *units]
     generators = {(r.dataset, r.generator) for r in results.values() if isinstance(r, Critics)}
     if len(generators) > len({dataset for dataset, _ in generators}):
         notes.append("From several generators: do not compare across them.")

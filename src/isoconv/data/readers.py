@@ -1,4 +1,4 @@
-"""From the files of a data set to images: find them, read them, decode them; whatever is wrong is one line that names it.
+"""From the files of a data set to images: find them, read them, decode them. Whatever is wrong becomes an error of one line.
 
 `read_files` does this for every record that has files. What differs between sets is the decoder of a version: a function
 of the record and a group of files that returns images, uint8 (N, C, H, W), and labels, counted from 0.

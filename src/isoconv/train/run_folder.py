@@ -1,4 +1,4 @@
-"""A run is a folder: what was asked for, what happened, what came out, and what it takes to go on."""
+"""A run is a folder: its configuration, its metrics, its network, and the state to resume from."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class RunFolder:
     config.json        all that is needed to repeat the run
     metrics.jsonl      one line per epoch
     model.safetensors  the plain kernels: what is deployed and certified
-    state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to go on from
+    state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
     result.json        the final figures
     """
 
@@ -68,7 +68,7 @@ class RunFolder:
             raise IsoconvError(f"Expected a folder for the run. {self.path} is a file.")
         if self.exists and not overwrite:
             raise IsoconvError(
-                f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
+                f"{self.path} already holds a run: resume it (--resume), replace it (--overwrite), "
                 f"or name another folder (--out)."
             )
         if self.path.exists() and not self.exists and any(file.name != _LOCK for file in self.path.iterdir()):
@@ -266,9 +266,7 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         missing = f"There is no {folder.config.name} in it." if folder.path.exists() else "It does not exist."
         raise IsoconvError(f"Expected a run in {path}. {missing}")
     if not folder.model.exists():
-        raise IsoconvError(
-            f"The run in {path} is not finished: it has no {folder.model.name}. Go on with it: --resume."
-        )
+        raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. Resume it (--resume).")
     config = TrainConfig.read(folder.config)
     model = plain(make_model(config)).eval()
     weights = read_tensors(folder.model)
@@ -277,5 +275,7 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
             raise RuntimeError
         model.load_state_dict(weights)
     except RuntimeError:
-        raise IsoconvError(f"Expected the weights of a {config.model} network in {folder.model}. Got others.") from None
+        raise IsoconvError(
+            f"Expected the weights of a {config.model} network in {folder.model}. Got other weights."
+        ) from None
     return model, config

@@ -215,7 +215,7 @@ class TrainedRun:
 
 
 def open_runs(path: Path | str) -> list[TrainedRun]:
-    """Open the network in a run's folder, all of them (by seed) in one of several seeds, or a pretrained one by its name."""
+    """Open the network in a run's folder, one per seed if there are several, or a pretrained one by its name."""
     path = Path(path)
     if not path.exists() and str(path) in pretrained_names():
         path = pretrained_folder(str(path))
@@ -251,8 +251,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
     if config.listing and splits.listing != config.listing:
         raise IsoconvError(
-            f"Expected the pictures that the run was trained on. {source} has others since, and which of them were held "
-            "out is not known: bring the old ones back, or train again."
+            f"Expected the pictures that the run was trained on. {source} has changed since, and which "
+            "of its pictures were held out is unknown: restore the old ones, or train again."
         )
     return splits
 

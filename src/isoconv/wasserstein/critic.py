@@ -153,7 +153,7 @@ def choose_configs(
     for name in names:
         config = critic_config(first.name, second.name, shape, name, **settings)
         unused = sorted(settings.keys() & set[str]().union(*CRITICS.values()) - CRITICS[name])
-        require(not unused, f"options of the critic {name}", f"--{''.join(unused[:1])}, which it has no use for")
+        require(not unused, f"options of the critic {name}", f"--{''.join(unused[:1])}, which it does not use")
         if "batch_size" not in settings:
             config = replace(config, batch_size=min([config.batch_size, *(len(side.train) for side in finite)]))
         if len(shape) != 3 and "epochs" not in settings and parts:

@@ -150,7 +150,7 @@ def train_gan(
     resume, stop and save; see `fit`.
     """
     if folder.state.exists() and any(name.startswith("generator/") for name in read_tensors(folder.state)):
-        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: begin again (--overwrite).")
+        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: start again (--overwrite).")
     gan, target = Gan(config), torch.device(device)
     training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
     training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
@@ -200,12 +200,12 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     require(folder.exists, f"the run of a generator in {path}", f"no {folder.config.name} there")
     config = GanConfig.read(folder.config)
     if not folder.model.exists():
-        raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Go on: --resume.")
+        raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Use --resume.")
     generator = Generator(config.image_shape)
     try:
         generator.load_state_dict(read_tensors(folder.model))
     except RuntimeError:
-        raise IsoconvError(f"Expected the weights of a generator in {folder.model}. Got others.") from None
+        raise IsoconvError(f"Expected the weights of a generator in {folder.model}. Got other weights.") from None
     return generator.eval(), config
 
 
