@@ -1,0 +1,82 @@
+"""Networks of rotations and pixel shifts: BCOP left in factors, which are matrix products and scale as those do."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from isoconv.errors import IsoconvError
+from isoconv.models.layers import checked_shape
+from isoconv.nn import (
+    BCOPConv2d,
+    ChannelShift,
+    HalfAbs,
+    InvertibleDownsampling,
+    L2NormPool2d,
+    OrthogonalLinear,
+    PositionBias,
+)
+
+
+class ShiftNet(nn.Sequential):
+    """A classifier made of blocks σ(M·S(R(x + p)) + b), in stages, with a norm over positions and an orthonormal head.
+
+    R and M are orthogonal matrices that act on the channels, S moves some channels by one pixel (`ChannelShift`), p is a
+    number per position, b one per channel, and σ takes the absolute value of half the channels. A fresh block rotates,
+    shifts and rotates back: M is the inverse of R.
+
+    input_shape : (channels, height, width); images whose size `patch` does not divide are padded with zeros
+    channels : of the last stage; each stage before has a quarter of the next one's
+    blocks : how many blocks each stage has
+    patch : the last stage sees patches of patch×patch pixels as one position; each stage before, of half the side
+    share : of the channels that move in each of the four directions
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        classes: int = 10,
+        channels: int = 1024,
+        blocks: Sequence[int] = (3, 8),
+        patch: int = 4,
+        share: float = 1 / 8,
+        orthogonalisation: str = "manifold",
+    ) -> None:
+        width, *size = checked_shape(input_shape)
+        if not isinstance(classes, int) or classes < 1:
+            raise IsoconvError(f"Expected at least one class. Got {classes!r}.")
+        if not blocks or any(not isinstance(count, int) or count < 1 for count in blocks):
+            raise IsoconvError(f"Expected at least one block in every stage. Got blocks={blocks!r}.")
+        halvings = len(blocks) - 1
+        for name, value, unit in (("patch", patch, 2**halvings), ("channels", channels, 4**halvings)):
+            if not isinstance(value, int) or value < 1 or value % unit:
+                raise IsoconvError(f"Expected {name} that {unit} divides, for {len(blocks)} stages. Got {value!r}.")
+        layers: list[nn.Module] = []
+        if any(side % patch for side in size):
+            missing = [-side % patch for side in size]
+            layers.append(nn.ZeroPad2d((0, missing[1], 0, missing[0])))
+            size = [side + more for side, more in zip(size, missing, strict=True)]
+        factor = patch >> halvings  # of the pixels that become channels in front of a stage
+        for stage, count in enumerate(blocks):
+            layers += [InvertibleDownsampling(factor)] if factor > 1 else []
+            width, size, factor = width * factor**2, [side // factor for side in size], 2
+            wide = channels >> 2 * (halvings - stage)
+            for _ in range(count):
+                layers += _block(width, wide, size, share, orthogonalisation)
+                width = wide
+        head = OrthogonalLinear(channels, classes, orthogonalisation=orthogonalisation)
+        super().__init__(*layers, L2NormPool2d(), head)
+
+
+def _block(width: int, channels: int, size: Sequence[int], share: float, orthogonalisation: str) -> list[nn.Module]:
+    """Return the modules of a block that takes `width` channels and gives `channels`."""
+    first = BCOPConv2d(width, channels, 1, bias=False, orthogonalisation=orthogonalisation)
+    second = BCOPConv2d(channels, channels, 1, orthogonalisation=orthogonalisation)
+    assert second.bias is not None
+    with torch.no_grad():
+        nn.init.zeros_(second.bias)
+        if width == channels:
+            first.O.copy_(second.O.mT)
+        elif width < channels:  # the same, of images with zeros for the channels that they do not have
+            first.O.copy_(second.O[:width])
+    return [PositionBias(*size), first, ChannelShift(share), second, HalfAbs()]
