@@ -17,6 +17,14 @@ two on β: all within γ_8·(|α|(|x| + |μ|) + |β|), also where a library's re
 underflow twice, each time by at most half the smallest subnormal number, u times the smallest normal one. Where the product
 with γ underflows, α̂ is off by as much; adding the smallest normal number to |α| covers it. ‖f(0)‖ ≤ ‖|α||μ| + |β|‖.
 
+Note [Norm of a channel]. y = √s, s the sum of n squares. Each square is rounded, and then takes part in at most n − 1
+additions, whatever their order; a fused multiply-add rounds less often. All terms have one sign, so ŝ = s(1 + θ_n) + e. Where a
+square or a partial sum is subnormal, or is set to zero because of that, it changes by at most the smallest normal number t:
+2n − 1 results, |e| ≤ 2nt. Then |√ŝ − √s| ≤ |√(s(1 + θ_n)) − √s| + √|e| ≤ γ_n√s + √(2nt), and rounding the root, which is
+far from underflow, gives γ_{n+1}√s + √(3nt). Over all channels √s has the input's norm. As a function of a channel, √s is a
+norm, so 1-Lipschitz. No partial sum exceeds the square of the input's norm: it overflows not before that reaches the root
+of the largest number.
+
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 """
@@ -243,6 +251,34 @@ def _batch_norm(node: Node, place: Place) -> Step:
     return Step(node, shape, at_least(node, max(squares)), apply, rounding, offset)
 
 
+def _half_abs(node: Node, place: Place) -> Step:
+    """The first half of the channels (the smaller one) without their signs."""
+    half = place.shape[0] // 2
+    return Step(node, place.shape, at_least(node, 1), lambda x: np.concatenate([np.abs(x[:, :half]), x[:, half:]], 1))
+
+
+def _position_bias(node: Node, place: Place) -> Step:
+    """x + p, p the same for all channels. A sum rounds once; a subnormal one may be set to zero."""
+    shape, bias = place.shape, place.needed(node, "bias")
+    require(len(shape) == 3, node, "an input (channels, height, width)", shape)
+    require(bias.shape == (shape[1] * shape[2],), node, f"a bias of {shape[1] * shape[2]} numbers", bias.shape)
+    place.budget.spend(bias.size * _PER_WEIGHT, node)
+    norm = root_up(sum_of_squares(bias) * shape[0])
+    rounding = Rounding(1, ONE, norm, root_up(prod(shape)))
+    return Step(node, shape, at_least(node, 1), lambda x: x + bias.reshape(shape[1:]), rounding, norm)
+
+
+def _norm_pool(node: Node, place: Place) -> Step:
+    """The L2 norm of each channel, see Note [Norm of a channel]."""
+    shape = place.shape
+    require(len(shape) == 3, node, "an input (channels, height, width)", shape)
+    positions = shape[1] * shape[2]
+    underflow = root_up(3 * positions * shape[0] / SMALLEST_NORMAL[place.arithmetic])
+    largest = (root_up(LARGEST_FINITE[place.arithmetic]), ZERO)
+    rounding = Rounding(positions + 1, ONE, underflow=underflow, largest=largest)
+    return Step(node, shape[:1], at_least(node, 1), lambda x: np.sqrt((x * x).sum(axis=(2, 3))), rounding)
+
+
 # Numbers put elsewhere -----------------------------------------------------------------------------------------------
 
 
@@ -265,6 +301,21 @@ def _sort(size: int) -> Apply:
         return -np.sort(-groups, axis=1).reshape(x.shape)
 
     return apply
+
+
+def _channel_shift(node: Node, place: Place) -> Step:
+    """Groups of so many channels each, moved by one pixel, cyclically: down, up, right, left; the others stay."""
+    shape, count = place.shape, node.whole("channels", least=0)
+    require(len(shape) == 3 and 4 * count <= shape[0], node, f"an image of at least {4 * count} channels", shape)
+
+    def apply(x: Floats) -> Floats:
+        result = x.copy()
+        for group, (by, axis) in enumerate(((1, 2), (-1, 2), (1, 3), (-1, 3))):
+            part = slice(group * count, (group + 1) * count)
+            result[:, part] = np.roll(x[:, part], by, axis)
+        return result
+
+    return Step(node, shape, at_least(node, 1), apply)
 
 
 def _reshape(node: Node, place: Place, shape: Shape) -> Step:
@@ -609,6 +660,10 @@ KINDS: dict[str, Kind] = {
     "Sigmoid": Kind(_sigmoid, assumes=True),
     "MaxMin": Kind(_max_min),
     "GroupSort": Kind(_group_sort, ("group_size",)),
+    "ChannelShift": Kind(_channel_shift, ("channels",)),
+    "PositionBias": Kind(_position_bias),
+    "HalfAbs": Kind(_half_abs),
+    "L2NormPool2d": Kind(_norm_pool),
     "Flatten": Kind(_flatten, ("start_dim", "end_dim")),
     "Unflatten": Kind(_unflatten, ("dim", "unflattened_size")),
     "PixelUnshuffle": Kind(_pixel_unshuffle, ("factor",)),
