@@ -179,13 +179,14 @@ def _unpadded(axis: Axis) -> Axis:
 
 
 def matrix_norm(weight: Floats, claim: Fraction, budget: Budget, what: object) -> Estimate:
-    """Prove ‖weight‖ ≤ claim for a matrix."""
+    """Prove ‖weight‖ ≤ claim for a matrix, or for each of a batch."""
     if not weight.any():
         return None
-    budget.spend(_witness_work(len(weight), weight.shape[1], 3), what)
-    exponent, integers = _in_units(weight, claim, 1)
-    rounding = root_up(Fraction(weight.size, 4))  # Frobenius norm of what was rounded, at most ½ per entry
-    return _prove([(integers[None], None)], claim, exponent, rounding)
+    batch = weight.reshape(-1, *weight.shape[-2:])
+    budget.spend(len(batch) * _witness_work(*batch.shape[1:], 3), what)
+    exponent, integers = _in_units(batch, claim, 1)
+    rounding = root_up(Fraction(batch[0].size, 4))  # Frobenius norm of what was rounded, at most ½ per entry
+    return _prove([(integers, None)], claim, exponent, rounding)
 
 
 def convolution_norm(
@@ -199,6 +200,9 @@ def convolution_norm(
     if not kernel.any():
         return None
     parts = kernel.reshape(groups, -1, *kernel.shape[1:])
+    if prod(kernel.shape[2:]) == 1 and window.mode == "zeros":
+        # One matrix at every output, and no two outputs see one pixel: the norm is the matrix's.
+        return matrix_norm(parts[:, :, :, 0, 0], claim, budget, what)
     exact_on_torus = window.mode == "circular" and all(axis.whole_circle for axis in window.axes)
     if not exact_on_torus and dense_is_affordable(parts, window):
         budget.spend(3 * _dense_work(parts, window) + _PER_BATCH, what)
