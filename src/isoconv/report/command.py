@@ -36,7 +36,7 @@ def train_command(
 
     The folder of a downloaded data set is not part of a run: the command has --data DIR for it.
     """
-    settings = recipe_settings(config.recipe, config.data, config.conv)
+    settings = recipe_settings(config.recipe, config.data, config.conv, config.model)
     usual = TrainConfig(config.data, config.input_shape, config.classes, **settings)
     names = [field.name for field in fields(config) if field.name not in _APART]
     changed = [name for name in names if getattr(config, name) != getattr(usual, name)]

@@ -105,6 +105,9 @@ class TrainConfig(Record):
         for name in ("epochs", "batch_size", "project_every", "project_iterations"):
             if getattr(self, name) < 1:
                 raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
+        if not MODELS[self.model].has_methods and (self.conv, self.activation) != ("bcop", "maxmin"):
+            got = f"{self.conv} and {self.activation}"
+            raise IsoconvError(f"Expected no conv and no activation for {self.model}, which has its own. Got {got}.")
         if self.crop_padding < 0:
             raise IsoconvError(f"Expected crop_padding of at least 0. Got {self.crop_padding}.")
         if not math.isfinite(self.offset):
@@ -161,8 +164,8 @@ def default_epsilons(data: str) -> tuple[float, ...]:
     return DATASETS.get(data, OWN_IMAGES).epsilons
 
 
-def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
-    """Return the settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
+def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> dict[str, Any]:
+    """Return the settings of a recipe for a data set, a method and a network, as keyword arguments of `TrainConfig`."""
     if recipe not in RECIPES:
         raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
     if conv not in METHODS:
@@ -175,6 +178,7 @@ def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
     # The best of those tried on a validation split of the training set (results/recipes).
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
     if METHODS[conv].on_manifold:
-        return settings | {"optimiser": "steepest", "lr": defaults.lr}
+        own = MODELS[model].recipe if model in MODELS else {}
+        return settings | {"optimiser": "steepest", "lr": defaults.lr} | own
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}
