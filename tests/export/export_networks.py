@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isoconv.models import FC3, Large, Small
+from isoconv.models import FC3, Large, ShiftNet, Small
 from isoconv.nn import Abs, BCOPConv1d, BCOPConv2d, GroupSort, InvertibleDownsampling, MaxMin, OrthogonalLinear, Scale
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small, bcop": (lambda: Small((3, 8, 8), 5), (3, 8, 8)),
     "small, rko, not square": (lambda: Small((1, 8, 12), 5, "rko", "relu"), (1, 8, 12)),
     "large": (lambda: Large((3, 8, 8), 10), (3, 8, 8)),
+    "shift": (lambda: ShiftNet((3, 7, 8), 5, channels=36, blocks=(1, 1), share=0.2), (3, 7, 8)),
     "fc3": (lambda: FC3((1, 4, 6), 2), (1, 4, 6)),
     "one matrix": (lambda: OrthogonalLinear(6, 4), (6,)),
     "one matrix without bias": (lambda: nn.Sequential(nn.Linear(6, 4, bias=False)), (6,)),

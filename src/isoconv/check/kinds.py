@@ -18,12 +18,12 @@ underflow twice, each time by at most half the smallest subnormal number, u time
 with γ underflows, α̂ is off by as much; adding the smallest normal number to |α| covers it. ‖f(0)‖ ≤ ‖|α||μ| + |β|‖.
 
 Note [Norm of a channel]. y = √s, s the sum of n squares. Each square is rounded, and then takes part in at most n − 1
-additions, whatever their order; a fused multiply-add rounds less often. All terms have one sign, so ŝ = s(1 + θ_n) + e. Where a
-square or a partial sum is subnormal, or is set to zero because of that, it changes by at most the smallest normal number t:
-2n − 1 results, |e| ≤ 2nt. Then |√ŝ − √s| ≤ |√(s(1 + θ_n)) − √s| + √|e| ≤ γ_n√s + √(2nt), and rounding the root, which is
-far from underflow, gives γ_{n+1}√s + √(3nt). Over all channels √s has the input's norm. As a function of a channel, √s is a
-norm, so 1-Lipschitz. No partial sum exceeds the square of the input's norm: it overflows not before that reaches the root
-of the largest number.
+additions, whatever their order; a fused multiply-add rounds less often. All terms have one sign: ŝ = s(1 + θ_n) + e.
+Where a square or a partial sum is subnormal, or is set to zero because of that, it changes by at most the smallest normal
+number t: 2n − 1 results, |e| ≤ 2nt. Then |√ŝ − √s| ≤ |√(s(1 + θ_n)) − √s| + √|e| ≤ γ_n√s + √(2nt), and rounding the root,
+which is far from underflow, gives γ_{n+1}√s + √(3nt). Over all channels √s has the input's norm. As a function of a
+channel, √s is a norm, so 1-Lipschitz. A partial sum is at most the square of the input's norm, up to rounding: none
+overflows while that is below the root of the largest number.
 
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.

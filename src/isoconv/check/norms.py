@@ -183,7 +183,7 @@ def matrix_norm(weight: Floats, claim: Fraction, budget: Budget, what: object) -
     if not weight.any():
         return None
     batch = weight.reshape(-1, *weight.shape[-2:])
-    budget.spend(len(batch) * _witness_work(*batch.shape[1:], 3), what)
+    budget.spend(len(batch) * _witness_work(batch.shape[1], batch.shape[2], 3), what)
     exponent, integers = _in_units(batch, claim, 1)
     rounding = root_up(Fraction(batch[0].size, 4))  # Frobenius norm of what was rounded, at most ½ per entry
     return _prove([(integers, None)], claim, exponent, rounding)

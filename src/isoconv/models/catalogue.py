@@ -37,7 +37,9 @@ def _shift(name: str, title: str, channels: int, blocks: tuple[int, ...]) -> Mod
     options = {"channels": channels, "blocks": blocks}
     # The best of those tried on held-out training images (results/shift).
     recipe = {"lr": 0.003, "batch_size": 256, "temperature": 0.25}
-    return Model(name, title, "isoconv.models.shift:ShiftNet", summary, has_methods=False, options=options, recipe=recipe)
+    return Model(
+        name, title, "isoconv.models.shift:ShiftNet", summary, has_methods=False, options=options, recipe=recipe
+    )
 
 
 MODELS: dict[str, Model] = {

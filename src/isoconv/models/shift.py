@@ -79,4 +79,4 @@ def _block(width: int, channels: int, size: Sequence[int], share: float, orthogo
             first.O.copy_(second.O.mT)
         elif width < channels:  # the same, of images with zeros for the channels that they do not have
             first.O.copy_(second.O[:width])
-    return [PositionBias(*size), first, ChannelShift(share), second, HalfAbs()]
+    return [PositionBias(size[0], size[1]), first, ChannelShift(share), second, HalfAbs()]

@@ -13,8 +13,8 @@ from isoconv.errors import IsoconvError
 class ChannelShift(nn.Module):
     """Move four groups of channels by one pixel, cyclically: down, up, right, left. The other channels stay.
 
-    Each group has `int(share * C)` of the C channels, and the first group the first of them. Works on (N, C, H, W) and keeps the
-    memory format.
+    Each group has `int(share * C)` of the C channels, and the first group the first of them. Works on (N, C, H, W) and
+    keeps the memory format.
     """
 
     def __init__(self, share: float = 1 / 8) -> None:

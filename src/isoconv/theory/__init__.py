@@ -33,6 +33,7 @@ from isoconv.theory.rank_balancing import (
     move_rank,
     projector_dimension,
 )
+from isoconv.theory.shifts import DepthwiseShift, RotatedShift, bcop_as_shifts, depthwise_shift, kernel_of_shifts
 from isoconv.theory.two_dimensional import (
     Component2d,
     as_two_bcop_kernels,
@@ -49,13 +50,17 @@ __all__ = [
     "BCOPNetwork",
     "Component",
     "Component2d",
+    "DepthwiseShift",
+    "RotatedShift",
     "as_two_bcop_kernels",
     "ascend",
     "balancing_moves",
+    "bcop_as_shifts",
     "canonical_ranks",
     "canonicalise",
     "component",
     "component_2d",
+    "depthwise_shift",
     "double",
     "double_network",
     "exhibit_components",
@@ -69,6 +74,7 @@ __all__ = [
     "jacobian_spectrum",
     "kernel_elements",
     "kernel_from_elements",
+    "kernel_of_shifts",
     "move_rank",
     "orthogonality_residual",
     "path",

@@ -179,6 +179,6 @@ def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> 
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
     if METHODS[conv].on_manifold:
         own = MODELS[model].recipe if model in MODELS else {}
-        return settings | {"optimiser": "steepest", "lr": defaults.lr} | own
+        return {**settings, "optimiser": "steepest", "lr": defaults.lr, **own}
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}
