@@ -61,22 +61,31 @@ class ShiftNet(nn.Sequential):
             layers += [InvertibleDownsampling(factor)] if factor > 1 else []
             width, size, factor = width * factor**2, [side // factor for side in size], 2
             wide = channels >> 2 * (halvings - stage)
+            layers += [_embedding(width, wide, orthogonalisation)] if width != wide else []
+            width = wide
             for _ in range(count):
-                layers += _block(width, wide, size, share, orthogonalisation)
-                width = wide
+                layers += _block(wide, size, share, orthogonalisation)
         head = OrthogonalLinear(channels, classes, orthogonalisation=orthogonalisation)
         super().__init__(*layers, L2NormPool2d(), head)
 
 
-def _block(width: int, channels: int, size: Sequence[int], share: float, orthogonalisation: str) -> list[nn.Module]:
-    """Return the modules of a block that takes `width` channels and gives `channels`."""
-    first = BCOPConv2d(width, channels, 1, bias=False, orthogonalisation=orthogonalisation)
+def _embedding(width: int, channels: int, orthogonalisation: str) -> nn.Module:
+    """Return the map from the channels of a patch to those of the first stage.
+
+    Where a patch has fewer, it adds zeros and is not trained: the first rotation is. The position bias of the first
+    block fills them, which is how that block learns where it is.
+    """
+    layer = BCOPConv2d(width, channels, 1, bias=False, orthogonalisation=orthogonalisation, frozen=width < channels)
+    if layer.frozen:
+        nn.init.eye_(layer.O)
+    return layer
+
+
+def _block(channels: int, size: Sequence[int], share: float, orthogonalisation: str) -> list[nn.Module]:
+    first = BCOPConv2d(channels, channels, 1, bias=False, orthogonalisation=orthogonalisation)
     second = BCOPConv2d(channels, channels, 1, orthogonalisation=orthogonalisation)
     assert second.bias is not None
     with torch.no_grad():
         nn.init.zeros_(second.bias)
-        if width == channels:
-            first.O.copy_(second.O.mT)
-        elif width < channels:  # the same, of images with zeros for the channels that they do not have
-            first.O.copy_(second.O[:width])
+        second.O.copy_(first.O.mT)
     return [PositionBias(size[0], size[1]), first, ChannelShift(share), second, HalfAbs()]
