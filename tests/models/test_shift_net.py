@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import isoconv
 from isoconv import IsoconvError
+from isoconv.linalg import conv_norm_bound
 from isoconv.models import MODELS, ShiftNet
 from isoconv.nn import BCOPConv2d, ChannelShift, HalfAbs, L2NormPool2d, OrthogonalLinear, PositionBias
 from isoconv.train import recipe_settings
@@ -164,3 +165,11 @@ def test_images_of_another_size_are_refused():
     x: Tensor = torch.zeros(1, 1, 12, 8)
     with pytest.raises(IsoconvError, match=r"4×4. Got 6×4"):
         model(x)
+
+
+def test_the_norm_of_one_tap_does_not_depend_on_the_size_of_images():
+    """It is the matrix's own; no spectrum is computed for it, and no power of a matrix that is orthogonal already."""
+    kernel = torch.linalg.qr(torch.randn(96, 96)).Q[:64, :, None, None]
+    bounds = {conv_norm_bound(kernel, 1, size, mode) for size in (1, 7, 4096) for mode in ("circular", "zeros")}
+    assert len(bounds) == 1 and 1 - 1e-7 <= bounds.pop() <= 1 + 1e-5
+    assert 1 <= conv_norm_bound(torch.diag(torch.rand(40).index_fill(0, torch.tensor(3), 1))[..., None]) <= 1 + 1e-3
