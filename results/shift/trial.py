@@ -15,7 +15,7 @@ A('--augp', type=float, default=0.0); A('--augm', type=float, default=1.0); A('-
 A('--data', default='cifar.npz'); A('--warm', type=float, default=0.0); A('--evals', type=int, default=2); A('--pos', default='one')
 A('--val', type=int, default=0); A('--loss', default='xent'); A('--gamma', type=float, default=2.0); A('--mom', type=float, default=0.9); A('--nesterov', type=int, default=0)
 A('--save', default=''); A('--ns', type=int, default=5); A('--bench', type=int, default=0); A('--plain', type=int, default=0)
-A('--sched', default='linear'); A('--neck', type=int, default=0); A('--result', default=''); A('--retr', type=int, default=10); A('--stop', type=float, default=1e9)
+A('--sched', default='linear'); A('--neck', type=int, default=0); A('--result', default=''); A('--retr', type=int, default=10); A('--every', type=int, default=1); A('--stop', type=float, default=1e9)
 a = ap.parse_args()
 gpu = torch.cuda.is_available(); dev = 'cuda' if gpu else 'cpu'
 torch.manual_seed(a.seed); torch.backends.cuda.matmul.allow_tf32 = True; torch.set_float32_matmul_precision('high')
@@ -71,61 +71,79 @@ def loss_of(z, y, off, temp):
     return ce.mean() * temp
 closs = comp(loss_of)
 COEF = ([(3.4445, -4.7750, 2.0315)] * 4)[: a.ns - 1] + [(2., -1.5, .5)]
-def update(U, m, g, Uh, lr):
+def update(U, m, acc, g, Uh, lr):
+    g = g + acc if a.every > 1 else g
     if not a.plain:  # the tangent projection
         S = Uh.mT @ g; g = torch.baddbmm(g, Uh, S + S.mT, beta=1, alpha=-0.5)
-    g = g.float(); m = a.mom * m + g; d = g + a.mom * m if a.nesterov else m
-    if a.plain: return U - lr * 30 * d, m, (U - lr * 30 * d).to(Uh.dtype)
+    g = g.float(); m = a.mom ** a.every * m + g; d = g + a.mom * m if a.nesterov else m
+    if a.plain: return U - lr * 30 * d, m, (U - lr * 30 * d).to(Uh.dtype), g
     x = (d / (d.square().sum((-2, -1), keepdim=True).sqrt() + 1e-12)).to(Uh.dtype)
     for A_, B_, C_ in COEF:
         G = x.mT @ x; x = torch.baddbmm(x, x, torch.baddbmm(G, G, G, beta=B_, alpha=C_), beta=A_, alpha=1)
     U = U - lr * x.float()
-    return U, m, U.to(Uh.dtype)
+    return U, m, U.to(Uh.dtype), x
+def coast(U, acc, g, x, lr):  # between two directions: go on in the last one, and collect the gradient
+    U = U - lr * x.float()
+    return U, U.to(x.dtype), acc + g
+ccoast = comp(coast)
+def adam(P, m, v, g, lr, t):
+    g = g.float(); m = m + 0.1 * (g - m); v = v + 0.001 * (g * g - v)
+    P = P - lr * a.vlr * (m / (1 - torch.exp(math.log(0.9) * (t + 1)))) / ((v / (1 - torch.exp(math.log(0.999) * (t + 1)))).sqrt() + 1e-8)
+    return P, m, v, P.to(half)
+cadam = comp(adam)
 cupdate = comp(update)
 def retract(X, n=1):
     for _ in range(n): X = torch.baddbmm(X, X, X.mT @ X, beta=1.5, alpha=-0.5)
     return X
 def b3(x): return x if x.dim() == 3 else x[None]
 mom = {k: torch.zeros_like(b3(P[k])) for k in mats}
-va = {k: (torch.zeros_like(P[k]), torch.zeros_like(P[k])) for k in vecs}
-low = {k: P[k].to(half).clone().requires_grad_(True) for k in P}
+sizes = [P[k].numel() for k in vecs]; flat = torch.cat([P[k].flatten() for k in vecs]); flat_low = flat.to(half)
+for k, part, lo in zip(vecs, flat.split(sizes), flat_low.split(sizes)): P[k] = part.view_as(P[k])
+low = {k: P[k].to(half).clone().requires_grad_(True) for k in mats}
+for k, lo in zip(vecs, flat_low.split(sizes)): low[k] = lo.view_as(P[k]).detach().requires_grad_(True)
+va = torch.zeros_like(flat), torch.zeros_like(flat)
+acc = {k: torch.zeros_like(b3(low[k].detach())) for k in mats}; way = {k: torch.zeros_like(b3(low[k].detach())) for k in mats}
 it_t = torch.zeros((), device=dev, dtype=torch.long); ctr = torch.zeros(1, device=dev, dtype=torch.long)
 tl = torch.zeros((), device=dev); tc = torch.zeros((), device=dev)
 N = len(xtr); per = N // a.batch; total = int(a.epochs * per)
 @torch.no_grad()
-def optimise(lr, t, retr):
-    for k in vecs:
-        g = low[k].grad.float(); m, v = va[k]; m.lerp_(g, 0.1); v.lerp_(g * g, 0.001); tt = t + 1
-        P[k].sub_(lr * a.vlr * (m / (1 - 0.9 ** tt)) / ((v / (1 - 0.999 ** tt)).sqrt() + 1e-8)); low[k].copy_(P[k])
+def optimise(lr, t, retr, polar):
+    new = cadam(flat, *va, torch.cat([low[k].grad.flatten() for k in vecs]), lr, t)
+    for old, one in zip((flat, *va, flat_low), new): old.copy_(one)
     for k in mats:
-        U, m, Uh = cupdate(b3(P[k]), mom[k], b3(low[k].grad), b3(low[k].detach()), lr)
+        g, Uh = b3(low[k].grad), b3(low[k].detach())
+        if polar:
+            U, m, Uh, x = cupdate(b3(P[k]), mom[k], acc[k], g, Uh, lr); mom[k].copy_(m)
+            if a.every > 1: way[k].copy_(x); acc[k].zero_()
+        else: U, Uh, s = ccoast(b3(P[k]), acc[k], g, way[k], lr); acc[k].copy_(s)
         if retr and not a.plain: U = retract(U); Uh = U.to(half)
-        b3(P[k]).copy_(U); mom[k].copy_(m); b3(low[k].detach()).copy_(Uh)
+        b3(P[k]).copy_(U); b3(low[k].detach()).copy_(Uh)
     for k in P: low[k].grad = None
 pad = F.pad(xtr, (4, 4, 4, 4)).permute(0, 2, 3, 1).contiguous(); ar = torch.arange(32, device=dev); rnd = lambda *s: torch.rand(*s, device=dev)
-def augment(idx):
-    n = len(idx); oy = torch.randint(0, 9, (n, 1), device=dev); ox = torch.randint(0, 9, (n, 1), device=dev)
-    rows = oy + ar; cols = ox + ar; cols = torch.where(rnd(n, 1) < .5, cols.flip(1), cols)
-    x = pad[idx[:, None, None], rows[:, :, None], cols[:, None, :]].float().div_(255)
+def augment(idx, w, pad):
+    n = len(idx); w = w.unbind(1); whole = lambda u: (u * 9).long().clamp(0, 8)[:, None]
+    rows = whole(w[0]) + ar; cols = whole(w[1]) + torch.where(w[2][:, None] < .5, 31 - ar, ar)
+    x = pad[idx[:, None, None], rows[:, :, None], cols[:, None, :]].float().div(255)
     if a.augp:  # colour on a share of the images, an affine map on a share
-        s = a.augm; kk = (rnd(n, 1, 1, 1) < a.augp).float(); u = lambda r: (rnd(n, 1, 1, 1) * 2 - 1) * r * s
-        m = x.mean((1, 2, 3), keepdim=True); x = (x - m) * (1 + kk * u(.4)) + m * (1 + kk * u(.4))
-        gray = x.mean(3, keepdim=True); x = ((x - gray) * (1 + kk * u(.6)) + gray).clamp(0, 1)
-        k2 = (rnd(n) < a.augp).float(); v = lambda r: k2 * (rnd(n) * 2 - 1) * r * s
-        th, sx, sy, sh, tx, ty = v(.35), 1 + v(.2), 1 + v(.2), v(.2), v(.12), v(.12)
+        s = a.augm; kk = (w[3] < a.augp).float(); u = lambda i, r: (1 + kk * (w[i] * 2 - 1) * r * s).view(n, 1, 1, 1)
+        m = x.mean((1, 2, 3), keepdim=True); x = (x - m) * u(4, .4) + m * u(5, .4)
+        gray = x.mean(3, keepdim=True); x = ((x - gray) * u(6, .6) + gray).clamp(0, 1)
+        k2 = (w[7] < a.augp).float(); v = lambda i, r: k2 * (w[i] * 2 - 1) * r * s
+        th, sx, sy, sh, tx, ty = v(8, .35), 1 + v(9, .2), 1 + v(10, .2), v(11, .2), v(12, .12), v(13, .12)
         Th = torch.stack([torch.stack([sx * th.cos(), -th.sin() + sh, tx], 1), torch.stack([th.sin(), sy * th.cos(), ty], 1)], 1)
         x = F.grid_sample(x.permute(0, 3, 1, 2), F.affine_grid(Th, (n, 3, 32, 32), align_corners=False), align_corners=False, padding_mode='zeros').permute(0, 2, 3, 1)
-    return x
+    return x.to(half)
+caugment = comp(augment)
 perm = torch.randperm(N, device=dev)[: per * a.batch].view(per, a.batch).clone()
-def step(retr=False):
+def step(retr=False, polar=True):
     t = it_t.float(); f = t / total
     sch = (1 - f) if a.sched == 'linear' else 0.5 * (1 + torch.cos(math.pi * f))
     if a.warm: sch = sch * torch.clamp(f / a.warm, max=1.0)
     idx = perm.index_select(0, ctr).view(-1)
-    x = augment(idx).to(half).contiguous(); y = ytr.index_select(0, idx)
+    x = caugment(idx, rnd(a.batch, 14), pad).contiguous(); y = ytr.index_select(0, idx)
     lg = net(low, x); loss = closs(lg, y, off, temp); loss.backward()
     tl.add_(loss.detach()); tc.add_((lg.argmax(1) == y).sum())
-    optimise(a.lr * sch, t, retr); it_t.add_(1); ctr.add_(1)
+    optimise(a.lr * sch, t, retr, polar); it_t.add_(1); ctr.add_(1)
 @torch.no_grad()
 def evaluate(final=False):
     W = {k: P[k].detach().clone() for k in P}; torch.backends.cuda.matmul.allow_tf32 = False
@@ -136,23 +154,24 @@ def evaluate(final=False):
     ok = lg.argmax(1) == yte; mar = lg.gather(1, yte[:, None]).squeeze(1) - lg.scatter(1, yte[:, None], -1e9).amax(1)
     return [100 * ok.float().mean().item()] + [100 * (mar > math.sqrt(2) * e / 255).float().mean().item() for e in (36, 72, 108)], W
 graphs = {}
-def run(retr):  # once eagerly (compiles), then captured, then replayed; a graph with and one without the retraction
-    if not gpu: step(retr); return
-    if retr not in graphs:
+def run(retr, polar):  # once eagerly (compiles), then captured, then replayed; a graph for each kind of step
+    key = retr, polar
+    if not gpu: step(*key); return
+    if key not in graphs:
         s = torch.cuda.Stream(); s.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(s): step(retr)
-        torch.cuda.current_stream().wait_stream(s); graphs[retr] = None; return
-    if graphs[retr] is None:
-        torch.cuda.synchronize(); graphs[retr] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[retr]): step(retr)
-    graphs[retr].replay()
+        with torch.cuda.stream(s): step(*key)
+        torch.cuda.current_stream().wait_stream(s); graphs[key] = None; return
+    if graphs[key] is None:
+        torch.cuda.synchronize(); graphs[key] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[key]): step(*key)
+    graphs[key].replay()
 it = seen = n1 = 0; t0 = time.time(); t1 = None; marks = {round(total * (i + 1) / a.evals) for i in range(a.evals)}
 nparam = sum(p.numel() for p in P.values()); log = {'args': vars(a), 'params': nparam, 'evals': []}; stopped = False
 while it < total and not stopped:
     perm.copy_(torch.randperm(N, device=dev)[: per * a.batch].view(per, a.batch)); ctr.zero_()
     for i in range(per):
         if it >= total: break
-        run(it % a.retr == a.retr - 1); it += 1; seen += a.batch
+        run(it % a.retr == a.retr - 1, it % a.every == 0); it += 1; seen += a.batch
         if it == 3 * a.retr + 2:
             if gpu: torch.cuda.synchronize()
             t1 = time.time(); n1 = it
@@ -167,4 +186,9 @@ while it < total and not stopped:
 if gpu: torch.cuda.synchronize()
 if a.bench: print(f"{a.tag} {1e3*(time.time()-t1)/a.bench:.3f} ms a step, set up in {t1-T_START:.0f} s, {6*sum(2*L*C*C*g*g for g,C,L in stages)*a.batch/((time.time()-t1)/a.bench)/1e12:.0f} TFLOP/s")
 if a.result: open(a.result, 'a').write(json.dumps(log | {'seconds': time.time() - T_START}) + '\n')
-if a.save and not a.bench: torch.save({k: P[k].cpu() for k in P}, a.save)
+if a.save and not a.bench:  # in parts of at most 15 MB, retracted
+    W = evaluate(True)[1]; parts = [(f'{k}.{i}', r.cpu()) for k in W for i, r in enumerate(W[k].split(3) if W[k].numel() > 3e6 else [W[k]])]
+    n = 0; size = 0; bag = {}
+    for k, r in parts + [(None, None)]:
+        if bag and (k is None or size + r.numel() * 4 > 15.5e6): torch.save(bag, f'{a.save}.{n}.pt'); n += 1; bag = {}; size = 0
+        if k is not None: bag[k] = r.clone(); size += r.numel() * 4
