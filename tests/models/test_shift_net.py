@@ -122,7 +122,7 @@ def test_presets():
 
 def test_the_recipe_and_the_configuration():
     settings = recipe_settings("default", "cifar10", "bcop", "shift-m")
-    expected = {"optimiser": "steepest", "lr": 0.003, "batch_size": 256, "temperature": 0.25, "crop_padding": 4}
+    expected = {"optimiser": "steepest", "lr": 0.003, "batch_size": 256, "temperature": 0.125, "crop_padding": 4}
     assert expected.items() <= settings.items()
     assert recipe_settings("default", "cifar10", "bcop", "large")["lr"] != 0.003
     config = TrainConfig("digits", (1, 8, 8), ("a", "b", "c"), model="shift-s", **settings)

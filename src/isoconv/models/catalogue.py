@@ -36,7 +36,7 @@ def _shift(name: str, title: str, channels: int, blocks: tuple[int, ...]) -> Mod
     summary = f"rotations and shifts, {channels:,} channels, {' + '.join(map(str, blocks))} blocks"
     options = {"channels": channels, "blocks": blocks}
     # The best of those tried on held-out training images (results/shift).
-    recipe = {"lr": 0.003, "batch_size": 256, "temperature": 0.25}
+    recipe = {"lr": 0.003, "batch_size": 256, "temperature": 0.125}
     return Model(
         name, title, "isoconv.models.shift:ShiftNet", summary, has_methods=False, options=options, recipe=recipe
     )
