@@ -2,9 +2,9 @@
 
     python results/shift/from_trial.py WEIGHTS OUT [--share 0.125] [--settings '{"epochs": 400, "seed": 0}']
 
-WEIGHTS is a .pt or .npz file, or a folder of such files; a tensor that is in several of them was cut along its first axis,
-and is put together in the order of the files' names. The network must have the size of a preset. Its configuration is the
-recipe's, changed by --settings: trial.py does not save its own.
+WEIGHTS is a .pt or .npz file, or a folder of such files, which may hold parts of tensors: R1.0, R1.1, … are R1, cut along its
+first axis. The network must have the size of a preset. Its configuration is the recipe's, changed by --settings: trial.py
+does not save its own.
 
 What differs from the trial: matrices are brought to the manifold in float64, and the pooling has no 1e-6 under its root.
 """
@@ -34,7 +34,7 @@ SHAPE = (3, 32, 32)
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, or of all files in a folder, by name."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    parts: dict[str, list[Tensor]] = {}
+    parts: dict[str, dict[int, Tensor]] = {}
     for file in files:
         if file.suffix == ".npz":
             with np.load(file) as arrays:
@@ -43,11 +43,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found = torch.load(file, map_location="cpu", weights_only=True)
         else:
             continue
-        for name, tensor in found.items():
-            parts.setdefault(name, []).append(tensor)
+        for key, tensor in found.items():
+            name, _, number = key.partition(".")
+            parts.setdefault(name, {})[int(number or 0)] = tensor
     if not parts:
         raise IsoconvError(f"Expected .pt or .npz files in {path}. Got none.")
-    return {name: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for name, tensors in parts.items()}
+    for name, tensors in parts.items():
+        if sorted(tensors) != list(range(len(tensors))):
+            raise IsoconvError(f"Expected all parts of {name}, from 0 on. Got {sorted(tensors)}.")
+    return {name: torch.cat([tensors[k] for k in range(len(tensors))]) for name, tensors in parts.items()}
 
 
 def sizes_of(weights: Mapping[str, Tensor]) -> dict[str, object]:
