@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import mpmath
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor, nn
-from torch.nn.functional import pad, unfold
+from torch.nn.functional import pad
 
 import isoconv
+from isoconv.certify import Certifier
 from isoconv.models import Small
 from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, PositionBias, Scale
 
@@ -70,7 +72,7 @@ def exact_logits(model: nn.Module, x: Tensor) -> list[Fraction]:
 
 def exact_module(module: nn.Module, x: Exact) -> Exact:
     match module:
-        case nn.Linear() | nn.Conv1d() | nn.Conv2d():
+        case _ if isinstance(module, AFFINE):
             return _affine(module, x)
         case MaxMin() | GroupSort():
             size = 2 if isinstance(module, MaxMin) else module.group_size or len(x.whole)
@@ -99,10 +101,10 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
             return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
         case nn.MaxPool1d() | nn.MaxPool2d():
-            return Exact(_windows(module, x.whole, -math.inf).max(axis=1), x.unit)
+            return Exact(windows(module, x.whole, -math.inf).max(axis=0), x.unit)
         case nn.AvgPool1d() | nn.AvgPool2d():
-            windows = _windows(module, x.whole, 0)
-            return Exact(windows.sum(axis=1), x.unit / windows.shape[1])
+            under = windows(module, x.whole)
+            return Exact(under.sum(axis=0), x.unit / len(under))
         case nn.ReLU6() | nn.Hardtanh():
             low, high = (Fraction(v) for v in (module.min_val, module.max_val))
             return _entrywise(x, lambda v: min(max(v, low), high))
@@ -114,11 +116,10 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             return _entrywise(x, lambda v: _fraction(1 / (1 + mpmath.exp(-_real(v)))))
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             return _normalised(module, x)
-        case nn.ConstantPad1d() | nn.ConstantPad2d():
-            inside = _moved(lambda places: pad(places, module.padding, value=0), np.full_like(x.whole, 1))
-            moved = _moved(lambda places: pad(places, module.padding, value=0), x.whole)
+        case nn.ConstantPad1d() | nn.ConstantPad2d() if not isinstance(module, MOVES):
             value = Fraction(module.value) / x.unit
-            return Exact(np.where(inside == 1, moved * value.denominator, value.numerator), x.unit / value.denominator)
+            moved = _moved(lambda places: pad(places, module.padding), x.whole * value.denominator, value.numerator)
+            return Exact(moved, x.unit / value.denominator)
         case _ if isinstance(module, MOVES):
             return Exact(_moved(module, x.whole), x.unit)
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
@@ -156,92 +157,64 @@ def _normalised(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Exact) -> Exact:
     return Exact(np.stack(channels), Fraction(1, 2**FINE))
 
 
-def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray) -> np.ndarray:
-    """What torch does with the places of the numbers, done to the numbers. Place 0 is what padding puts in: zero."""
+def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray, fill: int = 0) -> np.ndarray:
+    """What torch does with the places of the numbers, done to the numbers. Place 0 is what padding puts in."""
     places = torch.arange(1, whole.size + 1, dtype=torch.float64).reshape(1, *whole.shape)
-    return np.concatenate([[0], whole.ravel()])[move(places)[0].long().numpy()]
+    return np.concatenate([[fill], whole.ravel()])[move(places)[0].long().numpy()]
 
 
-def _pair(value: Any, count: int) -> tuple[int, ...]:
+def windows(module: Any, values: np.ndarray, fill: float = 0) -> np.ndarray:
+    """(taps, C, …): what lies under each tap of a convolution or a pooling, wherever that stands; `fill` is outside."""
+    assert not getattr(module, "ceil_mode", False)
+    names = ("kernel_size", "stride", "dilation", "padding")
+    taps, stride, dilation, padding = (_each(getattr(module, name, 1), values.ndim - 1) for name in names)
+    spans = [(k - 1) * d + 1 for k, d in zip(taps, dilation, strict=True)]
+    pads = [((span - 1) // 2, span // 2) for span in spans] if module.padding == "same" else [(p, p) for p in padding]
+    mode = getattr(module, "padding_mode", "zeros")
+    if mode == "zeros":
+        values = np.pad(values, [(0, 0), *pads], constant_values=np.array(fill, dtype=values.dtype))
+    else:
+        values = np.pad(values, [(0, 0), *pads], mode={"circular": "wrap", "replicate": "edge"}.get(mode, mode))
+    under = sliding_window_view(values, spans, axis=tuple(range(1, values.ndim)))
+    under = under[(slice(None), *(slice(None, None, step) for step in (*stride, *dilation)))]
+    return np.moveaxis(under.reshape(*under.shape[: values.ndim], -1), -1, 0)
+
+
+def _each(value: Any, count: int) -> tuple[int, ...]:
+    value = 0 if isinstance(value, str) else value
     return tuple(value) if isinstance(value, Sequence) else (value,) * count
 
 
-def _wide(settings: tuple[int, ...], fill: int) -> tuple[int, int]:
-    """Settings of a 1-D module for images of height 1."""
-    return (settings[0], settings[1]) if len(settings) == 2 else (fill, settings[0])
-
-
-def columns(module: nn.Conv1d | nn.Conv2d) -> Callable[[Tensor], Tensor]:
-    """From (1, C, …) to (1, C·taps, positions): what the convolution multiplies its kernel with."""
-    dimensions = module.weight.dim() - 2
-    if isinstance(module.padding, str):
-        reach = [(k - 1) * d for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-        pads = [(0, 0) if module.padding == "valid" else (r // 2, r - r // 2) for r in reach]
-    else:
-        pads = [(p, p) for p in module.padding]
-    flat = [amount for before_after in reversed(pads) for amount in before_after]
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-
-    def move(x: Tensor) -> Tensor:
-        x = pad(x, flat, mode=mode) if any(flat) else x
-        x = x if dimensions == 2 else x[:, :, None]
-        kernel, stride, dilation = (_wide(s, 1) for s in (module.kernel_size, module.stride, module.dilation))
-        return unfold(x, kernel, dilation=dilation, stride=stride)
-
-    return move
-
-
-def output_size(module: nn.Conv1d | nn.Conv2d, shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(module(torch.zeros(1, *shape, dtype=module.weight.dtype)).shape[2:])
-
-
-def _affine(module: nn.Linear | nn.Conv1d | nn.Conv2d, x: Exact) -> Exact:
-    weight = exact(module.weight)
+def factors(module: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    """(groups, outputs, terms) of kernels and (groups, terms, positions) of inputs to multiply, and the result's shape."""
     if isinstance(module, nn.Linear):
-        whole = x.whole @ weight.whole.T
-    else:
-        groups = module.groups
-        cols = _moved(columns(module), x.whole)
-        cols = cols.reshape(groups, len(cols) // groups, -1)
-        kernels = weight.whole.reshape(groups, module.out_channels // groups, -1)
-        whole = np.concatenate([kernel @ col for kernel, col in zip(kernels, cols, strict=True)])
-        whole = whole.reshape(module.out_channels, *output_size(module, x.whole.shape))
-    unit = weight.unit * x.unit
-    if module.bias is None:
-        return Exact(whole, unit)
-    bias = exact(module.bias)
-    common = Fraction(1, math.lcm(unit.denominator, bias.unit.denominator))
-    own = bias.whole * int(bias.unit / common)
-    own = own if isinstance(module, nn.Linear) else own.reshape(-1, *[1] * (whole.ndim - 1))
-    return Exact(whole * int(unit / common) + own, common)
+        return module.weight.detach()[None], values.reshape(-1, values.shape[-1]).T[None], (-1, *values.shape[:-1])
+    under = np.moveaxis(windows(module, values), 0, 1)  # (C, taps, …)
+    kernels = module.weight.detach().reshape(module.groups, -1, module.weight[0].numel())
+    return kernels, under.reshape(module.groups, kernels.shape[2], -1), (module.out_channels, *under.shape[2:])
 
 
-def _windows(pool: Any, whole: np.ndarray, border: float) -> np.ndarray:
-    """(C, window, …) of a pooling module; `border` stands outside of the image."""
-    dimensions = whole.ndim - 1
-    size, stride, padding = (_pair(s, dimensions) for s in (pool.kernel_size, pool.stride, pool.padding))
-    dilation = _pair(getattr(pool, "dilation", 1), dimensions)
-    conv_kind = nn.Conv1d if dimensions == 1 else nn.Conv2d
-    conv: Any = conv_kind(1, 1, size, stride, padding, dilation, bias=False)
-    outside = np.full_like(whole[:1], 1)
-    inside = _moved(columns(conv), outside)
-    taken = np.stack([_moved(columns(conv), channel[None]) for channel in whole])
-    taken = np.where(inside[None] == 1, taken, border)
-    return taken.reshape(len(whole), math.prod(size), *output_size(conv, (1, *whole.shape[1:])))
+def _affine(module: Any, x: Exact) -> Exact:
+    kernels, cols, shape = factors(module, x.whole)
+    weight = exact(kernels)
+    whole, unit = (weight.whole @ cols).reshape(shape), weight.unit * x.unit
+    if module.bias is not None:
+        bias = exact(module.bias)
+        common = Fraction(1, math.lcm(unit.denominator, bias.unit.denominator))
+        own = (bias.whole * int(bias.unit / common)).reshape(-1, *[1] * (whole.ndim - 1))
+        whole, unit = whole * int(unit / common) + own, common
+    return Exact(np.moveaxis(whole, 0, -1) if isinstance(module, nn.Linear) else whole, unit)
 
 
-def root_down(square: Fraction, bits: int = 200) -> Fraction:
-    """At most the square root, by less than a relative 2^−(bits − 2)."""
-    if square == 0:
-        return Fraction(0)
-    exponent = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
-    unit = Fraction(2) ** (exponent - bits)
-    return math.isqrt(math.floor(square / unit**2)) * unit
+def root_down(square: Fraction) -> Fraction:
+    """At most the square root, by less than a relative 2⁻⁶⁰⁰."""
+    mantissa, exponent = mpmath.sqrt(_real(square)).man_exp  # in 700 bits
+    return Fraction(int(mantissa)) * Fraction(2) ** int(exponent) * (1 - Fraction(1, 2**610))
 
 
-def root_up(square: Fraction, bits: int = 200) -> Fraction:
-    """At least the square root, by less than a relative 2^−(bits − 3)."""
-    return root_down(square, bits) * (1 + Fraction(1, 2 ** (bits - 2)))
+def root_up(square: Fraction) -> Fraction:
+    """At least the square root, by less than a relative 2⁻⁶⁰⁰."""
+    return root_down(square) * (1 + Fraction(1, 2**605))
 
 
 def norm_square(values: Sequence[Fraction]) -> Fraction:
@@ -255,13 +228,18 @@ def distance_square(a: Tensor, b: Tensor) -> Fraction:
 
 
 def logit_error(computed: Tensor, truth: Sequence[Fraction]) -> Fraction:
-    """An upper bound, by less than 2⁻¹⁹⁰ of itself, of ‖computed − truth‖₂."""
+    """An upper bound, by less than 2⁻⁶⁰⁰ of itself, of ‖computed − truth‖₂."""
     return root_up(norm_square([Fraction(c) - t for c, t in zip(computed.flatten().tolist(), truth, strict=True)]))
 
 
 def input_norm(x: Tensor) -> Fraction:
-    """A lower bound, by less than 2⁻¹⁹⁰ of itself, of ‖x‖₂."""
+    """A lower bound, by less than 2⁻⁶⁰⁰ of itself, of ‖x‖₂."""
     return root_down(norm_square(fractions(exact(x))))
+
+
+def error_bound(certifier: Certifier, x: Tensor) -> Fraction:
+    """What the certifier claims of the error of the logits of one image."""
+    return Fraction(certifier.error.offset) + Fraction(certifier.error.slope) * input_norm(x)
 
 
 def summed_in_order(model: nn.Module, x: Tensor, order: str, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -275,18 +253,13 @@ def summed_in_order(model: nn.Module, x: Tensor, order: str, dtype: torch.dtype,
         if not isinstance(module, AFFINE):
             x = module(x)
             continue
-        if isinstance(module, nn.Linear):
-            cols, groups, shape = x[:, :, None], 1, (module.out_features,)
-        else:
-            cols, groups = columns(module)(x), module.groups
-            shape = (module.out_channels, *output_size(module, x.shape[1:]))
-        weight = module.weight.detach().reshape(groups, module.weight.shape[0] // groups, -1, 1).numpy()
-        terms = weight * cols.detach().reshape(groups, 1, weight.shape[2], -1).numpy()
-        terms = terms.reshape(module.weight.shape[0], terms.shape[2], -1)
+        kernels, cols, shape = factors(module, x[0].detach().numpy())
+        terms = kernels.numpy()[:, :, :, None] * cols[:, None]
+        terms = terms.reshape(-1, *terms.shape[2:])
+        bias = np.zeros((len(terms), 0, 1), dtype=terms.dtype)
         if module.bias is not None:
-            bias = np.broadcast_to(module.bias.detach().numpy()[:, None, None], (len(terms), 1, terms.shape[2]))
-        else:
-            bias = np.zeros((len(terms), 0, terms.shape[2]), dtype=terms.dtype)
+            bias = module.bias.detach().numpy()[:, None, None]
+        bias = np.broadcast_to(bias, (len(terms), bias.shape[1], terms.shape[2]))
         if order == "backward":
             terms = terms[:, ::-1]
         if order in ("rising", "falling"):
@@ -298,6 +271,7 @@ def summed_in_order(model: nn.Module, x: Tensor, order: str, dtype: torch.dtype,
         sums = np.cumsum(terms, axis=1)[:, -1]
         assert sums.dtype == terms.dtype
         x = torch.from_numpy(sums.copy()).reshape(1, *shape)
+        x = x.movedim(1, -1) if isinstance(module, nn.Linear) else x
     return x[0]
 
 

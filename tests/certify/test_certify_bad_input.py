@@ -10,11 +10,10 @@ from torch import nn
 
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy
-from isoconv.nn import MaxMin
+from isoconv.nn import MaxMin, Scale
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1])
-ROW = nn.Unflatten(1, (1, 4))
 
 
 def model() -> nn.Module:
@@ -73,43 +72,61 @@ def test_inputs(name: str) -> None:
     refused(lambda: certified_radius(model(), x), message)
 
 
-MODELS: dict[str, tuple[Callable[[], Any], str]] = {
-    "none": (lambda: None, "Got NoneType"),
-    "a function": (lambda: torch.relu, "torch.nn.Module"),
-    "empty": (lambda: nn.Sequential(), "at least one module"),
-    "one logit": (lambda: nn.Linear(4, 1), r"at least two logits. Got outputs of shape \(1,\)"),
-    "images as outputs": (lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 1)), "two logits"),
-    "convolution of vectors": (lambda: nn.Conv2d(1, 2, 3), r"\(channels, height, width\) for Conv2d at model"),
-    "odd channels": (lambda: after(MaxMin()), "2 divides"),
-    "softmax": (lambda: after(nn.Softmax(1)), "Got Softmax at 1"),
-    "dropped features": (lambda: after(nn.AlphaDropout()), "Got AlphaDropout at 1"),
-    "instance norm": (lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2)), "Got InstanceNorm1d at 1"),
-    "norm of the batch": (lambda: after(nn.BatchNorm1d(3, track_running_stats=False)), "statistics.*BatchNorm1d at 1"),
-    "a window beside the image": (
-        lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.MaxPool1d(2, 1, 1, dilation=2), nn.Flatten()),
-        "reach the image.*MaxPool1d at 1",
-    ),
-    "slope": (lambda: after(nn.LeakyReLU(math.nan)), "LeakyReLU at 1"),
-    "clipped to infinity": (lambda: after(nn.Hardtanh(0, math.inf)), "Hardtanh at 1"),
-    "adaptive pooling": (lambda: nn.Sequential(ROW, nn.AdaptiveAvgPool1d(3)), "Got AdaptiveAvgPool1d at 1"),
-    "pooling with ceil": (lambda: nn.Sequential(ROW, nn.AvgPool1d(3, ceil_mode=True)), "same number everywhere"),
-    "padding with NaN": (lambda: nn.Sequential(ROW, nn.ConstantPad1d(1, math.nan)), "ConstantPad1d at 1"),
-    "transposed convolution": (lambda: nn.Sequential(ROW, nn.ConvTranspose1d(1, 1, 2)), "Got ConvTranspose1d at 1"),
-    "flattened batch": (lambda: after(nn.Flatten(0)), "batch as it is"),
-    "pooling with indices": (lambda: nn.Sequential(ROW, nn.MaxPool1d(1, return_indices=True)), "MaxPool1d at 1"),
-}
+SHAPED: list[tuple[nn.Module, tuple[int, ...], str]] = [
+    (after(MaxMin()), (4,), "2 divides"),
+    *((after(module), (4,), f"Got {type(module).__name__} at 1") for module in (nn.Softmax(1), nn.AlphaDropout())),
+    (nn.LayerNorm(4), (4,), "Got LayerNorm at model"),
+    (nn.Softplus(threshold=0), (4,), "Got Softplus"),  # which jumps at 0
+    *((kind, (4, 2), f"Got {type(kind).__name__}") for kind in (nn.InstanceNorm1d(4), nn.ConvTranspose1d(4, 1, 2))),
+    (nn.AdaptiveAvgPool1d(3), (1, 4), "Got AdaptiveAvgPool1d"),
+    (after(nn.BatchNorm1d(3, track_running_stats=False)), (4,), "running statistics.*BatchNorm1d at 1"),
+    (nn.MaxPool1d(2, 1, 1, dilation=2), (4, 1), "reach the image"),
+    (nn.MaxPool1d(1, return_indices=True), (4, 4), "MaxPool1d at model"),
+    (after(nn.LeakyReLU(math.nan)), (4,), "LeakyReLU at 1"),
+    (after(nn.Hardtanh(0, math.inf)), (4,), "Hardtanh at 1"),
+    (nn.ConstantPad1d(1, math.nan), (1, 4), "ConstantPad1d"),
+    (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 4, 4), "mode 'nearest'"),
+    # Which pixels are taken is a matter of rounding, and torch's gradient counts others than its forward takes.
+    *((nn.Upsample(scale_factor=scale), (1, 2), "whole numbers") for scale in (1.1, 1.5, 0.5)),
+    (nn.Upsample(size=3), (1, 2), "whole numbers.* 1.5"),
+    (nn.AvgPool2d(3, 2, 1, count_include_pad=False), (1, 8, 8), "same number everywhere"),
+    (nn.AvgPool2d(3, 2, ceil_mode=True), (1, 8, 8), "same number everywhere"),
+    # torch takes (N, L) and (N, H, W) as well, but for one image of N channels: the axes are others than they seem.
+    (nn.MaxPool1d(3, 1), (8,), r"\(channels, length\)"),
+    *((module, (7, 7), r"\(channels, ") for module in (nn.AvgPool2d(3, 1), nn.Conv2d(2, 2, 3), nn.CircularPad2d(1))),
+    # torch wraps around what is left, and on small images reads memory that nobody wrote.
+    *((nn.CircularPad2d(pads), (2, 5, 5), "at least 0") for pads in ((1, 1, 2, -1), (2, -1, 0, 1))),
+    (nn.ReflectionPad2d((1, -1, 0, 0)), (2, 5, 5), "at least 0"),
+    (nn.Conv2d(2, 2, 2, padding=-1, padding_mode="circular"), (2, 5, 5), "at least 0"),
+    # Channels and the batch are no part of the image, and the rows of the logits must be the images.
+    (nn.ZeroPad2d((0, 0, 0, 0, 1, -1)), (1, 2, 2), "the image alone"),
+    (nn.ConstantPad2d((0, 0, 0, 0, 0, 0, 1, -1), 0.5), (1, 2, 2), "the image alone"),
+    (after(nn.Flatten(0)), (4,), "batch as it is"),
+    (nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3)), (5, 4), "batch as it is"),
+    (nn.Sequential(nn.Unflatten(0, (1, 2)), nn.Flatten(), nn.Linear(8, 3)), (4,), "Expected"),
+    (nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten(), nn.Linear(4, 3)), (4, 4), r"\(channels, "),
+]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models(name: str) -> None:
-    """Refused as soon as a radius is asked for, and not only when a file is written."""
-    make, message = MODELS[name]
-    refused(lambda: certified_radius(make(), X), message)
+@pytest.mark.parametrize(("made", "shape", "message"), SHAPED, ids=lambda value: str(value)[:40])
+def test_modules(made: nn.Module, shape: tuple[int, ...], message: str) -> None:
+    """Refused as soon as a bound or a radius is asked for, and not only when a file is written."""
+    refused(lambda: lipschitz_bound(made, shape), message)
+    refused(lambda: certified_radius(made, torch.rand(2, *shape)), message)
+
+
+def test_no_classifiers() -> None:
+    refused(lambda: certified_radius(None, X), "Got NoneType")
+    refused(lambda: certified_radius(torch.relu, X), "torch.nn.Module")
+    refused(lambda: certified_radius(nn.Sequential(), X), "at least one module")
+    refused(lambda: certified_radius(nn.Linear(4, 1), X), r"at least two logits. Got outputs of shape \(1,\)")
+    refused(lambda: certified_radius(nn.Unflatten(1, (1, 2, 2)), X), "two logits")
 
 
 @pytest.mark.parametrize(
     "layers",
     [
+        [Scale(0.1)],
         [nn.Hardtanh(0.1, 1.0)],
         [nn.Hardtanh(0.0, 0.1)],
         [nn.Unflatten(1, (1, 3)), nn.ConstantPad1d(1, 0.1), nn.Flatten()],

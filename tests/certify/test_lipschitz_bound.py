@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import isoconv
 from certify.exact_network import images
 from isoconv import IsoconvError
-from isoconv.certify import certified_radius, certify, lipschitz_bound
+from isoconv.certify import certify, lipschitz_bound
 from isoconv.models import CONVOLUTIONS, Small
 
 circular = {"padding_mode": "circular"}
@@ -30,35 +30,25 @@ def jacobian_norm(model: nn.Module, at: Tensor) -> float:
 # What is linear, the input's shape, and how far above the truth the bound may be with random kernels (as a share of it).
 LINEAR: list[tuple[nn.Module, tuple[int, ...], float]] = [
     (nn.Conv2d(3, 4, 3, padding=1, **circular), (3, 8, 8), 1e-3),
-    (nn.Conv2d(4, 3, 3, padding=1, **circular), (4, 7, 5), 1e-3),  # an odd image
     (nn.Conv2d(3, 4, 4, stride=2, padding=1, **circular), (3, 8, 8), 1e-3),
     (nn.Conv2d(2, 3, (4, 3), (2, 1), 1, **circular), (2, 6, 5), 5),
     (nn.Conv2d(6, 3, 3, padding=1, groups=3, **circular), (6, 5, 4), 1e-3),
-    (nn.Conv2d(4, 4, 4, 2, 1, groups=4, **circular), (4, 6, 6), 1e-3),
     (nn.Conv2d(2, 2, 3, padding=2, dilation=2, **circular), (2, 9, 9), 1e-3),
     (nn.Conv2d(1, 2, 3, padding=3, dilation=3, **circular), (1, 3, 3), 5),  # around the image
-    (nn.Conv2d(1, 2, 3, 2, 2, dilation=2, **circular), (1, 8, 8), 5),
     (nn.Conv2d(1, 2, 5, padding=2, **circular), (1, 2, 3), 1e-3),  # a kernel larger than the image
-    (nn.Conv2d(2, 3, 3, padding=1, **circular), (2, 1, 1), 1e-3),
     (nn.Conv2d(2, 3, 3, padding=1, **circular), (2, 1, 6), 1e-3),
     (nn.Conv2d(1, 2, 3, padding=3, **circular), (1, 4, 4), 1.5),  # more padding than keeps the size
-    (nn.Conv2d(1, 2, 3, padding=3, **circular), (1, 3, 3), 1.5),
     (nn.Conv2d(1, 2, 3, padding=(1, 3), **circular), (1, 4, 4), 1.5),
     (nn.Conv2d(2, 3, 3, 2, 1, **circular), (2, 7, 5), 1.0),  # the stride does not divide
-    (nn.Conv2d(2, 3, 2, 3, **circular), (2, 7, 7), 5),  # nor is it smaller than the kernel,
-    (nn.Conv2d(2, 3, 3, 8, 1, **circular), (2, 5, 5), 5),  # or than the image
+    (nn.Conv2d(2, 3, 2, 3, **circular), (2, 7, 7), 5),  # nor is it smaller than the kernel
     (nn.Conv2d(1, 2, 4, padding="same", **circular), (1, 5, 5), 5),
     (nn.Conv2d(3, 4, 3, padding=1), (3, 8, 8), 0.1),
     (nn.Conv2d(3, 4, 3), (3, 8, 8), 0.2),
     (nn.Conv2d(3, 4, 3, stride=2, padding=1), (3, 9, 8), 0.4),
-    (nn.Conv2d(4, 2, 3, padding=1, groups=2), (4, 4, 4), 5),
     (nn.Conv2d(1, 2, 3, 2, 2, dilation=2), (1, 7, 7), 5),
-    (nn.Conv2d(2, 3, 3, padding=5), (2, 3, 3), 5),
     (nn.Conv2d(3, 4, 2, padding="same", dilation=2), (3, 6, 6), 0.3),
     (nn.Conv2d(1, 2, 3, 2, 2, padding_mode="reflect"), (1, 5, 5), 5),
     (nn.Conv2d(1, 2, 3, padding=4, padding_mode="reflect"), (1, 5, 5), 5),
-    (nn.Conv2d(1, 2, 4, padding="same", padding_mode="reflect"), (1, 5, 5), 5),
-    (nn.Conv2d(1, 2, 3, padding=6, padding_mode="replicate"), (1, 3, 3), 5),
     (nn.Conv2d(1, 2, 2, 2, 3, padding_mode="replicate"), (1, 4, 4), 5),
     (nn.Conv1d(3, 4, 3, padding=1, **circular), (3, 9), 1e-3),
     (nn.Conv1d(2, 3, 4, 3, 2, **circular), (2, 7), 5),
@@ -66,13 +56,9 @@ LINEAR: list[tuple[nn.Module, tuple[int, ...], float]] = [
     (nn.Sequential(nn.CircularPad2d((1, 0, 0, 1)), nn.Conv2d(3, 4, 2)), (3, 6, 5), 1e-3),
     (nn.Sequential(nn.CircularPad2d((2, 0, 2, 0)), nn.Conv2d(3, 4, 4, stride=2)), (3, 6, 8), 1e-3),
     (nn.Sequential(nn.CircularPad2d(3), nn.Conv2d(1, 2, 7)), (1, 3, 3), 5),
-    (nn.Sequential(nn.CircularPad1d((0, 1)), nn.Conv1d(3, 4, 2)), (3, 6), 1e-3),
     (nn.Sequential(nn.CircularPad2d(1), nn.Identity(), nn.Conv2d(2, 2, 3)), (2, 4, 4), 2.0),
-    (nn.Sequential(nn.CircularPad2d(1), nn.CircularPad2d(1), nn.Conv2d(1, 2, 3)), (1, 4, 4), 5),
     (nn.Sequential(nn.CircularPad2d(1), nn.Conv2d(1, 2, 3, padding=1, **circular)), (1, 4, 4), 5),
     (nn.Sequential(nn.CircularPad2d(1), nn.Conv2d(1, 2, 3, padding=1)), (1, 4, 4), 5),
-    (nn.Sequential(nn.Sequential(nn.CircularPad2d(2)), nn.Conv2d(1, 2, 3)), (1, 4, 4), 5),
-    (nn.Sequential(nn.ZeroPad2d((2, 0, 0, 1)), nn.Conv2d(1, 2, 3)), (1, 4, 4), 5),
     (nn.Sequential(nn.ZeroPad2d((-1, -1, 2, -1)), nn.Conv2d(1, 2, 2)), (1, 4, 4), 5),
     (nn.Linear(7, 5), (7,), 1e-6),
     (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(4, 6)), (1, 3, 4), 5),
@@ -82,12 +68,10 @@ LINEAR: list[tuple[nn.Module, tuple[int, ...], float]] = [
     (nn.CircularPad2d((3, 3, 0, 0)), (1, 3, 3), 1e-12),
     (nn.AvgPool2d(2), (2, 6, 6), 1e-6),
     (nn.AvgPool2d(3, stride=1, padding=1), (1, 6, 6), 0.2),
-    (nn.AvgPool2d(3, (1, 2)), (2, 5, 7), 5),
     (nn.AvgPool1d(3, 1, 1), (2, 5), 5),
     (nn.Upsample(size=(6, 9)), (1, 3, 3), 1e-12),
     *((nn.Upsample(scale_factor=factor), (1, 4, 5), 1e-12) for factor in (1, (2.0, 3.0), 5, 11)),
-    (nn.Flatten(), (2, 3, 3), 1e-12),
-    (nn.PixelUnshuffle(2), (1, 4, 4), 1e-12),
+    (nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten()), (1, 4, 4), 1e-12),
     (nn.PixelShuffle(2), (4, 3, 3), 1e-12),
 ]
 
@@ -142,14 +126,6 @@ def test_networks(conv: str) -> None:
         assert 1 <= found.value <= 1 + 1e-4
 
 
-def test_what_changes_the_network_changes_the_bound() -> None:
-    torch.manual_seed(0)
-    model = isoconv.plain(Small((3, 16, 16)))
-    before = lipschitz_bound(model, (3, 16, 16)).value
-    model[0][1].weight.data.mul_(1.001)  # type: ignore[index,union-attr]
-    assert lipschitz_bound(model, (3, 16, 16)).value >= before * 1.0009
-
-
 def test_padding_and_convolution_have_an_entry_each() -> None:
     model = nn.Sequential(nn.CircularPad2d((1, 0, 1, 0)), nn.Conv2d(3, 4, 2))
     layers = lipschitz_bound(model, (3, 6, 5)).layers
@@ -169,51 +145,6 @@ def test_counting_copies_in_inference_mode() -> None:
         with torch.inference_mode():
             inside = lipschitz_bound(layer, (1, 4, 4)).value
         assert inside == lipschitz_bound(layer, (1, 4, 4)).value
-
-
-REFUSED: list[tuple[nn.Module, tuple[int, ...], str]] = [
-    (nn.LayerNorm(4), (4,), "Got LayerNorm at model"),
-    (nn.Softmax(dim=1), (4,), "Got Softmax"),
-    (nn.Softplus(threshold=0), (4,), "Got Softplus"),  # which jumps at 0
-    (nn.Upsample(scale_factor=2, mode="bilinear"), (1, 4, 4), "mode 'nearest'"),
-    # Which pixels are taken is a matter of rounding, and torch's gradient counts others than its forward takes.
-    *((nn.Upsample(scale_factor=scale), (1, 2), "whole numbers") for scale in (1.1, 1.5, 0.5)),
-    (nn.Upsample(size=3), (1, 2), "whole numbers.* 1.5"),
-    (nn.AvgPool2d(3, 2, 1, count_include_pad=False), (1, 8, 8), "same number everywhere"),
-    (nn.AvgPool2d(3, 2, ceil_mode=True), (1, 8, 8), "same number everywhere"),
-    (nn.BatchNorm1d(4, track_running_stats=False), (4,), "running statistics"),
-    # torch takes (N, L) and (N, H, W) as well, but for one image of N channels: the axes are others than they seem.
-    (nn.MaxPool1d(3, 1), (8,), r"\(channels, length\)"),
-    *((module, (7, 7), r"\(channels, ") for module in (nn.AvgPool2d(3, 1), nn.Conv2d(2, 2, 3), nn.CircularPad2d(1))),
-    # torch wraps around what is left, and on small images reads memory that nobody wrote.
-    *((nn.CircularPad2d(pads), (2, 5, 5), "at least 0") for pads in ((1, 1, 2, -1), (2, -1, 0, 1))),
-    (nn.ReflectionPad2d((1, -1, 0, 0)), (2, 5, 5), "at least 0"),
-    (nn.Conv2d(2, 2, 2, padding=-1, **circular), (2, 5, 5), "at least 0"),
-    # Channels and the batch are no part of the image.
-    (nn.ZeroPad2d((0, 0, 0, 0, 1, -1)), (1, 2, 2), "the image alone"),  # type: ignore[arg-type]
-    (nn.ConstantPad2d((0, 0, 0, 0, 0, 0, 1, -1), 0.5), (1, 2, 2), "the image alone"),  # type: ignore[arg-type]
-]
-
-
-@pytest.mark.parametrize(("model", "shape", "message"), REFUSED, ids=str)
-def test_refused(model: nn.Module, shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(IsoconvError, match=message):
-        lipschitz_bound(model, shape)
-
-
-@pytest.mark.parametrize(
-    ("model", "x"),
-    [
-        (nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3)), torch.rand(1, 5, 4)),
-        (nn.Sequential(nn.Unflatten(0, (1, 2)), nn.Flatten(), nn.Linear(8, 3)), torch.rand(2, 4)),
-        (nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten(), nn.Linear(4, 3)), torch.rand(1, 4, 4)),
-    ],
-    ids=["flatten", "unflatten", "unshuffle"],
-)
-def test_modules_that_take_the_batch_apart(model: nn.Module, x: Tensor) -> None:
-    """Then the rows of the logits are not the images."""
-    with pytest.raises(IsoconvError, match="Expected"):
-        certified_radius(model, x)
 
 
 @pytest.mark.parametrize(("name", "value"), [("weight", math.nan), ("weight", math.inf), ("running_var", -9.99e-6)])

@@ -61,4 +61,3 @@ def test_the_run_computes_what_the_trial_computed(trial, tmp_path, monkeypatch):
     (parts / "b.npz").unlink()
     with pytest.raises(IsoconvError, match="all parts of R0"):
         run_script(parts, tmp_path / "none", monkeypatch=monkeypatch)
-

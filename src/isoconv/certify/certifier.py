@@ -34,12 +34,11 @@ from isoconv.certify.composition import (
     network_constants,
     node_bound,
 )
-from isoconv.certify.graph import check_shape, nodes_of, refuse_global_hooks, refuse_strangers
-from isoconv.certify.rules import ARITHMETICS, Node
-from isoconv.errors import IsoconvError
+from isoconv.certify.graph import check_shape, nodes_of, plain_network, refuse_global_hooks
+from isoconv.certify.rules import ARITHMETICS
 from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
 from isoconv.linalg.rounding import add_up, gamma, mul_up, sqrt_up, up
-from isoconv.nn import plain
+from isoconv.records import require
 
 CRITERIA = ("pairs", "per-class")
 # Bounds from weights are enlarged by this, so that a checker with another method of proof finds them true with room.
@@ -60,7 +59,7 @@ class Certified:
     input_norm: Tensor
 
     def cpu(self) -> "Certified":
-        return Certified(self.prediction.cpu(), self.radius.cpu(), self.logits.cpu(), self.input_norm.cpu())
+        return Certified(*(tensor.cpu() for tensor in vars(self).values()))
 
 
 class Certifier:
@@ -83,27 +82,26 @@ class Certifier:
         criterion: str = "pairs",
         input_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        if arithmetic not in ARITHMETICS:
-            raise IsoconvError(f"Expected arithmetic to be one of {', '.join(ARITHMETICS)}. Got {arithmetic!r}.")
-        if criterion not in CRITERIA:
-            raise IsoconvError(f"Expected criterion to be one of {', '.join(CRITERIA)}. Got {criterion!r}.")
-        if not isinstance(p, (int, float)) or not p >= 1:
-            raise IsoconvError(f"Expected a norm with p of at least 1. Got {p}.")
+        require(arithmetic in ARITHMETICS, f"arithmetic to be one of {', '.join(ARITHMETICS)}", repr(arithmetic))
+        require(criterion in CRITERIA, f"criterion to be one of {', '.join(CRITERIA)}", repr(criterion))
+        require(isinstance(p, (int, float)) and p >= 1, "a norm with p of at least 1", p)
         self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
         self.input_range, self.input_shape = _check_range(input_range), check_shape(input_shape)
-        refuse_strangers(model)
-        self.deployed = plain(model).eval().requires_grad_(False)  # as it is kept in a file
-        if arithmetic == "float32" and any(t.dtype == torch.float64 for t in self.deployed.state_dict().values()):
-            raise IsoconvError("Expected float32 weights for a float32 certificate. Got float64 ones.")
+        self.deployed = plain_network(model)  # as it is kept in a file
+        wide = any(tensor.dtype == torch.float64 for tensor in self.deployed.state_dict().values())
+        require(arithmetic == "float64" or not wide, "float32 weights for a float32 certificate", "float64 ones")
         self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run
         self.nodes = nodes_of(self.network, self.input_shape)
-        self.bounds = [_add_room(node_bound(node), node) for node in self.nodes]
+        bounds = ((node, node_bound(node)) for node in self.nodes)
+        self.bounds = [mul_up(bound, 1 + _ROOM) if node.rule.from_weights else bound for node, bound in bounds]
         self.lipschitz = describe_bounds(self.nodes, self.bounds)
         self.error = forward_error(self.nodes, self.bounds, arithmetic)
         output = self.nodes[-1].output_shape
-        if len(output) != 1 or output[0] < 2:
-            raise IsoconvError(f"Expected a classifier with at least two logits. Got outputs of shape {tuple(output)}.")
+        logits = len(output) == 1 and output[0] >= 2
+        require(logits, "a classifier with at least two logits", f"outputs of shape {tuple(output)}")
         self.pair_constants = self._pair_constants()
+        self._stretch = _stretch(p, self.input_shape.numel())
+        self._denominators = self._find_denominators()
 
     def _pair_constants(self) -> Tensor:
         """Return L_ij for p = 2, (classes, classes): float64, on the CPU."""
@@ -115,12 +113,21 @@ class Certifier:
             else:
                 rows = torch.tensor([matrix_norm_bound(row[None]) for row in last.weight], dtype=torch.float64)
                 own = _up(rows[:, None] + rows[None, :])
-            constants = _up(own * (1 + _ROOM))
-            constants = _up(constants * before)
+            constants = _up(_up(own * (1 + _ROOM)) * before)
         else:
             factor = _SQRT2 if self.criterion == "pairs" else 2.0
             constants = torch.full((classes, classes), mul_up(factor, self.lipschitz.value), dtype=torch.float64)
         return constants.fill_diagonal_(0)
+
+    def _find_denominators(self) -> list[tuple[Tensor, float]]:
+        """Return (L_ij + √2·β, stretch) for each way to a radius, which is the margin over their product."""
+        slope = mul_up(_SQRT2, self.error.slope)
+        denominators = [(_up(self.pair_constants + slope), self._stretch)]
+        if self.p in (1, math.inf) and (own := constant_in_norm(self.nodes, self.p)) is not None:
+            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
+            constant = add_up(mul_up(1.0 if self.p == 1 else 2.0, own), mul_up(slope, self._stretch))
+            denominators.append((torch.full_like(self.pair_constants, constant), 1.0))
+        return denominators
 
     # Inputs ---------------------------------------------------------------------------------------------------------
 
@@ -141,82 +148,59 @@ class Certifier:
         errors = _up(_SQRT2 * _up(mul_up(times, self.error.offset) + _up(_up(norm * self.error.slope) * times)))
         numerators = _down(numerators - errors[:, None])
         others = torch.ones_like(logits, dtype=torch.bool).scatter_(1, prediction[:, None], False)
-        radius = self._radius(numerators, prediction, others)
+        radii = []
+        for constants, stretch in self._denominators:  # the smallest over all competitors j of the largest r
+            quotients = _down(numerators / constants.to(numerators.device)[prediction])
+            smallest = torch.where(others, quotients, math.inf).amin(dim=1)
+            radii.append(smallest if stretch == 1 else _down(smallest / stretch))
         whole = logits.isfinite().all(dim=1) & (norm < LARGEST_NORM / 2)
         won = torch.where(others, numerators > 0, True).all(dim=1)  # false for NaN
-        radius = torch.where(whole & won, radius, 0.0).clamp(max=LARGEST_NORM / 2 / self._stretch())
-        return Certified(prediction, radius, logits, norm)
-
-    def _radius(self, numerators: Tensor, prediction: Tensor, others: Tensor) -> Tensor:
-        """Return the smallest over all competitors j of the largest r, in the norm asked for."""
-        stretch, slope = self._stretch(), mul_up(_SQRT2, self.error.slope)
-        two = _smallest_quotient(numerators, _up(self.pair_constants + slope), prediction, others)
-        if self.p == 2:
-            return two
-        radius = two if stretch == 1 else _down(two / stretch)
-        if self.p in (1, math.inf):
-            if (own := constant_in_norm(self.nodes, self.p)) is None:
-                return radius
-            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
-            constant = add_up(mul_up(1.0 if self.p == 1 else 2.0, own), mul_up(slope, stretch))
-            constants = torch.full_like(self.pair_constants, constant)
-            radius = torch.maximum(radius, _smallest_quotient(numerators, constants, prediction, others))
-        return radius
-
-    def _stretch(self) -> float:
-        """Return the stretch in ‖·‖_2 ≤ stretch·‖·‖_p for vectors of the input's dimension."""
-        power = 0.0 if self.p <= 2 else 0.5 - (0.0 if self.p == math.inf else 1 / self.p)
-        return 1.0 if power == 0 else up(up(float(math.prod(self.input_shape)) ** up(power)) * (1 + 2.0**-50))
+        radius = torch.where(whole & won, torch.stack(radii).amax(dim=0), 0.0)
+        return Certified(prediction, radius.clamp(max=LARGEST_NORM / 2 / self._stretch), logits, norm)
 
     def logits(self, x: Tensor) -> Tensor:
         """Run the network in the certificate's arithmetic; logits as float64. Modules in place work on a copy."""
         with _sums_as_they_are(self.arithmetic, x):
             return self.network(x.to(getattr(torch, self.arithmetic), copy=True)).double()
 
-    @staticmethod
-    def check_dense(x: Tensor) -> None:
-        if x.layout != torch.strided or x.is_meta:
-            raise IsoconvError(f"Expected inputs with a value for each pixel. Got a {x.layout} tensor on {x.device}.")
-
     def _checked(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise IsoconvError(f"Expected inputs as a floating-point tensor of pixels. Got {kind}.")
-        self.check_dense(x)
-        if x.shape[1:] != self.input_shape or x.dim() != len(self.input_shape) + 1:
-            expected = ", ".join(map(str, self.input_shape))
-            raise IsoconvError(f"Expected inputs of shape (N, {expected}). Got {tuple(x.shape)}.")
-        if self.arithmetic == "float32" and x.dtype == torch.float64 and not torch.equal(x.float().double(), x):
-            raise IsoconvError("Expected inputs that float32 can hold, for a float32 certificate. Round them first.")
-        low, high = self.input_range
-        finite = x[x.isfinite()]
-        if len(finite) and not (float(finite.min()) >= low and float(finite.max()) <= high):
-            found = f"{float(finite.min()):g} to {float(finite.max()):g}"
-            raise IsoconvError(f"Expected pixels from {low:g} to {high:g}. Got values from {found}.")
+        """Return inputs as float64 numbers on the network's device, or refuse them."""
+        floating = isinstance(x, Tensor) and x.is_floating_point()
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        require(floating, "inputs as a floating-point tensor of pixels", kind)
+        dense = x.layout == torch.strided and not x.is_meta
+        require(dense, "inputs with a value for each pixel", f"a {x.layout} tensor on {x.device}")
+        expected = ", ".join(map(str, self.input_shape))
+        fits = x.shape[1:] == self.input_shape and x.dim() == len(self.input_shape) + 1
+        require(fits, f"inputs of shape (N, {expected})", tuple(x.shape))
+        held = self.arithmetic == "float64" or x.dtype != torch.float64 or torch.equal(x.float().double(), x)
+        require(held, "inputs that float32 can hold, for a float32 certificate", "others: round them first")
+        (low, high), finite = self.input_range, x[x.isfinite()]
+        if len(finite):
+            least, most = float(finite.min()), float(finite.max())
+            inside = low <= least and most <= high
+            require(inside, f"pixels from {low:g} to {high:g}", f"values from {least:g} to {most:g}")
         device = next((p.device for p in self.network.parameters()), x.device)
         return x.detach().as_subclass(Tensor).to(device, torch.float64)
 
 
 def check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise IsoconvError(f"Expected a batch size of at least 1. Got {batch_size}.")
+    require(isinstance(batch_size, int) and batch_size >= 1, "a batch size of at least 1", batch_size)
 
 
 def join(parts: Sequence[Certified]) -> Certified:
     """Join batches to one."""
-    names = ("prediction", "radius", "logits", "input_norm")
-    return Certified(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    return Certified(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 def certify(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Certified:
     """Return proved predictions and how far they hold; `options` are those of `Certifier`."""
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        came = tuple(x.shape) if isinstance(x, Tensor) else None if x is None else type(x).__name__
-        raise IsoconvError(f"Expected a batch of inputs (N, …). Got {came}.")
+    shape = tuple(x.shape) if isinstance(x, Tensor) else None if x is None else type(x).__name__
+    require(isinstance(shape, tuple) and len(shape) >= 2, "a batch of inputs (N, …)", shape)
     check_batch_size(batch_size)
     certifier = Certifier(model, x.shape[1:], **options)  # type: ignore[arg-type]
-    certifier.check_dense(x)
-    return join([certifier(part) for part in (x.split(batch_size) if len(x) else [x])])
+    whole = not len(x) or x.layout != torch.strided  # sparse inputs cannot be split, and are refused
+    return join([certifier(part) for part in ([x] if whole else x.split(batch_size))])
 
 
 def certified_radius(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Tensor:
@@ -227,16 +211,10 @@ def certified_radius(model: nn.Module, x: Tensor, *, batch_size: int = 500, **op
     return certify(model, x, batch_size=batch_size, **options).radius
 
 
-def _check_range(given: tuple[float, float]) -> tuple[float, float]:
-    numbers = [n for n in given if isinstance(n, (int, float))] if isinstance(given, (tuple, list)) else []
-    if len(numbers) != 2 or len(given) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
-        shown = tuple(given) if isinstance(given, (tuple, list)) else given
-        raise IsoconvError(f"Expected an input range such as (0, 1). Got {shown}.")
-    return float(numbers[0]), float(numbers[1])
-
-
-def _add_room(bound: float, node: Node) -> float:
-    return mul_up(bound, 1 + _ROOM) if node.rule.from_weights and not node.merged else bound
+def _check_range(limits: tuple[float, float]) -> tuple[float, float]:
+    pair = isinstance(limits, (tuple, list)) and [isinstance(n, (int, float)) for n in limits] == [True, True]
+    require(pair and -math.inf < limits[0] < limits[1] < math.inf, "an input range such as (0, 1)", limits)
+    return float(limits[0]), float(limits[1])
 
 
 # Rounding towards the safe side -----------------------------------------------------------------------------------
@@ -257,9 +235,10 @@ def _norm_up(x: Tensor) -> Tensor:
     return _up(_up(norms) + mul_up(2.0**-511, sqrt_up(float(flat.shape[1]))))
 
 
-def _smallest_quotient(numerators: Tensor, constants: Tensor, prediction: Tensor, others: Tensor) -> Tensor:
-    quotients = _down(numerators / constants.to(numerators.device)[prediction])
-    return torch.where(others, quotients, math.inf).amin(dim=1)
+def _stretch(p: float, dimension: int) -> float:
+    """Return the stretch in ‖·‖_2 ≤ stretch·‖·‖_p for vectors of so many numbers."""
+    power = 0.0 if p <= 2 else 0.5 - (0.0 if p == math.inf else 1 / p)
+    return 1.0 if power == 0 else up(up(float(dimension) ** up(power)) * (1 + 2.0**-50))
 
 
 @contextmanager

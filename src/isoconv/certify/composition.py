@@ -29,11 +29,11 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from isoconv.certify.graph import INPUT, naming, nodes_of, refuse_strangers
-from isoconv.certify.rules import ARITHMETICS, Node, Rounding
+from isoconv.certify.graph import INPUT, naming, nodes_of, plain_network
+from isoconv.certify.rules import ARITHMETICS, Node
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn import plain
+from isoconv.records import require
 
 #: The error bound is for inputs up to this norm: beyond it something might overflow.
 LARGEST_NORM = 2.0**30
@@ -95,20 +95,16 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
     (un)shuffle, nearest-neighbour upsampling and batch normalisation, whoever built it, and of modules that you have
     told it about with `register`. Anything else is refused by name.
     """
-    refuse_strangers(model)
-    nodes = nodes_of(plain(model).eval(), input_shape)
+    nodes = nodes_of(plain_network(model), input_shape)
     return describe_bounds(nodes, [node_bound(node) for node in nodes])
 
 
 @torch.no_grad()
 def node_bound(node: Node) -> float:
-    """Return the L2 bound of one node. Of circular padding and convolution bounded as one, the convolution carries it."""
-    if node.merged:
-        return 1.0
+    """Return the L2 bound of one node."""
     with naming(node):
         bound = float(node.rule.lipschitz(node))
-        if not bound >= 0:
-            raise IsoconvError(f"Expected a bound of at least 0. Got {bound}.")
+        require(bound >= 0, "a bound of at least 0", bound)
     return bound
 
 
@@ -125,13 +121,10 @@ def describe_bounds(nodes: Sequence[Node], bounds: Sequence[float]) -> Lipschitz
 @torch.no_grad()
 def constant_in_norm(nodes: Sequence[Node], p: float) -> float | None:
     """Return a bound of the network's constant from the p-norm to the p-norm, p = 1 or ∞; None if a kind has none."""
-    bounds = []
-    for node in nodes:
-        if node.rule.norms is None and not node.merged:
-            return None
-        one, infinity = (1.0, 1.0) if node.merged or node.rule.norms is None else node.rule.norms(node)
-        bounds.append(one if p == 1 else infinity)
-    return network_constants(nodes, bounds)[nodes[-1].name]
+    norms = [node.rule.norms(node) for node in nodes if node.rule.norms is not None]
+    if len(norms) < len(nodes):
+        return None
+    return network_constants(nodes, [one if p == 1 else infinity for one, infinity in norms])[nodes[-1].name]
 
 
 # Rounding ---------------------------------------------------------------------------------------------------------
@@ -139,31 +132,26 @@ def constant_in_norm(nodes: Sequence[Node], p: float) -> float | None:
 
 @dataclass(frozen=True)
 class ForwardError:
-    """‖computed logits − exact logits‖₂ ≤ offset + slope·‖x‖₂ for every input x of norm at most LARGEST_NORM."""
+    """‖computed logits − exact logits‖₂ ≤ offset + slope·‖x‖₂ for every input x of norm at most LARGEST_NORM.
+
+    On the way there the norm of a value is bounded so too. Both numbers are non-negative, and rounded up.
+    """
 
     offset: float
     slope: float
 
+    def times(self, factor: float) -> "ForwardError":
+        return ForwardError(mul_up(self.offset, factor), mul_up(self.slope, factor))
 
-@dataclass(frozen=True)
-class _Affine:
-    """offset + slope·‖x‖, both non-negative, rounded up."""
+    def plus(self, other: "ForwardError") -> "ForwardError":
+        return ForwardError(add_up(self.offset, other.offset), add_up(self.slope, other.slope))
 
-    offset: float
-    slope: float
-
-    def times(self, factor: float) -> "_Affine":
-        return _Affine(mul_up(self.offset, factor), mul_up(self.slope, factor))
-
-    def plus(self, other: "_Affine") -> "_Affine":
-        return _Affine(add_up(self.offset, other.offset), add_up(self.slope, other.slope))
-
-    def shifted(self, offset: float) -> "_Affine":
-        return _Affine(add_up(self.offset, offset), self.slope)
+    def shifted(self, offset: float) -> "ForwardError":
+        return ForwardError(add_up(self.offset, offset), self.slope)
 
 
-_Sizes = tuple[_Affine, _Affine]  # of a value's norm, and of its error
-_INFINITE = _Affine(math.inf, math.inf)
+_Sizes = tuple[ForwardError, ForwardError]  # of a value's norm, and of its error
+_INFINITE = ForwardError(math.inf, math.inf)
 
 
 @torch.no_grad()
@@ -172,41 +160,28 @@ def forward_error(nodes: Sequence[Node], bounds: Sequence[float], arithmetic: st
 
     Infinite where a number on the way might overflow.
     """
+    unit, tiny, huge = ARITHMETICS[arithmetic]
 
     def step(node: Node, bound: float, sizes: _Sizes) -> _Sizes:
-        if sizes[1] is _INFINITE:
+        """Return the recursion of Note [Forward error]."""
+        size, error = sizes
+        if error is _INFINITE:
             return sizes
-        return _rounded(node, bound, _rounding(node, bound, arithmetic), sizes, arithmetic)
+        if node.rule.rounding is None:
+            raise IsoconvError(f"Expected modules whose rounding is known. Got {node.place}, whose rule has none.")
+        rounding = node.rule.rounding(node, bound, arithmetic)
+        if rounding.terms is None:
+            size = size.times(bound)
+            return size.shifted(rounding.constant) if rounding.constant else size, error.times(bound)
+        relative = up((rounding.terms + 1) * unit)
+        relative = div_up(relative, math.nextafter(1 - relative, 0.0))
+        require(0 < relative < 1, f"sums short enough for {arithmetic}", f"{rounding.terms} terms")
+        underflow = mul_up(sqrt_up(float(node.output_shape.numel())), float(2 * (rounding.terms + 1)), tiny)
+        underflow = add_up(underflow, rounding.vanished) if rounding.vanished else underflow
+        sums = size.plus(error).times(rounding.absolute).shifted(rounding.constant)
+        if not (sums.offset + sums.slope * LARGEST_NORM) * rounding.divisor < huge:  # above all partial sums
+            return size, _INFINITE
+        rounded = sums.times(relative).shifted(underflow)
+        return size.times(bound).shifted(rounding.constant), error.times(bound).plus(rounded)
 
-    _, error = compose(nodes, bounds, (_Affine(0.0, 1.0), _Affine(0.0, 0.0)), step)[nodes[-1].name]
-    return ForwardError(error.offset, error.slope)
-
-
-def _rounding(node: Node, bound: float, arithmetic: str) -> Rounding:
-    if node.merged:
-        return Rounding()
-    if node.rule.rounding is None:
-        raise IsoconvError(f"Expected modules whose rounding is known. Got {node.place}, whose rule has none.")
-    return node.rule.rounding(node, bound, arithmetic)
-
-
-def _rounded(node: Node, bound: float, rounding: Rounding, sizes: _Sizes, arithmetic: str) -> _Sizes:
-    """Return the recursion of Note [Forward error]."""
-    unit, tiny, huge = ARITHMETICS[arithmetic]
-    (size, error), terms = sizes, rounding.terms
-    if terms is None:
-        size = size.times(bound)
-        return size.shifted(rounding.constant) if rounding.constant else size, error.times(bound)
-    relative = up((terms + 1) * unit)
-    relative = div_up(relative, math.nextafter(1 - relative, 0.0))
-    if not 0 < relative < 1:
-        raise IsoconvError(f"Expected sums short enough for {arithmetic}. Got {terms} terms.")
-    underflow = mul_up(sqrt_up(float(node.outputs)), float(2 * (terms + 1)), tiny)
-    underflow = add_up(underflow, rounding.vanished) if rounding.vanished else underflow
-    sums = size.plus(error).times(rounding.absolute).shifted(rounding.constant)
-    if not (sums.offset + sums.slope * LARGEST_NORM) * rounding.divisor < huge:  # above all partial sums
-        return sizes[0], _INFINITE
-    return (
-        size.times(bound).shifted(rounding.constant),
-        error.times(bound).plus(sums.times(relative).shifted(underflow)),
-    )
+    return compose(nodes, bounds, (ForwardError(0.0, 1.0), ForwardError(0.0, 0.0)), step)[nodes[-1].name][1]

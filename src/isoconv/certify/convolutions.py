@@ -1,122 +1,111 @@
 """The bound of a torch convolution as it stands: strides, groups, dilation, and whatever it pads with."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums
 from isoconv.linalg.rounding import mul_up, sqrt_up
 
-Convolution = nn.Conv1d | nn.Conv2d
+if TYPE_CHECKING:
+    from isoconv.certify.rules import Node
+
 Pads = Sequence[Sequence[int]]  # (before, after) per axis
 
 
-def convolution_bound(
-    module: Convolution, settings: Mapping[str, Any], shape: torch.Size, circular: Pads | None = None
-) -> float:
-    """Return an upper bound of the module's norm on inputs (C, …) of `shape`; `settings` are spelt out for each axis.
+def convolution_bound(node: "Node") -> float:
+    """Return an upper bound of the norm of a convolution, as one with the circular padding in front of it, if any.
 
-    `circular`: (before, after) per axis of circular padding in front of it, bounded as one with the convolution.
+    Under circular padding its outputs are those of the circular convolution at stride s, or a part of them. Reflect and
+    replicate copy pixels; what follows is a convolution of the padded image with no padding of its own.
     """
-    size, stride, mode = tuple(shape[1:]), settings["stride"], module.padding_mode
-    parts = _spread(module.weight, settings["dilation"]).chunk(module.groups)
-    pads = settings["padding"] if circular is None else circular
-    if circular is not None or mode == "circular":
-        return max(_circular_bound(part, stride, size, pads) for part in parts)
+    stride, size, (pads, mode) = node.settings["stride"], tuple(node.input_shape[1:]), _padding(node)
+    if (
+        mode == "circular"
+    ):  # where the stride does not divide the size, take it for a part of the convolution at stride 1
+        stride = [s if n % s == 0 else 1 for n, s in zip(size, stride, strict=True)]
+    elif mode != "zeros":
+        size, mode = tuple(n + sum(pair) for n, pair in zip(size, pads, strict=True)), "zeros"
     # Groups work on different channels side by side: the largest of their norms, not the product.
-    if mode == "zeros" or not any(map(any, pads)):
-        return max(conv_norm_bound(part, stride, size, "zeros") for part in parts)
-    # Reflect and replicate copy pixels; what follows is a convolution of the padded image with no padding of its own.
-    padded = tuple(n + before + after for n, (before, after) in zip(size, pads, strict=True))
-    bound = max(conv_norm_bound(part, stride, padded, "zeros") for part in parts)
-    return mul_up(bound, _copies_of_padding(size, pads, mode))
+    bound = max(conv_norm_bound(kernel, stride, size, mode) for kernel in _kernels(node))
+    copies = _copies(node)
+    return mul_up(bound, sqrt_up(float(copies))) if copies > 1 else bound
 
 
-def _circular_bound(kernel: Tensor, stride: Sequence[int], size: tuple[int, ...], pads: Pads) -> float:
-    """Bound a convolution without padding of an image that was padded circularly.
+def absolute_sums(node: "Node") -> tuple[float, float]:
+    """Return upper bounds of the largest column sum and the largest row sum of |A|, A the matrix of a convolution.
 
-    Its outputs are those of the circular convolution at stride s, or a part of them; where the padding reaches further
-    around than the image, each of them occurs up to `turns` times.
+    These are the norms of |A| for p = 1 and p = ∞ (so of A too), and the root of their product bounds it for p = 2.
     """
-    # Where the stride does not divide the size, take it for a part of the convolution at stride 1.
-    steps = tuple(s if n % s == 0 else 1 for n, s in zip(size, stride, strict=True))
-    bound = conv_norm_bound(kernel, steps, size, "circular")
-    turns = _turns(kernel.shape[2:], stride, size, pads)
-    return mul_up(bound, sqrt_up(float(turns))) if turns > 1 else bound
+    sums, copies = [largest_absolute_sums(kernel) for kernel in _kernels(node)], float(_copies(node))
+    if copies > 1 and _padding(node)[1] != "circular":
+        copies = mul_up(sqrt_up(copies), sqrt_up(copies))
+    return mul_up(max(columns for _, columns in sums), copies), max(rows for rows, _ in sums)
 
 
-def _turns(taps: Sequence[int], stride: Sequence[int], size: tuple[int, ...], pads: Pads) -> int:
-    turns = 1
-    for n, s, k, (before, after) in zip(size, stride, taps, pads, strict=True):
-        outputs = (n + before + after - k) // s + 1
-        around = n // s if n % s == 0 else n
-        reached = outputs if n % s == 0 else (outputs - 1) * s + 1
-        turns *= max(1, -(-reached // around))
-    return turns
+def _padding(node: "Node") -> tuple[Pads, str]:
+    """Return what the image is padded by, in front of the convolution or by itself, and how."""
+    if node.circular is not None:
+        return node.circular, "circular"
+    pads, mode = node.settings["padding"], node.module.padding_mode
+    return pads, mode if mode == "circular" or any(map(any, pads)) else "zeros"
 
 
-def absolute_sums(
-    module: Convolution, settings: Mapping[str, Any], shape: torch.Size, circular: Pads | None = None
-) -> tuple[float, float]:
-    """Return upper bounds of the largest row sum and the largest column sum of |A|, A the module's matrix.
-
-    These are the norms of |A| for p = ∞ and p = 1 (so of A too), and the root of their product bounds it for p = 2.
-    """
-    size, mode = tuple(shape[1:]), module.padding_mode
-    kernel = _spread(module.weight, settings["dilation"])
-    pads = settings["padding"] if circular is None else circular
-    copies = 1.0
-    if circular is not None or mode == "circular":
-        copies = float(_turns(kernel.shape[2:], settings["stride"], size, pads))
-    elif mode != "zeros" and any(map(any, pads)):
-        copies = mul_up(*(_copies_of_padding(size, pads, mode) for _ in range(2)))
-    sums = [largest_absolute_sums(part) for part in kernel.chunk(module.groups)]
-    return max(rows for rows, _ in sums), mul_up(max(columns for _, columns in sums), copies)
+def _copies(node: "Node") -> int:
+    """Return how often padding lets the same pixel occur, or for circular padding the same output."""
+    size, (pads, mode), copies = node.input_shape[1:], _padding(node), 1
+    if mode == "zeros":
+        return 1
+    if mode != "circular":
+        flat = [amount for pair in reversed(pads) for amount in pair]
+        return most_copies(lambda pixels: F.pad(pixels, flat, mode=mode), (1, *size))
+    spread = _kernels(node)[0].shape[2:]
+    for n, s, taps, (before, after) in zip(size, node.settings["stride"], spread, pads, strict=True):
+        outputs = (n + before + after - taps) // s + 1
+        reached, around = (outputs, n // s) if n % s == 0 else ((outputs - 1) * s + 1, n)
+        copies *= max(1, -(-reached // around))
+    return copies
 
 
-def _spread(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
-    """Return the kernel with zeros between its taps."""
-    for axis, d in enumerate(dilation, start=2):
+def _kernels(node: "Node") -> tuple[Tensor, ...]:
+    """Return the kernel of each group, with zeros between its taps where it is dilated."""
+    kernel = node.module.weight.detach()
+    for axis, d in enumerate(node.settings["dilation"], start=2):
         if d > 1:
-            taps = kernel.shape[axis]
-            spread = kernel.new_zeros(*kernel.shape[:axis], (taps - 1) * d + 1, *kernel.shape[axis + 1 :])
-            spread.index_copy_(axis, torch.arange(0, (taps - 1) * d + 1, d, device=kernel.device), kernel.detach())
-            kernel = spread
-    return kernel
+            places = torch.arange(0, (kernel.shape[axis] - 1) * d + 1, d, device=kernel.device)
+            spread = kernel.new_zeros(*kernel.shape[:axis], int(places[-1]) + 1, *kernel.shape[axis + 1 :])
+            kernel = spread.index_copy_(axis, places, kernel)
+    return kernel.chunk(node.module.groups)
 
 
-def padding_of(module: Convolution) -> list[tuple[int, int]]:
-    """Return (before, after) per axis of what the module pads by itself."""
+def padding_of(module: Any) -> list[list[int]]:
+    """Return (before, after) per axis of what a convolution pads by itself."""
+    taps = module.weight.shape[2:]
     if module.padding_mode != "zeros":  # torch goes by this list, made when the module was
         flat = list(module._reversed_padding_repeated_twice)
-        return list(zip(flat[-2::-2], flat[-1::-2], strict=True))
-    taps = module.weight.shape[2:]
-    if module.padding == "valid":
-        return [(0, 0)] * len(taps)
+        return [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(len(taps)))]
     if module.padding == "same":  # torch puts the odd one behind
-        dilation = [module.dilation] * len(taps) if isinstance(module.dilation, int) else module.dilation
-        reach = [(k - 1) * d for k, d in zip(taps, dilation, strict=True)]
-        return [(r // 2, r - r // 2) for r in reach]
-    padding = [module.padding] * len(taps) if isinstance(module.padding, int) else module.padding
-    return [(int(p), int(p)) for p in padding]
+        reach = [(k - 1) * d for k, d in zip(taps, per_axis(module.dilation, len(taps)), strict=True)]
+        return [[r // 2, r - r // 2] for r in reach]
+    return [[p, p] for p in per_axis(0 if module.padding == "valid" else module.padding, len(taps))]
 
 
-def _copies_of_padding(size: tuple[int, ...], pads: Pads, mode: str) -> float:
-    flat = [pad for pair in reversed(pads) for pad in pair]
-    return copying_bound(lambda pixels: F.pad(pixels, flat, mode=mode), (1, *size))
+def per_axis(value: Any, axes: int) -> list[Any]:
+    """Return a setting as one number for each axis."""
+    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    return values * axes if len(values) == 1 else values
 
 
-def copying_bound(copy: Callable[[Tensor], Tensor], shape: Sequence[int]) -> float:
-    """Return √m for a map that copies a pixel of its input (1, *shape) m times at the most; see Note [Kinds].
+def most_copies(copy: Callable[[Tensor], Tensor], shape: Sequence[int]) -> int:
+    """Return how often a map copies a pixel of its input (1, *shape) at the most; see Note [Kinds].
 
     Counted by what comes out, not by a gradient: of some modules torch's gradient counts other pixels than they take.
     """
     pixels = torch.arange(math.prod(shape), dtype=torch.float64)
     found, moved = (copy(values.reshape(1, *shape)).flatten() for values in (pixels, pixels + len(pixels)))
     taken = found[moved - found == len(pixels)].long()  # the others are constants
-    most = float(torch.bincount(taken, minlength=1).max())
-    return sqrt_up(most) if most != 1 else 1.0
+    return int(torch.bincount(taken, minlength=1).max())

@@ -53,18 +53,18 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, copying_bound, padding_of
-from isoconv.errors import IsoconvError
+from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, most_copies, padding_of, per_axis
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, PositionBias, Scale
+from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
 ARITHMETICS = {"float64": (2.0**-53, 2.0**-1022, 2.0**1000), "float32": (2.0**-24, 2.0**-126, 2.0**120)}
@@ -79,12 +79,13 @@ class Node:
     `inputs` are the names of the nodes whose values it takes ("input" is the network's own input), `path` the prefix of
     its tensors in the state of the plain model, `settings` what it computes with beside them, spelt out for each axis.
 
-    Circular padding and a convolution without padding behind it are bounded as one: the padding is `merged`, and the
-    convolution has its `circular` amounts, (before, after) per axis, and for `input_shape` what comes before both.
+    Circular padding and a convolution without padding behind it are bounded as one, and the convolution carries the bound:
+    the padding is `merged`, with bound 1, and the convolution has its `circular` amounts, (before, after) per axis, and
+    for `input_shape` what comes before both.
     """
 
     name: str
-    module: nn.Module
+    module: Any  # an nn.Module, of a kind that has a rule
     inputs: tuple[str, ...]
     input_shape: torch.Size
     output_shape: torch.Size
@@ -103,11 +104,8 @@ class Node:
 
     @property
     def rule(self) -> "Rule":
-        return RULES[type(self.module)]
-
-    @property
-    def outputs(self) -> int:
-        return math.prod(self.output_shape)
+        rule = RULES[type(self.module)]
+        return replace(rule, lipschitz=_one, norms=_ones) if self.merged else rule
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class Rule:
     lipschitz : a node's bound in the L2 norm
     rounding : how it rounds, given its bound and the arithmetic; None: unknown, so its networks cannot be certified
     norms : its bounds for p = 1 and p = ∞; None: unknown
-    settings : what a certificate says of a module, for its input and output shapes; it refuses what cannot be said.
+    settings : what a certificate says of a node; it refuses what cannot be said.
         None: the checker does not know this kind, so no certificate file is written
     image : whether it takes images alone, (channels, length) or (channels, height, width) as its name says
     tensors : the parameters and buffers that it may hold
@@ -143,7 +141,7 @@ class Rule:
     lipschitz: Callable[[Node], float]
     rounding: Callable[[Node, float, str], Rounding] | None = None
     norms: Callable[[Node], tuple[float, float]] | None = None
-    settings: Callable[[Any, torch.Size, torch.Size], dict[str, Any]] | None = None
+    settings: Callable[[Node], dict[str, Any]] | None = None
     image: bool = False
     tensors: tuple[str, ...] = ()
     from_weights: bool = False
@@ -156,15 +154,14 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
     The rule is your claim: nothing of it is proved. `lipschitz_bound` marks the layer as `claimed`, radii need a rule with
     `rounding`, and no certificate file is written, as the checker does not know the kind.
     """
-    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-        raise IsoconvError(f"Expected a class of modules to register a rule for. Got {kind!r}.")
-    if RULES.get(kind, rule).settings is not None or rule.settings is not None:
-        raise IsoconvError(f"Expected a rule without settings for a kind that has none yet. Got {kind.__name__}.")
+    require(isinstance(kind, type) and issubclass(kind, nn.Module), "a class of modules to register a rule for", kind)
+    free = rule.settings is None and RULES.get(kind, rule).settings is None
+    require(free, "a rule without settings for a kind that has none yet", kind.__name__)
     RULES[kind] = rule
 
 
-def unknown(kind: str, name: str) -> IsoconvError:
-    return IsoconvError(f"Expected modules with a known Lipschitz constant. Got {kind} at {name}, which has no rule.")
+def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
+    require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, which has no rule")
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------
@@ -175,21 +172,26 @@ def _one(node: Node) -> float:
 
 
 def _copies(node: Node) -> float:
-    return copying_bound(node.module, node.input_shape)
-
-
-def _convolution(node: Node) -> float:
-    return convolution_bound(node.module, node.settings, node.input_shape, node.circular)  # type: ignore[arg-type]
+    """Return √m for a map that copies a pixel m times at the most."""
+    copies = most_copies(node.module, node.input_shape)
+    return sqrt_up(float(copies)) if copies != 1 else 1.0
 
 
 def _linear(node: Node) -> float:
-    return matrix_norm_bound(node.module.weight)  # type: ignore[arg-type]
+    return matrix_norm_bound(node.module.weight)
+
+
+def _slope(node: Node) -> float:
+    return max(1.0, abs(node.settings["negative_slope"]))
+
+
+def _factor(node: Node) -> float:
+    return abs(node.settings["factor"])
 
 
 def _max_pool(node: Node) -> float:
     """Return √m for the m windows, at most Π⌈k/s⌉, that a pixel lies in."""
-    names = ("kernel_size", "stride", "dilation")
-    axes = zip(*(node.settings[name] for name in names), strict=True)
+    axes = zip(*(node.settings[name] for name in ("kernel_size", "stride", "dilation")), strict=True)
     windows = math.prod(min(k, -(-((k - 1) * d + 1) // s)) for k, s, d in axes)
     return sqrt_up(float(windows)) if windows > 1 else 1.0
 
@@ -203,13 +205,13 @@ def _average_pool(node: Node) -> float:
 
 def _gains(node: Node) -> list[float]:
     """Return upper bounds of |γ|/√(v + ε) of every channel of a batch normalisation."""
-    module: Any = node.module
-    weight = torch.ones_like(module.running_var) if module.weight is None else module.weight
+    norm = node.module
+    weight = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight
     gains = []
-    for gamma, variance in zip(weight.double().tolist(), module.running_var.double().tolist(), strict=True):
-        total = math.nextafter(variance + module.eps, 0.0)
-        if not variance >= 0 or not 0 < total < math.inf or not math.isfinite(gamma):
-            raise IsoconvError(f"Expected finite weights and positive running variances. Got {gamma} and {variance}.")
+    for gamma, variance in zip(weight.double().tolist(), norm.running_var.double().tolist(), strict=True):
+        total = math.nextafter(variance + norm.eps, 0.0)
+        positive = variance >= 0 and 0 < total < math.inf and math.isfinite(gamma)
+        require(positive, "finite weights and positive running variances", f"{gamma} and {variance}")
         gains.append(div_up(abs(gamma), math.nextafter(math.sqrt(total), 0.0)))
     return gains
 
@@ -218,19 +220,14 @@ def _largest_gain(node: Node) -> float:
     return up(max(_gains(node), default=1.0))
 
 
-def _slope(node: Node) -> float:
-    return max(1.0, abs(node.settings["negative_slope"]))
-
-
-def _factor(node: Node) -> float:
-    return abs(node.settings["factor"])
+def _ones(node: Node) -> tuple[float, float]:
+    """Each output is an input or a constant, and no input is copied; or a function of one input with slopes up to 1."""
+    return 1.0, 1.0
 
 
 def _absolute_sums(node: Node) -> tuple[float, float]:
     """Return the largest column sum and the largest row sum of |A|, A a layer's matrix: its norms for p = 1 and ∞."""
-    if isinstance(node.module, nn.Linear):
-        return largest_absolute_sums(node.module.weight)[::-1]
-    return absolute_sums(node.module, node.settings, node.input_shape, node.circular)[::-1]  # type: ignore[arg-type]
+    return largest_absolute_sums(node.module.weight)[::-1] if type(node.module) is nn.Linear else absolute_sums(node)
 
 
 # Rounding ---------------------------------------------------------------------------------------------------------
@@ -241,11 +238,9 @@ def _exact(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _weighted(node: Node, bound: float, arithmetic: str) -> Rounding:
-    weight, bias = node.module.weight, node.module.bias
-    assert isinstance(weight, Tensor)
-    columns, rows = _absolute_sums(node)
-    constant = 0.0 if bias is None else _norm_over_positions(bias, node)  # type: ignore[arg-type]
-    return Rounding(weight[0].numel(), sqrt_up(mul_up(rows, columns)), constant)
+    (columns, rows), bias = _absolute_sums(node), node.module.bias
+    constant = 0.0 if bias is None else _norm_over_positions(bias, node)
+    return Rounding(node.module.weight[0].numel(), sqrt_up(mul_up(rows, columns)), constant)
 
 
 def _average(node: Node, bound: float, arithmetic: str) -> Rounding:
@@ -264,57 +259,50 @@ def _clipped(node: Node, bound: float, arithmetic: str) -> Rounding:
     return Rounding(constant=_repeated(node, min(max(0.0, low), high)))
 
 
-def _squashed(node: Node, bound: float, arithmetic: str) -> Rounding:
-    return Rounding(15, 0.0, _repeated(node, 1.0))
-
-
 def _constant_pad(node: Node, bound: float, arithmetic: str) -> Rounding:
     (value,) = _check_held(node, arithmetic, "value", most=ARITHMETICS[arithmetic][2])
     return Rounding(constant=_repeated(node, value))
 
 
 def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
-    module: Any = node.module
-    _, tiny, huge = ARITHMETICS[arithmetic]
-    means = module.running_mean.double().abs().tolist()
-    if not max(means) < huge or not all(v + module.eps >= tiny for v in module.running_var.double().tolist()):
-        raise IsoconvError(f"Expected means and variances that {arithmetic} can hold. Got others.")
+    norm, (_, tiny, huge) = node.module, ARITHMETICS[arithmetic]
+    means, variances = (tensor.double().tolist() for tensor in (norm.running_mean.abs(), norm.running_var))
+    held = max(means) < huge and all(variance + norm.eps >= tiny for variance in variances)
+    require(held, f"means and variances that {arithmetic} can hold", "others")
     gains = [add_up(gain, tiny) for gain in _gains(node)]
-    shifts = [0.0] * len(gains) if module.bias is None else module.bias.double().abs().tolist()
+    shifts = [0.0] * len(gains) if norm.bias is None else norm.bias.double().abs().tolist()
     sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]
     return Rounding(7, max(gains), _norm_over_positions(torch.tensor(sizes, dtype=torch.float64), node))
 
 
 def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
-    return Rounding(0, 1.0, _norm_over_positions(node.module.bias, node))  # type: ignore[arg-type]
+    return Rounding(0, constant=_norm_over_positions(node.module.bias, node))
 
 
 def _norm_pool(node: Node, bound: float, arithmetic: str) -> Rounding:
     _, tiny, huge = ARITHMETICS[arithmetic]
-    positions = math.prod(node.input_shape[1:])
-    vanished = sqrt_up(mul_up(float(4 * positions * node.outputs), tiny))
-    return Rounding(positions, divisor=math.sqrt(huge), vanished=vanished)
+    vanished = sqrt_up(mul_up(float(4 * node.input_shape.numel()), tiny))
+    return Rounding(node.input_shape[1:].numel(), divisor=math.sqrt(huge), vanished=vanished)
 
 
 def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf) -> list[float]:
     """Return these settings, if they are numbers of the arithmetic: otherwise another function would be computed."""
     values = [float(node.settings[name]) for name in names]
     for name, value in zip(names, values, strict=True):
-        if arithmetic == "float32" and float(torch.tensor(value, dtype=torch.float32)) != value:
-            raise IsoconvError(f"Expected a {name} that float32 can hold. Got {value}.")
-        if not abs(value) < most:
-            raise IsoconvError(f"Expected a {name} far below overflow in {arithmetic}. Got {value}.")
+        held = arithmetic == "float64" or float(torch.tensor(value, dtype=torch.float32)) == value
+        require(held, f"a {name} that float32 can hold", value)
+        require(abs(value) < most, f"a {name} far below overflow in {arithmetic}", value)
     return values
 
 
 def _repeated(node: Node, value: float) -> float:
     """Return the norm of `value` in every output."""
-    return mul_up(abs(value), sqrt_up(float(node.outputs))) if value else 0.0
+    return mul_up(abs(value), sqrt_up(float(node.output_shape.numel()))) if value else 0.0
 
 
 def _norm_over_positions(vector: Tensor, node: Node) -> float:
     """Return an upper bound of the norm of a vector that is added at every position."""
-    (largest, _), positions = largest_absolute_sums(vector[:, None]), node.outputs // vector.numel()
+    (largest, _), positions = largest_absolute_sums(vector[:, None]), node.output_shape.numel() // vector.numel()
     if largest == 0:
         return 0.0
     # Scaled, so that neither the squares of tiny numbers vanish nor those of huge ones overflow.
@@ -326,174 +314,138 @@ def _norm_over_positions(vector: Tensor, node: Node) -> float:
 # Settings ---------------------------------------------------------------------------------------------------------
 
 
-def per_axis(value: int | Sequence[int], axes: int) -> list[int]:
-    """Return a setting as one whole number for each axis."""
-    values = [value] * axes if isinstance(value, int) else list(value)
-    return values * axes if len(values) == 1 else values
-
-
-def _none(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    return {}
-
-
-def _numbers(*names: str) -> Callable[[Any, torch.Size, torch.Size], dict[str, Any]]:
-    """Return the settings of a kind that has these finite numbers, and nothing else."""
-
-    def settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-        found = {name: float(getattr(module, name)) for name in names}
-        for name, value in found.items():
-            if not math.isfinite(value):
-                raise IsoconvError(f"Expected a finite {name} of {type(module).__name__}. Got {value}.")
-        return found
-
+def _spell(node: Node, *names: str) -> dict[str, Any]:
+    """Return these attributes of a module: sizes for each axis, flags, and numbers, which must be finite."""
+    settings = {name: getattr(node.module, name) for name in names}
+    for name, value in settings.items():
+        if name in ("kernel_size", "stride", "padding", "dilation"):
+            settings[name] = per_axis(value, len(node.input_shape) - 1)
+        elif name not in ("ceil_mode", "count_include_pad"):
+            require(math.isfinite(value), f"a finite {name} of {node.kind}", value)
+            settings[name] = float(value)
     return settings
 
 
-def _hardtanh_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    found = _numbers("min_val", "max_val")(module, shape, output)
-    if not found["min_val"] < found["max_val"]:
-        raise IsoconvError(f"Expected Hardtanh with min_val below max_val. Got {module.min_val} and {module.max_val}.")
-    return found
+def _hardtanh_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "min_val", "max_val")
+    low, high = settings.values()
+    require(low < high, "Hardtanh with min_val below max_val", f"{low} and {high}")
+    return settings
 
 
-def _convolution_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    axes, pads = len(shape) - 1, padding_of(module)
-    if min(map(min, pads)) < 0:
-        raise IsoconvError(f"Expected padding of at least 0 for {type(module).__name__}. Got {module.padding}.")
-    return {
-        "stride": per_axis(module.stride, axes),
-        "padding": [list(pair) for pair in pads],
-        "dilation": per_axis(module.dilation, axes),
-        "groups": module.groups,
-        "padding_mode": module.padding_mode if any(map(any, pads)) else "zeros",
-    }
+def _convolution_settings(node: Node) -> dict[str, Any]:
+    module, pads = node.module, padding_of(node.module)
+    require(min(map(min, pads)) >= 0, f"padding of at least 0 for {node.kind}", module.padding)
+    mode = module.padding_mode if any(map(any, pads)) else "zeros"
+    settings = _spell(node, "stride") | {"padding": pads} | _spell(node, "dilation")
+    return settings | {"groups": module.groups, "padding_mode": mode}
 
 
-def _pad_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    axes, kind = len(shape) - 1, type(module)
-    flat = per_axis(module.padding, 2 * axes)  # torch's order: the last axis comes first
-    if len(flat) > 2 * axes:  # torch would pad, or cut, the channels and the batch too
-        raise IsoconvError(f"Expected padding of the image alone. Got {tuple(flat)} for {kind.__name__}.")
-    if min(flat) < 0 and kind not in (nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d):
-        # torch may fill what is cut off at one end and padded at the other with whatever lies in memory
-        raise IsoconvError(f"Expected padding of at least 0 for {kind.__name__}. Got {tuple(flat)}.")
+def _pad_settings(node: Node) -> dict[str, Any]:
+    axes, constant = len(node.input_shape) - 1, type(node.module) in (nn.ConstantPad1d, nn.ConstantPad2d)
+    flat = per_axis(node.module.padding, 2 * axes)  # torch's order: the last axis comes first
+    # torch would pad, or cut, the channels and the batch too
+    require(len(flat) <= 2 * axes, f"padding of the image alone for {node.kind}", tuple(flat))
+    # torch may fill what is cut off at one end and padded at the other with whatever lies in memory
+    cuts = constant or type(node.module) in (nn.ZeroPad1d, nn.ZeroPad2d)
+    require(cuts or min(flat) >= 0, f"padding of at least 0 for {node.kind}", tuple(flat))
     flat += [0] * (2 * axes - len(flat))
-    pads = [[flat[2 * axis], flat[2 * axis + 1]] for axis in reversed(range(axes))]
-    constant = kind in (nn.ConstantPad1d, nn.ConstantPad2d)
-    return {"padding": pads, **(_numbers("value")(module, shape, output) if constant else {})}
+    pads = {"padding": [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(axes))]}
+    return pads | _spell(node, "value") if constant else pads
 
 
-def _max_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    if not bool(module(torch.zeros(1, *shape)).isfinite().all()):
-        raise IsoconvError("Expected every window to reach the image. Got one that sees padding alone.")
-    found = {n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding", "dilation")}
-    return {**found, "ceil_mode": bool(module.ceil_mode)}
+def _max_pool_settings(node: Node) -> dict[str, Any]:
+    seen = bool(node.module(torch.zeros(1, *node.input_shape)).isfinite().all())
+    require(seen, "every window to reach the image", "one that sees padding alone")
+    return _spell(node, "kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
-def _average_pool_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        n: per_axis(getattr(module, n), len(shape) - 1) for n in ("kernel_size", "stride", "padding")
-    }
-    if module.ceil_mode or (any(found["padding"]) and not module.count_include_pad):
-        raise IsoconvError(
-            "Expected pooling that divides by the same number everywhere. Got ceil_mode or uncounted padding."
-        )
-    divisor = getattr(module, "divisor_override", None)
-    return {
-        **found,
-        "ceil_mode": False,
-        "count_include_pad": bool(module.count_include_pad),
-        "divisor_override": divisor,
-    }
+def _average_pool_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+    same = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
+    require(same, "pooling that divides by the same number everywhere", "ceil_mode or uncounted padding")
+    return settings | {"divisor_override": getattr(node.module, "divisor_override", None)}
 
 
-def _batch_norm_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    if module.running_var is None or module.running_mean is None:
-        raise IsoconvError("Expected batch normalisation with running statistics. Got one that uses the batch's own.")
-    return _numbers("eps")(module, shape, output)
+def _batch_norm_settings(node: Node) -> dict[str, Any]:
+    measured = node.module.running_var is not None and node.module.running_mean is not None
+    require(measured, "batch normalisation with running statistics", "one that uses the batch's own")
+    return _spell(node, "eps")
 
 
-def _upsample_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
+def _upsample_settings(node: Node) -> dict[str, Any]:
     """Whole multiples: of others it is a matter of rounding, and so of the device, which pixels are taken."""
-    if module.mode != "nearest" or len(shape) > 3:
-        raise IsoconvError(f"Expected mode 'nearest' on one or two axes. Got {module.mode!r} on {len(shape) - 1}.")
-    if module.size is not None:
-        factors = [after / before for after, before in zip(output[1:], shape[1:], strict=True)]
-    else:
-        scale = module.scale_factor
-        factors = [float(f) for f in scale] if isinstance(scale, (tuple, list)) else [float(scale)] * (len(shape) - 1)
-    if not all(factor == int(factor) >= 1 for factor in factors):
-        shown = ", ".join(f"{factor:g}" for factor in factors)
-        raise IsoconvError(f"Expected upsampling by whole numbers. Got {shown}, of which no bound is known.")
+    module, size, resized = node.module, node.input_shape[1:], node.output_shape[1:]
+    nearest = module.mode == "nearest" and len(size) <= 2
+    require(nearest, "mode 'nearest' on one or two axes", f"{module.mode!r} on {len(size)}")
+    ratios = [after / before for after, before in zip(resized, size, strict=True)]
+    factors = ratios if module.scale_factor is None else per_axis(module.scale_factor, len(size))
+    whole, shown = all(f == int(f) >= 1 for f in factors), ", ".join(f"{f:g}" for f in factors)
+    require(whole, "upsampling by whole numbers", f"{shown}, of which no bound is known")
     return {"factors": [int(factor) for factor in factors]}
 
 
-def _flatten_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    axes = len(shape) + 1  # with the batch, as torch counts
-    return {"start_dim": module.start_dim % axes, "end_dim": module.end_dim % axes}
+def _flatten_settings(node: Node) -> dict[str, Any]:
+    axes = len(node.input_shape) + 1  # with the batch, as torch counts
+    return {"start_dim": node.module.start_dim % axes, "end_dim": node.module.end_dim % axes}
 
 
-def _unflatten_settings(module: Any, shape: torch.Size, output: torch.Size) -> dict[str, Any]:
-    if not isinstance(module.dim, int):
-        raise IsoconvError(f"Expected an nn.Unflatten of an axis that has a number. Got {module.dim!r}.")
-    first = module.dim % (len(shape) + 1)
-    return {"dim": first, "unflattened_size": list(output[first - 1 : len(output) - len(shape) + first])}
+def _unflatten_settings(node: Node) -> dict[str, Any]:
+    axis, shape, output = node.module.dim, node.input_shape, node.output_shape
+    require(isinstance(axis, int), "an nn.Unflatten of an axis that has a number", repr(axis))
+    axis %= len(shape) + 1
+    return {"dim": axis, "unflattened_size": list(output[axis - 1 : len(output) - len(shape) + axis])}
 
 
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def _ones(node: Node) -> tuple[float, float]:
-    """Each output is an input or a constant, and no input is copied; or a function of one input with slopes up to 1."""
-    return 1.0, 1.0
-
-
-def _norm_pool_norms(node: Node) -> tuple[float, float]:
-    return 1.0, sqrt_up(float(math.prod(node.input_shape[1:])))
-
-
-def _select(settings: Callable[[Any, torch.Size, torch.Size], dict[str, Any]] = _none, image: bool = False) -> Rule:
+def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
     return Rule(_one, _exact, _ones, settings, image)
 
 
 _AFFINE = ("weight", "bias")
 _NORM = (*_AFFINE, "running_mean", "running_var", "num_batches_tracked")
-_WRAP = (nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d)
-_REPEAT = (nn.ReplicationPad1d, nn.ReplicationPad2d)
+_CONVOLUTION = Rule(
+    convolution_bound, _weighted, _absolute_sums, _convolution_settings, True, _AFFINE, from_weights=True
+)
+_AVERAGE = Rule(_average_pool, _average, None, _average_pool_settings, True, from_weights=True)
+_BATCH_NORM = Rule(_largest_gain, _normalised, None, _batch_norm_settings, False, _NORM, from_weights=True)
+_COPYING_PADS = [
+    *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d),
+]
 RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout), _select()),
-    GroupSort: _select(lambda module, shape, output: {"group_size": module.group_size or shape[0]}),
+    GroupSort: _select(lambda node: {"group_size": node.module.group_size or node.input_shape[0]}),
     HalfAbs: _select(),
-    ChannelShift: _select(lambda module, shape, output: {"channels": int(module.share * shape[0])}, image=True),
-    PositionBias: Rule(_one, _translated, _ones, _none, True, ("bias",)),
-    L2NormPool2d: Rule(_one, _norm_pool, _norm_pool_norms, _none, True),
+    ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
+    PositionBias: Rule(_one, _translated, _ones, _spell, True, ("bias",)),
+    L2NormPool2d: Rule(
+        _one, _norm_pool, lambda node: (1.0, sqrt_up(float(node.input_shape[1:].numel()))), _spell, True
+    ),
     nn.Flatten: _select(_flatten_settings),
     nn.Unflatten: _select(_unflatten_settings),
-    nn.PixelShuffle: _select(lambda module, shape, output: {"factor": module.upscale_factor}, image=True),
-    nn.PixelUnshuffle: _select(lambda module, shape, output: {"factor": module.downscale_factor}, image=True),
+    nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),
+    nn.PixelUnshuffle: _select(lambda node: {"factor": node.module.downscale_factor}, image=True),
     nn.Hardtanh: Rule(_one, _clipped, _ones, _hardtanh_settings),
-    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, _none),
-    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, _none, assumption=ULP_ASSUMPTION),
-    nn.Sigmoid: Rule(_one, _squashed, _ones, _none, assumption=ULP_ASSUMPTION),
-    nn.LeakyReLU: Rule(_slope, lambda node, bound, _: Rounding(1, bound), None, _numbers("negative_slope")),
-    Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), _numbers("factor")),
-    nn.Linear: Rule(_linear, _weighted, _absolute_sums, _none, False, _AFFINE, from_weights=True),
-    **dict.fromkeys(
-        (nn.Conv1d, nn.Conv2d),
-        Rule(_convolution, _weighted, _absolute_sums, _convolution_settings, True, _AFFINE, from_weights=True),
+    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, _spell),
+    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, _spell, assumption=ULP_ASSUMPTION),
+    nn.Sigmoid: Rule(
+        _one, lambda n, *_: Rounding(15, 0.0, _repeated(n, 1.0)), _ones, _spell, assumption=ULP_ASSUMPTION
     ),
+    nn.LeakyReLU: Rule(
+        _slope, lambda node, bound, _: Rounding(1, bound), None, lambda node: _spell(node, "negative_slope")
+    ),
+    Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), lambda node: _spell(node, "factor")),
+    nn.Linear: Rule(_linear, _weighted, _absolute_sums, _spell, tensors=_AFFINE, from_weights=True),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d), _CONVOLUTION),
     **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d), Rule(_copies, _exact, _ones, _pad_settings, True)),
     **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d), Rule(_copies, _constant_pad, _ones, _pad_settings, True)),
-    **dict.fromkeys((*_WRAP, *_REPEAT), Rule(_copies, _exact, None, _pad_settings, True)),
+    **dict.fromkeys(_COPYING_PADS, Rule(_copies, _exact, None, _pad_settings, True)),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), Rule(_max_pool, _exact, None, _max_pool_settings, True)),
-    **dict.fromkeys(
-        (nn.AvgPool1d, nn.AvgPool2d),
-        Rule(_average_pool, _average, None, _average_pool_settings, True, from_weights=True),
-    ),
-    **dict.fromkeys(
-        (nn.BatchNorm1d, nn.BatchNorm2d),
-        Rule(_largest_gain, _normalised, None, _batch_norm_settings, False, _NORM, from_weights=True),
-    ),
+    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), _AVERAGE),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _BATCH_NORM),
     nn.Upsample: Rule(_copies, _exact, None, _upsample_settings),
 }

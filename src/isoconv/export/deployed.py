@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from isoconv.certify import Node, weights_sha256
-from isoconv.certify.graph import nodes_of, refuse_strangers
-from isoconv.errors import IsoconvError
-from isoconv.nn import plain
+from isoconv.certify.graph import nodes_of, plain_network
+from isoconv.records import require
 from isoconv.version import __version__
 
 DTYPES = ("float32", "float64")
@@ -41,43 +40,26 @@ class Deployed:
 
     def metadata(self) -> dict[str, str]:
         """Return what goes into the file beside the weights."""
-        return {
-            "isoconv.version": __version__,
-            "isoconv.weights_sha256": self.sha256,
-            "isoconv.claim": self.claim,
-            "isoconv.input_shape": json.dumps(self.input_shape),
-            "isoconv.input_range": json.dumps([0, 1]),
-            "isoconv.classes": json.dumps(self.classes),
-        }
+        texts = {"version": __version__, "weights_sha256": self.sha256, "claim": self.claim}
+        data = {"input_shape": self.input_shape, "input_range": [0, 1], "classes": self.classes}
+        texts |= {name: json.dumps(value) for name, value in data.items()}
+        return {f"isoconv.{name}": text for name, text in texts.items()}
 
 
 def deploy(model: nn.Module, input_shape: Sequence[int], dtype: str, classes: Sequence[str] | None) -> Deployed:
     """Check that `model` can be exported, and take it apart."""
-    if dtype not in DTYPES:
-        raise IsoconvError(f"Expected dtype to be one of {', '.join(DTYPES)}. Got {dtype!r}.")
-    refuse_strangers(model)
-    network = plain(model).eval().requires_grad_(False).cpu()
+    require(dtype in DTYPES, f"dtype to be one of {', '.join(DTYPES)}", repr(dtype))
+    network = plain_network(model).cpu()
     weights = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
-    kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
-    if len(kinds) != 1 or not kinds <= set(DTYPES):
-        found = ", ".join(sorted(kinds)) or "none"
-        raise IsoconvError(f"Expected weights in float32, or all in float64. Got {found}.")
-    if "float64" in kinds and dtype == "float32":
-        raise IsoconvError("Expected dtype float64 for float64 weights. Got float32, which would round them.")
-    for name, tensor in weights.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise IsoconvError(f"Expected finite weights. Got infinities or NaN in {name}.")
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()})
+    require(dtypes in (["float32"], ["float64"]), "weights in float32, or all in float64", ", ".join(dtypes) or "none")
+    require(dtype in ("float64", *dtypes), "dtype float64 for float64 weights", "float32, which would round them")
+    odd = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    require(not odd, "finite weights", f"infinities or NaN in {', '.join(odd)}")
     nodes = nodes_of(network, input_shape)
     for node in nodes:
-        if node.rule.settings is None:
-            raise not_exportable(node, "a rule that was registered")
-    if classes is not None and nodes[-1].output_shape != (len(classes),):
-        raise IsoconvError(
-            f"Expected {len(classes)} logits, one per class. Got outputs of shape {tuple(nodes[-1].output_shape)}."
-        )
+        require(node.rule.settings is not None, "modules that can be exported", f"{node.place}, a registered kind")
+    output = nodes[-1].output_shape
+    named = classes is None or output == (len(classes),)
+    require(named, f"{len(classes or ())} logits, one per class", f"outputs of shape {tuple(output)}")
     return Deployed(network, nodes, tuple(input_shape), dtype, tuple(classes or ()), weights_sha256(network))
-
-
-def not_exportable(node: Node, reason: str) -> IsoconvError:
-    """Return the error for a module that has no place in an exported file."""
-    return IsoconvError(f"Expected modules that can be exported. Got {node.kind} with {reason} at {node.name}.")

@@ -1,7 +1,7 @@
 """A plain network as an ONNX file, by torch's own exporter.
 
 Note [What torch.onnx does not do]
-The exporter follows the plain network module by module. A few kinds are first written otherwise (`_Rewritten`), as the
+The exporter follows the plain network module by module. A few kinds are first written otherwise (`_FORWARDS`), as the
 same function in operators that keep its numbers:
 
 * GroupSort is `TopK`, the exporter having no stable sort.
@@ -20,6 +20,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
 from isoconv.nn import GroupSort, L2NormPool2d
+from isoconv.records import require
 
 OPSET = 13
 INPUT, OUTPUT = "images", "logits"
@@ -60,8 +62,7 @@ def export_onnx(
         raise IsoconvError("Export to ONNX needs a package: pip install 'isoconv[onnx]'.") from None
     deployed = deploy(model, input_shape, dtype, classes)
     size = sum(tensor.numel() * tensor.element_size() for tensor in deployed.network.state_dict().values())
-    if size > _LARGEST:
-        raise IsoconvError(f"Expected at most 2 GiB of weights, all that an ONNX file can hold. Got {size:,} bytes.")
+    require(size <= _LARGEST, "at most 2 GiB of weights, all that an ONNX file can hold", f"{size:,} bytes")
     written = onnx.load_from_string(_trace(deployed))
     written.producer_name, written.doc_string = "isoconv", deployed.claim
     onnx.helper.set_model_props(written, deployed.metadata())
@@ -73,66 +74,49 @@ def export_onnx(
 def _trace(deployed: Deployed) -> bytes:
     network = copy.deepcopy(deployed.network)
     for node in deployed.nodes:
-        if (function := _FUNCTIONS.get(type(node.module))) is not None:
-            rewritten = _Rewritten(node, function)
-            if not node.path:
-                network = rewritten
+        if (forward := _FORWARDS.get(type(node.module))) is not None:
+            module = copy.deepcopy(node.module)  # one for each place: sizes may differ
+            module.forward = partial(forward, node, module)
+            if node.path:
+                network.set_submodule(node.path, module)
             else:
-                network.set_submodule(node.path, rewritten)
-    file = BytesIO()
+                network = module
+    file: Any = BytesIO()
+    example = torch.zeros(2, *deployed.input_shape, dtype=getattr(torch, deployed.dtype))
+    options: dict[str, Any] = {"dynamo": False, "opset_version": OPSET, "do_constant_folding": False}
+    options |= {"input_names": [INPUT], "output_names": [OUTPUT]}
+    options |= {"dynamic_axes": {name: {0: "batch"} for name in (INPUT, OUTPUT)}}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch's, that there is a newer exporter, which needs one more package
-        torch.onnx.export(
-            network,
-            (torch.zeros(2, *deployed.input_shape, dtype=getattr(torch, deployed.dtype)),),
-            file,  # type: ignore[arg-type]
-            dynamo=False,
-            opset_version=OPSET,
-            do_constant_folding=False,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_axes={INPUT: {0: "batch"}, OUTPUT: {0: "batch"}},
-        )
+        torch.onnx.export(network, (example,), file, **options)
     return file.getvalue()
 
 
-class _Rewritten(nn.Module):
-    """A module with the same tensors, which computes the same in other operators."""
-
-    def __init__(self, node: Node, function: Callable[[Node, dict[str, Tensor], Tensor], Tensor]) -> None:
-        super().__init__()
-        self._node, self._function = node, function
-        for name, parameter in node.module.named_parameters():
-            self.register_parameter(name, nn.Parameter(parameter.detach(), requires_grad=False))
-        for name, buffer in node.module.named_buffers():
-            self.register_buffer(name, buffer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return self._function(self._node, {name: tensor.to(x.dtype) for name, tensor in tensors.items()}, x)
+def _linear(node: Node, module: Any, x: Tensor) -> Tensor:
+    return F.linear(x, _cast(module.weight, x), _cast(module.bias, x))
 
 
-def _linear(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    return F.linear(x, tensors["weight"], tensors.get("bias"))
-
-
-def _convolution(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    settings, weight = node.settings, tensors["weight"]
-    x, groups = _pad(node, x), settings["groups"]
+def _convolution(node: Node, module: Any, x: Tensor) -> Tensor:
+    stride, dilation, groups = (node.settings[name] for name in ("stride", "dilation", "groups"))
+    x, weight, bias = _pad(node, x), _cast(module.weight, x), _cast(module.bias, x)
     if x.dtype == torch.float32:
         convolve: Any = F.conv1d if weight.dim() == 3 else F.conv2d
-        return convolve(x, weight, tensors.get("bias"), settings["stride"], 0, settings["dilation"], groups)  # type: ignore[no-any-return]
-    columns = _columns(x, weight.shape[2:], settings["stride"], settings["dilation"])
+        return convolve(x, weight, bias, stride, 0, dilation, groups)
     kernel = weight.reshape(groups, weight.shape[0] // groups, -1)
+    columns = _columns(x, weight.shape[2:], stride, dilation)
     columns = columns.reshape(-1, groups, kernel.shape[2], columns.shape[3])
     y = (kernel @ columns).reshape(-1, *node.output_shape)
-    return y + _per_channel(tensors["bias"], node) if "bias" in tensors else y
+    return y if bias is None else y + _per_channel(bias, node)
 
 
-def _average_pool(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def _average_pool(node: Node, module: Any, x: Tensor) -> Tensor:
     taps = node.settings["kernel_size"]
     columns = _columns(_pad(node, x), taps, node.settings["stride"], [1] * len(taps))
     return columns.sum(dim=2).reshape(-1, *node.output_shape) / (node.settings["divisor_override"] or math.prod(taps))
+
+
+def _cast(tensor: Any, x: Tensor) -> Any:
+    return None if tensor is None else tensor.to(x.dtype)
 
 
 def _pad(node: Node, x: Tensor) -> Tensor:
@@ -150,37 +134,39 @@ def _columns(x: Tensor, taps: Sequence[int], stride: Sequence[int], dilation: Se
     return x.flatten(2).index_select(2, under.flatten()).reshape(-1, x.shape[1], *under.shape)
 
 
-def _upsample(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def _upsample(node: Node, module: Any, x: Tensor) -> Tensor:
     size = node.input_shape[1:]
-    taken = node.module(torch.arange(math.prod(size), dtype=torch.float64).reshape(1, 1, *size)).flatten().long()
+    taken = node.module(torch.arange(size.numel(), dtype=torch.float64).reshape(1, 1, *size)).flatten().long()
     return x.flatten(2).index_select(2, taken).reshape(-1, *node.output_shape)
 
 
-def _batch_norm(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    slope = 1 / (tensors["running_var"] + node.settings["eps"]).sqrt()
-    slope = slope * tensors["weight"] if "weight" in tensors else slope
-    y = (x - _per_channel(tensors["running_mean"], node)) * _per_channel(slope, node)
-    return y + _per_channel(tensors["bias"], node) if "bias" in tensors else y
+def _batch_norm(node: Node, module: Any, x: Tensor) -> Tensor:
+    names = ("weight", "bias", "running_mean", "running_var")
+    weight, bias, mean, variance = (_cast(getattr(module, name), x) for name in names)
+    slope = 1 / (variance + node.settings["eps"]).sqrt()
+    slope = slope if weight is None else slope * weight
+    y = (x - _per_channel(mean, node)) * _per_channel(slope, node)
+    return y if bias is None else y + _per_channel(bias, node)
 
 
 def _per_channel(values: Tensor, node: Node) -> Tensor:
     return values.reshape(-1, *[1] * (len(node.output_shape) - 1))
 
 
-def _leaky(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def _leaky(node: Node, module: Any, x: Tensor) -> Tensor:
     return torch.where(x > 0, x, x * node.settings["negative_slope"])
 
 
-def _group_sort(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def _group_sort(node: Node, module: Any, x: Tensor) -> Tensor:
     size, (channels, *rest) = node.settings["group_size"], node.input_shape
     return x.reshape(-1, size, channels // size, *rest).topk(size, dim=1).values.reshape(-1, channels, *rest)
 
 
-def _norm_pool(node: Node, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def _norm_pool(node: Node, module: Any, x: Tensor) -> Tensor:
     return (x * x).sum(dim=(2, 3)).sqrt()
 
 
-_FUNCTIONS: dict[type[nn.Module], Callable[[Node, dict[str, Tensor], Tensor], Tensor]] = {
+_FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     GroupSort: _group_sort,
     L2NormPool2d: _norm_pool,
     nn.Linear: _linear,

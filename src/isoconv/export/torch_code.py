@@ -4,6 +4,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from isoconv.certify import Node
-from isoconv.errors import IsoconvError
-from isoconv.export.deployed import Deployed, deploy, not_exportable
+from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
+from isoconv.nn import Abs
+from isoconv.records import require
 from isoconv.version import __version__
 
 
@@ -45,8 +47,7 @@ def export_torch(
 
 def code_path(weights: Path) -> Path:
     """Return the name of the code beside the weights, with underscores where Python's `import` would stumble."""
-    if weights.suffix != ".safetensors":
-        raise IsoconvError(f"Expected a file name that ends in .safetensors. Got {weights.name}.")
+    require(weights.suffix == ".safetensors", "a file name that ends in .safetensors", weights.name)
     name = re.sub(r"\W", "_", weights.stem, flags=re.ASCII)
     return weights.with_name(f"_{name}.py" if name[0].isdigit() else f"{name}.py")
 
@@ -56,7 +57,7 @@ def torch_code(deployed: Deployed, weights_name: str) -> str:
     used = {node.kind for node in deployed.nodes}
     classes = [inspect.getsource(kind).rstrip() for name, kind in _OURS.items() if name in used]
     expressions = {node.path: _expression(node) for node in deployed.nodes}
-    network = _sequence(deployed.network, "", expressions, indent=1)
+    network = _sequence(deployed.network, "", expressions, indent="    ")
     template = Path(__file__).with_name("exported.txt").read_text(encoding="utf-8")
     return template.format(
         version=__version__,
@@ -73,60 +74,50 @@ def torch_code(deployed: Deployed, weights_name: str) -> str:
     )
 
 
-def _sequence(module: nn.Module, path: str, expressions: dict[str, str], indent: int) -> str:
+def _sequence(module: nn.Module, path: str, expressions: dict[str, str], indent: str) -> str:
     """Return the Python expression that makes a module: a Sequential line by line, anything else on one."""
     if type(module) is not nn.Sequential:
-        return expressions[path]
+        return expressions[path.removesuffix(".")]
+    inner = indent + "    "
     children = {key: child for key, child in module._modules.items() if child is not None}
-    made = {
-        key: _sequence(child, f"{path}.{key}" if path else key, expressions, indent + 1)
-        for key, child in children.items()
-    }
-    space, end = "    " * (indent + 1), "    " * indent
-    if list(made) == [str(k) for k in range(len(made))]:
-        return "nn.Sequential(\n" + "".join(f"{space}{text},\n" for text in made.values()) + f"{end})"
-    pairs = "".join(f"{space}({key!a}, {text}),\n" for key, text in made.items())
-    return f"nn.Sequential(OrderedDict([\n{pairs}{end}]))"
+    texts = {key: _sequence(child, f"{path}{key}.", expressions, inner) for key, child in children.items()}
+    if list(texts) == [str(k) for k in range(len(texts))]:
+        return "nn.Sequential(\n" + "".join(f"{inner}{text},\n" for text in texts.values()) + f"{indent})"
+    pairs = "".join(f"{inner}({key!a}, {text}),\n" for key, text in texts.items())
+    return f"nn.Sequential(OrderedDict([\n{pairs}{indent}]))"
 
 
 def _expression(node: Node) -> str:
-    """Return the call that makes a module: arguments without a default, and the others where they differ from it."""
-    module, kind = node.module, type(node.module)
-    arguments, texts = {}, []
-    for name, parameter in inspect.signature(kind).parameters.items():
-        if name in ("device", "dtype", "inplace") or not hasattr(module, name):
-            continue
-        value = getattr(module, name)
-        if name == "bias":
-            value = value is not None or not getattr(module, "affine", True)
-        if parameter.default is inspect.Parameter.empty:
-            texts.append(_literal(name, value))
-        elif _literal(name, value) != _literal(name, parameter.default):
-            texts.append(f"{name}={_literal(name, value)}")
-        arguments[name] = value
-    _check_twin(node, arguments)
-    return f"{'' if kind.__name__ in _OURS else 'nn.'}{kind.__name__}({', '.join(texts)})"
+    """Return the call that makes a module: arguments without a default, and the others where they differ from it.
 
-
-def _check_twin(node: Node, arguments: dict[str, Any]) -> None:
-    """Refuse a module that was changed after it was made, so that its constructor would make another."""
-    settings = node.rule.settings
-    assert settings is not None
+    Refuse a module that was changed after it was made, so that its constructor would make another.
+    """
+    module, kind, empty = node.module, type(node.module), inspect.Parameter.empty
+    names = [name for name in inspect.signature(kind).parameters if hasattr(module, name)]
+    arguments = {name: getattr(module, name) for name in names if name not in ("device", "dtype", "inplace")}
+    if "bias" in arguments:
+        arguments["bias"] = module.bias is not None or not getattr(module, "affine", True)
+    with torch.device("meta"):
+        twin = kind(**arguments)
     shape = node.input_shape
     if node.circular is not None:  # counted before its padding
         shape = torch.Size([shape[0], *(n + sum(pad) for n, pad in zip(shape[1:], node.circular, strict=True))])
-    with torch.device("meta"):
-        twin = type(node.module)(**arguments)
-    same = settings(twin, shape, node.output_shape) == node.settings
-    if not same or [t.shape for t in twin.parameters()] != [t.shape for t in node.module.parameters()]:
-        raise not_exportable(node, "settings that its constructor does not give")
+    same = [t.shape for t in twin.parameters()] == [t.shape for t in module.parameters()]
+    assert node.rule.settings is not None
+    same = same and node.rule.settings(replace(node, module=twin, input_shape=shape)) == node.settings
+    require(same, "modules that their constructors would make", f"{node.place}, which was changed afterwards")
+    texts = []
+    for name, value in arguments.items():
+        text, default = _literal(name, value), inspect.signature(kind).parameters[name].default
+        if default is empty or text != _literal(name, default):
+            texts.append(text if default is empty else f"{name}={text}")
+    return f"{'' if kind.__name__ in _OURS else 'nn.'}{kind.__name__}({', '.join(texts)})"
 
 
 def _literal(name: str, value: Any) -> str:
     """Return a value as Python writes it, but (3, 3) as 3 where that means the same."""
-    if name in ("kernel_size", "stride", "dilation") and isinstance(value, tuple) and len(set(value)) == 1:
-        value = value[0]
-    return repr(value)
+    sized = name in ("kernel_size", "stride", "dilation") and isinstance(value, tuple)
+    return repr(value[0] if sized and len(set(value)) == 1 else value)
 
 
 # The modules of isoconv that a plain network may hold, as an exported file defines them: with torch alone ------------
@@ -152,11 +143,6 @@ class GroupSort(nn.Module):
         size = self.group_size or x.shape[1]
         groups = x.reshape(x.shape[0], size, x.shape[1] // size, *x.shape[2:])
         return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)
-
-
-class Abs(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.abs(x)
 
 
 class Scale(nn.Module):

@@ -261,7 +261,7 @@ def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float, to
     best = math.inf  # `top` bounds the spectral norm of each current matrix
     n = real.shape[-1]
     # t squarings give at least n^(1/2^(t+1)) times the mean eigenvalue: of no use where `top` is below that already.
-    if top <= float(real.diagonal(dim1=-2, dim2=-1).mean(-1).amax()) * n ** 2.0 ** -(_SQUARINGS + 1):
+    if top <= float(real.diagonal(dim1=-2, dim2=-1).mean(-1).amax()) * n**2.0 ** -(_SQUARINGS + 1):
         return top
     for squaring in range(_SQUARINGS + 1):
         squares = (real * real).sum(dim=(-2, -1))
