@@ -24,15 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from isoconv.data.seeds import epoch_generator
-from isoconv.errors import IsoconvError
 
 Draw = Callable[[int, torch.Generator], Tensor]
-
-FUNNEL_DIMENSIONS = (2, 4, 8, 16, 32, 64, 128)
-FUNNEL_COUNTS = (4, 16, 64, 256)
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,28 @@ class KnownPair:
     support: tuple[float, float] | None = None
     distance_error: float = 0.0
 
+    def draw(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Return n vectors of each distribution."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.first(n, generator), self.second(n, generator)
+
+
+def exact_distance(xs: Tensor, ys: Tensor) -> float:
+    """W1 of two samples of one size: the cheapest assignment."""
+    xs, ys = (side.double().flatten(1) for side in (xs, ys))
+    cost = torch.cdist(xs, ys, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    return float(cost[linear_sum_assignment(cost)].mean())
+
+
+def _uniform(dimension: int, low: float = 0.0, high: float = 1.0) -> Draw:
+    return lambda n, generator: (
+        (high - low) * torch.rand(n, dimension, generator=generator, device=generator.device) + low
+    )
+
+
+def _normal(dimension: int, deviation: float = 1.0) -> Draw:
+    return lambda n, generator: deviation * torch.randn(n, dimension, generator=generator, device=generator.device)
+
 
 # Translations, one dimension, radial ------------------------------------------------------------------------------
 
@@ -60,23 +79,16 @@ def translation(dimension: int, length: float = 1.0, base: str = "normal", seed:
 
     base : "normal", "uniform" in the box [−1, 1]^D, or "mixture" of four normal distributions far apart
     """
-    _require_dimension(dimension)
     generator = epoch_generator(seed, 0, "translation")
     shift = torch.randn(dimension, generator=generator)
     shift *= length / torch.linalg.vector_norm(shift)
     centres = 4 * torch.randn(4, dimension, generator=generator)
 
-    def first(n: int, generator: torch.Generator) -> Tensor:
-        if base == "uniform":
-            return 2 * _uniform(n, dimension, generator) - 1
-        noise = _normal(n, dimension, generator)
-        if base == "mixture":
-            which = torch.randint(4, (n,), generator=generator, device=generator.device)
-            return centres.to(noise.device)[which] + noise
-        return noise
+    def mixture(n: int, generator: torch.Generator) -> Tensor:
+        noise = _normal(dimension)(n, generator)
+        return centres.to(noise.device)[torch.randint(4, (n,), generator=generator, device=noise.device)] + noise
 
-    if base not in ("normal", "uniform", "mixture"):
-        raise IsoconvError(f"Expected base to be normal, uniform or mixture. Got {base!r}.")
+    first = {"normal": _normal(dimension), "uniform": _uniform(dimension, -1, 1), "mixture": mixture}[base]
     reach = 1 + float(shift.abs().max())
     return KnownPair(
         f"translation of a {base} distribution by {length:g}, D = {dimension}",
@@ -90,79 +102,45 @@ def translation(dimension: int, length: float = 1.0, base: str = "normal", seed:
 
 def line_pairs() -> list[KnownPair]:
     """One-dimensional pairs with W1 = ∫|F₁ − F₂| in closed form."""
+    uniform = _uniform(1)
 
     def exponential(mean: float) -> Draw:
-        return lambda n, generator: -mean * torch.log1p(-_uniform(n, 1, generator))
+        return lambda n, generator: -mean * torch.log1p(-uniform(n, generator))
+
+    def eighth_power(n: int, generator: torch.Generator) -> Tensor:
+        return uniform(n, generator) ** 8
 
     def coin(n: int, generator: torch.Generator) -> Tensor:
-        return (_uniform(n, 1, generator) < 0.5).float() - 0.5
+        return (uniform(n, generator) < 0.5).float() - 0.5
 
     return [
-        KnownPair(
-            "line: N(0, 1) and N(0, 4)",
-            1,
-            math.sqrt(2 / math.pi),
-            lambda n, generator: _normal(n, 1, generator),
-            lambda n, generator: 2 * _normal(n, 1, generator),
-        ),
+        KnownPair("line: N(0, 1) and N(0, 4)", 1, math.sqrt(2 / math.pi), _normal(1), _normal(1, 2.0)),
         KnownPair("line: exponential of mean 1 and 3", 1, 2.0, exponential(1.0), exponential(3.0)),
-        KnownPair(
-            "line: uniform and its eighth power",
-            1,
-            1 / 2 - 1 / 9,
-            lambda n, generator: _uniform(n, 1, generator),
-            lambda n, generator: _uniform(n, 1, generator) ** 8,
-            (0.0, 1.0),
-        ),
-        KnownPair(
-            "line: uniform in [−1, 1] and a coin of ±½",
-            1,
-            1 / 4,
-            lambda n, generator: 2 * _uniform(n, 1, generator) - 1,
-            coin,
-            (-1.0, 1.0),
-        ),
+        KnownPair("line: uniform and its eighth power", 1, 1 / 2 - 1 / 9, uniform, eighth_power, (0.0, 1.0)),
+        KnownPair("line: uniform in [−1, 1] and a coin of ±½", 1, 1 / 4, _uniform(1, -1, 1), coin, (-1.0, 1.0)),
     ]
 
 
 def radial_pairs(dimension: int) -> list[KnownPair]:
     """Pairs that differ in the law of the radius only: balls, normal distributions, a sphere between two others."""
-    _require_dimension(dimension)
     mean_chi = math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
+    uniform, normal = _uniform(1), _normal(dimension)
+
+    def sphere(n: int, generator: torch.Generator) -> Tensor:
+        return torch.nn.functional.normalize(normal(n, generator), eps=0.0)
 
     def ball(radius: float) -> Draw:
-        return lambda n, generator: (
-            radius * _uniform(n, 1, generator) ** (1 / dimension) * _directions(n, dimension, generator)
-        )
+        return lambda n, generator: radius * uniform(n, generator) ** (1 / dimension) * sphere(n, generator)
 
-    def between(n: int, generator: torch.Generator) -> Tensor:
-        radii = 1.0 + 2.0 * (_uniform(n, 1, generator) < 0.5)
-        return radii * _directions(n, dimension, generator)
+    def spheres(n: int, generator: torch.Generator) -> Tensor:
+        return (1.0 + 2.0 * (uniform(n, generator) < 0.5)) * sphere(n, generator)
 
+    names = ("balls of radius 1 and 2", "N(0, I) and N(0, 4I)", "the sphere of radius 2 and those of radius 1 and 3")
+    balls, normals, between = (f"radial: {name}, D = {dimension}" for name in names)
     return [
-        KnownPair(
-            f"radial: balls of radius 1 and 2, D = {dimension}",
-            dimension,
-            dimension / (dimension + 1),
-            ball(1.0),
-            ball(2.0),
-            (-2.0, 2.0),
-        ),
-        KnownPair(
-            f"radial: N(0, I) and N(0, 4I), D = {dimension}",
-            dimension,
-            mean_chi,
-            lambda n, generator: _normal(n, dimension, generator),
-            lambda n, generator: 2 * _normal(n, dimension, generator),
-        ),
-        KnownPair(
-            f"radial: the sphere of radius 2 and those of radius 1 and 3, D = {dimension}",
-            dimension,
-            1.0,
-            lambda n, generator: 2 * _directions(n, dimension, generator),
-            between,
-            (-3.0, 3.0),
-        ),
+        KnownPair(balls, dimension, dimension / (dimension + 1), ball(1.0), ball(2.0), (-2.0, 2.0)),
+        KnownPair(normals, dimension, mean_chi, normal, _normal(dimension, 2.0)),
+        KnownPair(between, dimension, 1.0, lambda n, g: 2 * sphere(n, g), spheres, (-3.0, 3.0)),
     ]
 
 
@@ -207,60 +185,22 @@ class Funnels:
 
 def make_funnels(dimension: int, count: int, seed: int = 0) -> Funnels:
     """aₙ uniform in [−2.5, 2.5]^D and bₙ normal of standard deviation 0.1, as in the benchmark."""
-    _require_dimension(dimension)
-    if count < 1:
-        raise IsoconvError(f"Expected at least one funnel. Got {count}.")
     generator = epoch_generator(seed, 0, f"funnels {dimension} {count}")
     centres = 5 * torch.rand(count, dimension, generator=generator, dtype=torch.float64) - 2.5
     return Funnels(centres, 0.1 * torch.randn(count, generator=generator, dtype=torch.float64))
 
 
+@functools.cache
 def funnel_pair(dimension: int, count: int, seed: int = 0, draws: int = 2**17) -> KnownPair:
     """The law of T(X) and that of X, uniform in the box, for `count` funnels; the distance from `draws` draws in float64."""
     funnels = make_funnels(dimension, count, seed)
-    distance, error = _funnel_distance(dimension, count, seed, draws)
-
-    def uniform(n: int, generator: torch.Generator) -> Tensor:
-        return 2 * funnels.half * _uniform(n, dimension, generator) - funnels.half
-
-    return KnownPair(
-        f"funnels: N = {count}, D = {dimension}",
-        dimension,
-        distance,
-        uniform,
-        lambda n, generator: funnels.transport(uniform(n, generator)),
-        (-funnels.half, funnels.half),
-        error,
-    )
-
-
-@functools.cache
-def _funnel_distance(dimension: int, count: int, seed: int, draws: int) -> tuple[float, float]:
-    """E‖X − T(X)‖ and its standard error."""
-    funnels = make_funnels(dimension, count, seed)
-    generator = epoch_generator(seed, 0, "distance of funnels")
-    moved = []
+    box = (-funnels.half, funnels.half)
+    uniform, generator = _uniform(dimension, *box), epoch_generator(seed, 0, "distance of funnels")
+    lengths = []  # ‖x − T(x)‖
     for start in range(0, draws, 8192):
         n = min(8192, draws - start)
         x = 2 * funnels.half * torch.rand(n, dimension, generator=generator, dtype=torch.float64) - funnels.half
-        moved.append(torch.linalg.vector_norm(x - funnels.transport(x), dim=1))
-    lengths = torch.cat(moved)
-    return float(lengths.mean()), float(lengths.std()) / math.sqrt(draws)
-
-
-def _uniform(n: int, dimension: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(n, dimension, generator=generator, device=generator.device)
-
-
-def _normal(n: int, dimension: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, dimension, generator=generator, device=generator.device)
-
-
-def _directions(n: int, dimension: int, generator: torch.Generator) -> Tensor:
-    normal = _normal(n, dimension, generator)
-    return normal / torch.linalg.vector_norm(normal, dim=1, keepdim=True)
-
-
-def _require_dimension(dimension: int) -> None:
-    if dimension < 1:
-        raise IsoconvError(f"Expected a dimension of at least 1. Got {dimension}.")
+        lengths.append(torch.linalg.vector_norm(x - funnels.transport(x), dim=1))
+    distance, error = float(torch.cat(lengths).mean()), float(torch.cat(lengths).std()) / math.sqrt(draws)
+    name = f"funnels: N = {count}, D = {dimension}"
+    return KnownPair(name, dimension, distance, uniform, lambda n, g: funnels.transport(uniform(n, g)), box, error)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_tensors, write_text
+from isoconv.files import read_json, read_tensors, write_files, write_tensors, write_text
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
@@ -26,13 +27,6 @@ def test_tensors_come_back_as_they_were(tmp_path):
     assert read.keys() == tensors.keys()
     for name, value in tensors.items():
         assert torch.equal(read[name], value) and read[name].dtype == value.dtype, name
-
-
-def test_writing_replaces(tmp_path):
-    write_text(tmp_path / "x", "old")
-    write_text(tmp_path / "x", "new")
-    assert (tmp_path / "x").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize("failing", ["replace", "fsync", "write"])
@@ -65,53 +59,44 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(kind, error, fa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_file_takes_its_place_only_when_it_is_complete(tmp_path, monkeypatch):
+def test_a_file_takes_its_place_only_when_all_are_complete(tmp_path, monkeypatch):
+    """None is replaced before all are on disk."""
     seen = []
     replace = os.replace
 
     def watched(source: str, target: Path) -> None:
-        seen.append((Path(source).read_text(), Path(target).exists()))
+        seen.append((Path(source).read_text(), Path(target).exists(), len(synced)))
         replace(source, target)
 
+    synced = []
     monkeypatch.setattr(os, "replace", watched)
-    write_text(tmp_path / "x", "all of it")
-    assert seen == [("all of it", False)]
+    monkeypatch.setattr(os, "fsync", synced.append)
+    write_files({tmp_path / "x": b"all of it", tmp_path / "y": b"and this"})
+    assert seen == [("all of it", False, 2), ("and this", False, 2)]
+    write_text(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0notjson!"], ids=str)
-def test_broken_tensors_are_named_in_one_line(content, tmp_path):
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(content)
-    expected = f"^Expected weights in {re.escape(str(path))}. Got a file that cannot be read: "
-    with pytest.raises(IsoconvError, match=expected) as caught:
-        read_tensors(path)
+WHOLE = save({"a": torch.zeros(1000)})
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "expected"),
+    [
+        *(
+            (read_tensors, content, "weights")
+            for content in (b"", b"{}", b"\xff" * 100, b"\x08" + b"\0" * 7 + b"notjson!")
+        ),
+        *((read_tensors, content, "weights") for content in (WHOLE[:-1], None)),
+        *((read_json, content, "JSON") for content in (b"", b"{", b"{'a': 1}", b"\xff", None)),
+        *((read_json, content, "a JSON object") for content in (b"[1]", b"3", b"null")),
+    ],
+)
+def test_a_broken_or_missing_file_is_named_in_one_line(read, content, expected, tmp_path):
+    path = tmp_path / "broken"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(IsoconvError, match=f"^Expected {expected} in {re.escape(str(path))}. Got") as caught:
+        read(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_cut_off_or_missing_file_of_tensors(tmp_path):
-    path = tmp_path / "weights.safetensors"
-    write_tensors(path, {"a": torch.zeros(1000)})
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(
-        IsoconvError, match=r"^Expected weights in .*weights\.safetensors\. Got a file that cannot be read: "
-    ):
-        read_tensors(path)
-    with pytest.raises(IsoconvError, match=r"^Expected weights in .*missing\. Got a file that cannot be read: "):
-        read_tensors(tmp_path / "missing")
-
-
-@pytest.mark.parametrize("text", ["", "{", "{'a': 1}", "nonsense"])
-def test_broken_json_is_named_in_one_line(text, tmp_path):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(IsoconvError, match=f"^Expected JSON in {re.escape(str(path))}. Got: ") as caught:
-        read_json(path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("text", "kind"), [("[1]", "list"), ("3", "int"), ("null", "NoneType")])
-def test_json_of_another_kind(text, kind, tmp_path):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(IsoconvError, match=f"^Expected a JSON object in {re.escape(str(path))}. Got {kind}.$"):
-        read_json(path)

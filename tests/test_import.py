@@ -7,11 +7,11 @@ import pytest
 
 import isoconv
 
-LIGHT = "import sys, isoconv; assert 'torch' not in sys.modules; "
+LIGHT = "import sys, isoconv; assert isoconv.data.DATASETS and not {'torch', 'numpy'} & set(sys.modules); "
 ONLY_CORE = (
-    "import sys; from isoconv import *; import isoconv; assert isoconv.nn.BCOPConv2d and callable(isoconv.plain); "
-    "heavy = {'rich', 'typer', 'PIL', 'matplotlib', 'scipy', 'pandas', 'onnx', 'foolbox', 'mlxtend', 'sklearn', 'ot'}; "
-    "print(sorted(heavy & set(sys.modules)))"
+    "from isoconv import *; assert isoconv.nn.BCOPConv2d and isoconv.plain and isoconv.data.load_splits; "
+    "heavy = {'rich', 'typer', 'PIL', 'matplotlib', 'scipy', 'pandas', 'onnx', 'foolbox', 'mlxtend', 'sklearn', 'ot', "
+    "'pooch', 'requests'}; print(sorted(heavy & set(sys.modules)))"
 )
 
 

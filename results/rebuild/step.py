@@ -22,13 +22,13 @@ if sys.argv[1] == "old":
         rs = [Replica(config(s, k), make_model(config(s, k)), Classification(config(s, k)), 10**6, dev, None, 5) for k in range(5)]
         t = Together(rs); return lambda: t.step([(images, labels)] * 5)
 else:
-    from isoconv.train.capture import make_stepper
+    from isoconv.train.capture import Stepper
     from isoconv.train.classifier import Classification
     from isoconv.train.config import make_model
     from isoconv.train.engine import Learner
     def several(s, n):
         ls = [Learner.from_config(config(s, k), make_model(config(s, k)), Classification(config(s, k)), 10**6, device=dev) for k in range(n)]
-        st = make_stepper(ls)
+        st = Stepper(ls)
         def go():
             st.step([(images, labels)] * n); st.project_where_due()
         return go

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,56 +17,55 @@ if TYPE_CHECKING:
 def check_writable(paths: Sequence[Path], overwrite: bool) -> None:
     """Raise, before any work is done, if a file could not be written or may not be replaced."""
     for path in paths:
-        if path.is_dir():
-            raise IsoconvError(f"Expected a file to write to. Got {path}, which is a folder.")
+        require(not path.is_dir(), "a file to write to", f"{path}, which is a folder")
         if path.exists() and not overwrite:
             raise IsoconvError(f"{path} already exists: replace it (--overwrite) or name another file (--out).")
         if not path.parent.is_dir():
             raise IsoconvError(f"Expected a folder to write {path.name} to. There is no folder {path.parent}.")
 
 
-def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write files so that each is the old one or the new one, never half of it; none is replaced before all are on disk."""
-    temporary: dict[Path, str] = {}
-    path = Path()
+@contextlib.contextmanager
+def replace_files(*paths: Path) -> Iterator[list[IO[bytes]]]:
+    """Open files to write to, which take the places of `paths` when the block ends without an error, or not at all.
+
+    Each is the old one or the new one, never half of it; none is replaced before all are on disk.
+    """
+    temporary: list[str] = []
     try:
-        for path, content in contents.items():
-            handle, temporary[path] = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
+        with contextlib.ExitStack() as stack:
+            files: list[IO[bytes]] = []
+            for path in paths:
+                handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+                temporary.append(name)
+                files.append(stack.enter_context(os.fdopen(handle, "wb")))
+            yield files
+            for file in files:
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary[path], 0o644)
-        for path, name in temporary.items():
+        for path, name in zip(paths, temporary, strict=True):
+            os.chmod(name, 0o644)
             os.replace(name, path)
     except BaseException as error:
-        for name in temporary.values():
+        for name in temporary:
             with contextlib.suppress(OSError):
                 os.unlink(name)
         if isinstance(error, OSError):
-            raise IsoconvError(f"Cannot write {path}: {error.strerror}.") from None
+            raise IsoconvError(f"Cannot write {', '.join(map(str, paths))}: {error.strerror}.") from None
         raise
 
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write to piece by piece, which takes its place when the block ends without an error, or not at all."""
-    name = None
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException as error:
-        if name is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-        if isinstance(error, OSError):
-            raise IsoconvError(f"Cannot write {path}: {error.strerror}.") from None
-        raise
+    """Open one file to write to piece by piece, as `replace_files` does."""
+    with replace_files(path) as (file,):
+        yield file
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Write whole files, as `replace_files` does."""
+    with replace_files(*contents) as files:
+        for file, content in zip(files, contents.values(), strict=True):
+            file.write(content)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -105,8 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise IsoconvError(f"Expected JSON in {path}. Got: {error}.") from None
-    if not isinstance(value, dict):
-        raise IsoconvError(f"Expected a JSON object in {path}. Got {type(value).__name__}.")
+    require(isinstance(value, dict), f"a JSON object in {path}", type(value).__name__)
     return value
 
 

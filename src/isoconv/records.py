@@ -1,5 +1,6 @@
 """Dataclasses that write themselves as JSON, and read themselves back refusing what does not fit."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from isoconv.errors import IsoconvError
+from isoconv.errors import require as require
 from isoconv.files import read_json, write_json
 
 SLACK = 1e-9  # of a percentage that was written in decimals
@@ -48,12 +50,6 @@ Percent = Annotated[float, Range(-SLACK, 100 + SLACK)]
 Picture = Annotated[str, Pattern("PNG as a data URI", "data:image/png;base64,[A-Za-z0-9+/]+={0,2}")]
 
 
-def require(holds: bool, expected: str, got: object) -> None:
-    """Raise one line unless a condition on a record holds."""
-    if not holds:
-        raise IsoconvError(f"Expected {expected}. Got {str(got)[:60]}.")
-
-
 class Record:
     """Base of frozen dataclasses that live in files. Fields are int, float, str, bool, None, tuples, dicts or records.
 
@@ -81,23 +77,21 @@ class Record:
     def from_fields(cls, fields: Any, source: str = "") -> Self:
         """Make the record of plain data, which came from `source`. Raise if fields are unknown, missing or misfit."""
         where = f" in {source}" if source else ""
-        if not isinstance(fields, dict):
-            raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got {type(fields).__name__}.")
-        known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        if (unknown := [name for name in fields if name not in known]) and not cls.ignores_unknown:
-            raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. Got an unknown one, {unknown[0]!r}.")
+        expected = f"the fields of a {cls.__name__}{where}"
+        require(isinstance(fields, dict), expected, type(fields).__name__)
         annotations, values = typing.get_type_hints(cls, include_extras=True), {}
+        known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        unknown = [] if cls.ignores_unknown else [name for name in fields if name not in known]
+        require(not unknown, expected, f"an unknown one, {', '.join(map(repr, unknown))}")
         for name, field in known.items():
             if name in fields:
                 try:
                     values[name] = _fit(annotations[name], fields[name], name in cls.may_be_infinite)
                 except TypeError:
-                    shown = json.dumps(fields[name], default=str)[:60]
-                    raise IsoconvError(
-                        f"Expected {name}{where} to be {_name(annotations[name])}. Got {shown}."
-                    ) from None
+                    kind, shown = _name(annotations[name]), json.dumps(fields[name], default=str)[:60]
+                    raise IsoconvError(f"Expected {name}{where} to be {kind}. Got {shown}.") from None
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise IsoconvError(f"Expected the fields of a {cls.__name__}{where}. {name!r} is missing.")
+                raise IsoconvError(f"Expected {expected}. {name!r} is missing.")
         return cls(**values)
 
     @classmethod
@@ -113,28 +107,21 @@ def _fit(annotation: Any, value: Any, infinite: bool) -> Any:
         return value
     if origin is Annotated:
         value = _fit(arguments[0], value, infinite)
-        if not all(limit.admits(value) for limit in arguments[1:]):
-            raise TypeError
-        return value
+        if all(limit.admits(value) for limit in arguments[1:]):
+            return value
     if origin in (typing.Union, types.UnionType):
         for option in arguments:
-            try:
+            with contextlib.suppress(TypeError):
                 return _fit(option, value, infinite)
-            except TypeError:
-                continue
-        raise TypeError
     if origin is tuple and isinstance(value, (list, tuple)):
         kinds = (arguments[0],) * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(kinds) != len(value):
-            raise TypeError
-        return tuple(_fit(kind, item, infinite) for kind, item in zip(kinds, value, strict=True))
+        if len(kinds) == len(value):
+            return tuple(_fit(kind, item, infinite) for kind, item in zip(kinds, value, strict=True))
     if origin is dict and isinstance(value, dict):
         return {_fit(arguments[0], k, infinite): _fit(arguments[1], v, infinite) for k, v in value.items()}
     if isinstance(annotation, type) and issubclass(annotation, Record) and isinstance(value, dict):
         return annotation.from_fields(value)
-    if annotation is float and type(value) in (int, float):
-        if not infinite and not math.isfinite(value):
-            raise TypeError
+    if annotation is float and type(value) in (int, float) and (infinite or math.isfinite(value)):
         return value
     if annotation in (int, str, bool, types.NoneType, None) and type(value) is (annotation or types.NoneType):
         return value

@@ -3,12 +3,17 @@
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import isoconv
-from isoconv.attacks import AttackResult, apgd, fgsm, pgd
+from isoconv.attacks import AttackResult, apgd, boundary, fgsm, pgd, pointwise
+from isoconv.attacks.decision import import_foolbox
+from isoconv.errors import IsoconvError
+from isoconv.models import Small
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -21,6 +26,13 @@ GRADIENT_ATTACKS: dict[str, Callable[..., AttackResult]] = {
     "apgd targeted": partial(apgd, steps=15, loss="targeted-margin", targets=3),
     "apgd targeted dlr": partial(apgd, steps=15, loss="targeted-dlr", targets=3),
 }
+
+try:
+    import_foolbox()
+    DECISION_ATTACKS = {"boundary": partial(boundary, steps=60), "pointwise": partial(pointwise, queries=60)}
+except IsoconvError:
+    DECISION_ATTACKS = {}
+needs_foolbox = pytest.mark.skipif(not DECISION_ATTACKS, reason="foolbox is not installed")
 
 
 def assert_norms(images: Tensor, result: AttackResult, budgets: Tensor | float) -> None:
@@ -65,12 +77,11 @@ def linear_classifier(features: int, classes: int, seed: int = 0) -> nn.Sequenti
 
 def minimal_distances(model: nn.Sequential, images: Tensor, labels: Tensor) -> Tensor:
     """Return how far a linear classifier's boundary is: the least (y_t − y_j)/‖w_t − w_j‖."""
-    logits = logits64(model, images)
+    logits, rows = logits64(model, images), torch.arange(len(images))
     weight = model[1].weight.detach().double()  # type: ignore[union-attr,operator]
-    found = []
-    for row, t in zip(logits, labels.tolist(), strict=True):
-        found.append(min(float((row[t] - row[j]) / (weight[t] - weight[j]).norm()) for j in range(len(row)) if j != t))
-    return torch.tensor(found, dtype=torch.float64)
+    distances = (logits[rows, labels, None] - logits) / (weight[labels][:, None] - weight).norm(dim=2)
+    distances[rows, labels] = torch.inf
+    return distances.amin(dim=1)
 
 
 class Lead(nn.Module):
@@ -85,11 +96,40 @@ class Lead(nn.Module):
         return torch.stack([lead, torch.zeros_like(lead)], dim=1)
 
 
+class Asked(nn.Module):
+    """Records the size of every batch, and whether its gradient is wanted, in all copies of it together."""
+
+    seen: ClassVar[list[tuple[int, bool]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append((len(x), x.requires_grad))
+        return x
+
+
+def watch(
+    attack: Callable[..., AttackResult], model: nn.Module, *arguments: Any, **options: Any
+) -> tuple[AttackResult, list[int], list[int]]:
+    """Run an attack; return the sizes of the batches that it asks about, and of those whose gradients it takes, too."""
+    Asked.seen.clear()
+    result = attack(nn.Sequential(Asked(), model), *arguments, **options)
+    return result, [size for size, _ in Asked.seen], [size for size, gradient in Asked.seen if gradient]
+
+
 def linear_problem(count: int, classes: int, *shape: int) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
     """Return a linear classifier, grey images, the classes predicted for them, and how far each is from the boundary."""
     model, images = linear_classifier(torch.Size(shape).numel(), classes), grey_images(count, *shape)
     labels = logits64(model, images).argmax(dim=1)
     return model, images, labels, minimal_distances(model, images, labels)
+
+
+def small() -> Small:
+    torch.manual_seed(0)
+    return Small((1, 8, 8), classes=5)
+
+
+def relu_network(features: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, 16), nn.ReLU(inplace=True), nn.Linear(16, 5))
 
 
 def grey_images(count: int, *shape: int, seed: int = 1) -> Tensor:

@@ -4,31 +4,30 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.attack_reference import DEVICES, Lead, assert_norms, grey_images, linear_problem, logits64, wrong
+from attacks.attack_reference import (
+    DEVICES,
+    Lead,
+    assert_norms,
+    grey_images,
+    linear_problem,
+    logits64,
+    needs_foolbox,
+    watch,
+)
 from isoconv import IsoconvError
 from isoconv.attacks import AttackResult, boundary, pointwise
-from isoconv.attacks.decision import Watched, import_foolbox
-from isoconv.attacks.search import Deployed
+from isoconv.attacks.decision import Watched
+from isoconv.attacks.search import Search
 
 Attack = Callable[..., AttackResult]
 
 
-def has_foolbox() -> bool:
-    try:
-        import_foolbox()
-    except IsoconvError:
-        return False
-    return True
-
-
-needs_foolbox = pytest.mark.skipif(not has_foolbox(), reason="foolbox is not installed")
 both = pytest.mark.parametrize(
     "attack", [partial(boundary, steps=600), partial(pointwise, queries=600)], ids=["boundary", "pointwise"]
 )
@@ -42,19 +41,13 @@ def problem(features: int = 6) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
 @both
 @pytest.mark.parametrize("device", DEVICES)
 def test_success_is_within_the_budget(attack: Attack, device: str) -> None:
-    """On a linear classifier: never below the true distance; with a multiple of it, often; every norm exact."""
+    """On a linear classifier: never below the true distance; with a multiple of it, often."""
     model, images, labels, distances = problem()
     model.to(device)
-    assert not bool(attack(model, images, labels, distances * (1 - 1e-9)).success.any())
-    for factor, least in ((1.5, 0), (3.0, 4), (30.0, 8)):
+    for factor, least, most in ((1 - 1e-9, 0, 0), (1.5, 0, 8), (3.0, 4, 8), (30.0, 8, 8)):
         result = attack(model, images, labels, distances * factor)
-        assert int(result.success.sum()) >= least
-        assert torch.equal(result.success, wrong(model.cpu(), result.images, labels))
+        assert least <= int(result.success.sum()) <= most
         assert_norms(images, result, distances * factor)
-    for epsilon in (0.0, 1e-9, 10.0):
-        result = attack(model, images, labels, epsilon)
-        assert torch.equal(result.success, distances < epsilon)
-        assert_norms(images, result, epsilon)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -63,7 +56,8 @@ def test_decisions_are_made_in_full_float32(device: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
     images = torch.rand(50, 3, 8, 8)
-    logits = Deployed(model.to(device), torch.device(device), torch.float32).search_logits(images.to(device))
+    search = Search(model.to(device), images, torch.zeros(50, dtype=torch.int64), 0.1)
+    logits = search.logits(images.to(device))
     assert (logits.cpu() - logits64(model.cpu(), images)).abs().max() < 2e-6
 
 
@@ -74,63 +68,15 @@ def test_the_boundary_attack_comes_close() -> None:
 
 
 @needs_foolbox
-@both
-def test_the_seed_decides_and_global_randomness_is_left_alone(attack: Attack) -> None:
-    model, images, labels, distances = problem()
-    first = attack(model, images, labels, distances, early_stop=False)
-    torch.manual_seed(7)
-    np.random.seed(7)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    again = attack(model, images, labels, distances, early_stop=False)
-    assert torch.equal(torch.get_rng_state(), before[0]) and np.array_equal(np.random.get_state()[1], before[1])
-    other = attack(model, images, labels, distances, early_stop=False, seed=1)
-    assert torch.equal(first.images, again.images)
-    assert not torch.equal(first.images, other.images)
-
-
-@needs_foolbox
-@both
-def test_misclassified_images_and_progress(attack: Attack) -> None:
-    model, images, labels, _ = problem()
-    labels[:2] = (labels[:2] + 1) % 3
-    told: list[tuple[int, int]] = []
-    result = attack(model, images, labels, 0.5, batch_size=4, progress=lambda *x: told.append(x))
-    assert torch.equal(result.images[:2], images[:2]) and result.norms[:2].tolist() == [0, 0]
-    assert result.clean.tolist() == [False] * 2 + [True] * 6
-    assert told == [(2, 8), (6, 8), (8, 8)]
-
-
-@needs_foolbox
-@both
-def test_a_class_that_nothing_leaves(attack: Attack) -> None:
-    """No misclassified point is known to start from: the attack fails, it does not break."""
-    model, images, _, _ = problem()
-    model[1].bias.data[1] += 100  # type: ignore[index,operator,union-attr]
-    result = attack(model, images, torch.ones(8, dtype=torch.int64), 0.5)
-    assert bool(result.survived.all()) and torch.equal(result.images, images)
-
-
-class Asked(nn.Module):
-    queries: ClassVar[list[int]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.queries.append(len(x))
-        return x
-
-
-def queries_of(attack: Attack, features: int, factor: float, **options: Any) -> int:
-    model, images, labels, distances = problem(features)
-    Asked.queries.clear()
-    attack(nn.Sequential(Asked(), model), images, labels, distances * factor, **options)
-    return len(Asked.queries)
-
-
-@needs_foolbox
 def test_attacks_end_when_they_have_asked_enough() -> None:
-    assert queries_of(boundary, 6, 30, steps=600) < 200
-    assert queries_of(boundary, 6, 30, steps=600, early_stop=False) > 600
-    assert 100 <= queries_of(pointwise, 60, 1, queries=100) < 150
-    assert queries_of(pointwise, 60, 1, queries=2000) > 250
+    def queries(attack: Attack, features: int, factor: float, **options: Any) -> int:
+        model, images, labels, distances = problem(features)
+        return len(watch(attack, model, images, labels, distances * factor, **options)[1])
+
+    assert queries(boundary, 6, 30, steps=600) < 200
+    assert queries(boundary, 6, 30, steps=600, early_stop=False) > 600
+    assert 100 <= queries(pointwise, 60, 1, queries=100) < 150
+    assert queries(pointwise, 60, 1, queries=2000) > 250
 
 
 @needs_foolbox
@@ -147,8 +93,7 @@ def test_points_are_tried_further_out_too(attack: Attack) -> None:
 def test_the_first_query_is_answered_as_foolbox_expects() -> None:
     """It asks about the starting points, and stops if one is not misclassified; what is watched is the truth."""
     model, images, labels, _ = problem()
-    network = Deployed(model, torch.device("cpu"), torch.float32)
-    watched = Watched(network, images.float(), labels, torch.ones(8))
+    watched = Watched(Search(model, images, labels, 1.0), torch.arange(8))
     assert bool((watched(images.float()).argmax(dim=1) != labels).all())
     assert bool((watched(images.float()).argmax(dim=1) == labels).all())
     assert bool((watched.distance == torch.inf).all())

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.attack_reference import (
-    DEVICES,
     GRADIENT_ATTACKS,
     Lead,
     assert_norms,
@@ -20,51 +18,24 @@ from attacks.attack_reference import (
     linear_classifier,
     linear_problem,
     logits64,
+    relu_network,
+    small,
+    watch,
     wrong,
 )
 from isoconv.attacks import AttackResult, apgd, fgsm, pgd
-from isoconv.attacks.gradient import checkpoints, random_starts
+from isoconv.attacks.gradient import checkpoints, nearest, random_starts
 from isoconv.attacks.search import Search
+from isoconv.certify import Certifier
 from isoconv.models import Small
 
 Attack = Callable[..., AttackResult]
 attacks = pytest.mark.parametrize("attack", GRADIENT_ATTACKS.values(), ids=GRADIENT_ATTACKS)
 
 
-def small() -> Small:
-    torch.manual_seed(0)
-    return Small((1, 8, 8), classes=5)
-
-
-def relu_network(features: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, 16), nn.ReLU(inplace=True), nn.Linear(16, 5))
-
-
 def small_problem(count: int) -> tuple[Small, Tensor, Tensor]:
     model = small()
     return model, *easy_images(model, count, 1, 8, 8)
-
-
-@attacks
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("shape", "epsilon"), [((3,), 0.0), ((2, 5), 1e-200), ((3, 4, 4), 36 / 255), ((2, 5), 1.58), ((3,), 10.0)], ids=str
-)
-def test_every_point_keeps_its_promises(attack: Attack, shape: tuple[int, ...], epsilon: float, device: str) -> None:
-    model = relu_network(torch.Size(shape).numel())
-    images, labels = easy_images(model, 8, *shape)
-    labels[0] = (labels[0] + 1) % 5
-    result = attack(model.to(device), images, labels, epsilon)
-    assert result.images.dtype == result.norms.dtype == torch.float64
-    assert result.images.device == images.device
-    assert_norms(images, result, epsilon)
-    assert torch.equal(result.clean, ~wrong(model.cpu(), images, labels))
-    assert torch.equal(result.success, wrong(model.cpu(), result.images, labels))
-    assert torch.equal(result.survived, result.clean & ~result.success)
-    assert result.accuracy <= result.clean_accuracy == 87.5
-    assert not result.clean[0] and bool(result.success[0])
-    assert torch.equal(result.images[0], images[0]) and result.norms[0] == 0
 
 
 @attacks
@@ -90,9 +61,11 @@ def test_linear_classifier_of_two_classes(name: str, shape: tuple[int, ...]) -> 
     assert 1e-3 < float(distances.max()) < 0.4  # the ends of [0, 1] are further away
     assert bool(attack(model, images, labels, distances * 1.001).success.all())
     assert not bool(attack(model, images, labels, distances * (1 - 1e-9)).success.any())
+    distances[0] = 0  # each image has its own budget
     half = attack(model, images, labels, distances / 2)
+    assert torch.equal(half.epsilon, distances / 2)
     clean = attack(model, images, labels, 0.0).margins
-    assert bool((half.margins <= clean * (1 - 0.99 / 2)).all())
+    assert half.margins[0] == clean[0] and bool((half.margins <= clean * (1 - 0.99 / 2))[1:].all())
     assert bool((half.margins >= clean * (1 - 1 / 2) * (1 - 1e-9)).all())
 
 
@@ -119,10 +92,8 @@ def test_targets_find_the_nearest_of_many_classes() -> None:
 def test_more_steps_and_restarts_only_add() -> None:
     model = relu_network(48)
     images, labels = easy_images(model, 60, 3, 4, 4)
-    accuracies = [
-        pgd(model, images, labels, 0.4, steps=12, step_size=0.05, restarts=restarts).accuracy for restarts in (1, 2, 4)
-    ]
-    assert accuracies == sorted(accuracies, reverse=True)
+    strong = partial(pgd, model, images, labels, 0.4, steps=12, step_size=0.05)
+    assert strong(restarts=1).accuracy >= strong(restarts=2).accuracy >= strong(restarts=4).accuracy
     one, four = (pgd(model, images, labels, 0.2, steps=5, restarts=r, early_stop=False).margins for r in (1, 4))
     assert bool((four <= one).all()) and bool((four < one).any())
 
@@ -150,17 +121,6 @@ def test_checkpoints_of_a_hundred_steps() -> None:
     assert [step for step in checkpoints(100) if step < 100] == [22, 41, 57, 70, 80, 87, 93, 99]
 
 
-@attacks
-def test_a_tie_is_wrong(attack: Attack) -> None:
-    model = linear_classifier(3, 4)
-    model.requires_grad_(False)[1].weight.zero_()
-    model[1].bias.zero_()
-    images = grey_images(4, 3)
-    result = attack(model, images, torch.tensor([0, 1, 2, 0]), 0.5)
-    assert not bool(result.clean.any()) and bool(result.success.all())
-    assert torch.equal(result.images, images) and result.accuracy == 0
-
-
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
 def test_nan_is_wrong(name: str) -> None:
     """NaN where the mean is above 0.6, right below it."""
@@ -173,50 +133,21 @@ def test_nan_is_wrong(name: str) -> None:
     assert bool(result.images.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
-def test_what_only_float32_takes_for_fooled_is_not(name: str) -> None:
-    """The label's lead is 1e-3·x₀ and cannot be lost. float32 rounds it to multiples of 2⁻⁷, often to nothing."""
-    noisy = Lead(lambda x: (1e-3 * x[:, 0] + 1e5) - 1e5 + 0 * x[:, 1])
-    result = GRADIENT_ATTACKS[name](noisy, grey_images(5, 4), torch.zeros(5, dtype=torch.int64), 0.2)
-    assert not bool(result.success.any()) and result.accuracy == 100
-
-
-def test_what_only_float32_takes_for_fooled_is_attacked_further() -> None:
-    """The label loses its lead at x₀ = 0.3. float32 sees a tie long before."""
-    far = Lead(lambda x: (1e-2 * (x[:, 0] - 0.3) + 1e5) - 1e5)
-    result = pgd(far, grey_images(5, 4), torch.zeros(5, dtype=torch.int64), 0.3, steps=80)
-    assert bool(result.clean.all()) and bool(result.success.all())
-    assert bool((result.images[:, 0] <= 0.3 + 1e-8).all())
-
-
-class Counted(nn.Module):
-    """Counts the images that pass, in all copies of it together."""
-
-    seen: ClassVar[list[int]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            self.seen.append(len(x))
-        return x
-
-
-def gradients_of(images: Tensor, labels: Tensor, epsilon: float, **options: Any) -> tuple[AttackResult, list[int]]:
-    """Run PGD; return how many images each of its gradients was of, too."""
-    Counted.seen.clear()
-    result = pgd(nn.Sequential(Counted(), small()), images, labels, epsilon, batch_size=40, **options)
-    return result, [*Counted.seen]
-
-
 def test_fooled_images_leave_the_batch() -> None:
-    _, images, labels = small_problem(40)
-    result, seen = gradients_of(images, labels, 0.1, steps=60)
+    model, images, labels = small_problem(40)
+
+    def gradients(epsilon: float, **options: Any) -> tuple[AttackResult, list[int]]:
+        result, _, sizes = watch(pgd, model, images, labels, epsilon, batch_size=40, **options)
+        return result, sizes
+
+    result, seen = gradients(0.1, steps=60)
     assert seen[0] == 40 > seen[-1] >= int(result.survived.sum()) > 0
     assert seen == sorted(seen, reverse=True) and len(seen) == 60
-    assert gradients_of(images, labels, 0.1, steps=60, early_stop=False)[1] == [40] * 60
-    assert len(gradients_of(images, labels, 2.0, steps=200, step_size=0.1)[1]) < 100  # when all are fooled, it ends
-    survivors = int(gradients_of(images, labels, 0.1, steps=5)[0].survived.sum())
+    assert gradients(0.1, steps=60, early_stop=False)[1] == [40] * 60
+    assert len(gradients(2.0, steps=200, step_size=0.1)[1]) < 100  # when all are fooled, it ends
+    survivors = int(gradients(0.1, steps=5)[0].survived.sum())
     assert survivors < 40  # and later restarts are for those
-    assert gradients_of(images, labels, 0.1, steps=5, restarts=2)[1][:10] == [40] * 5 + [survivors] * 5
+    assert gradients(0.1, steps=5, restarts=2)[1][:10] == [40] * 5 + [survivors] * 5
 
 
 def test_kernels_are_not_rebuilt() -> None:
@@ -230,43 +161,6 @@ def test_kernels_are_not_rebuilt() -> None:
         if next(module.parameters(recurse=False), None) is not None:
             module.register_forward_pre_hook(refuse)
     assert pgd(model, images, labels, 0.1, steps=3).clean.all()
-
-
-class Halved(nn.Module):
-    """In place, on whatever it is given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mul_(0.5)
-
-
-@attacks
-def test_the_model_and_the_images_are_left_alone(attack: Attack) -> None:
-    model = nn.Sequential(Halved(), nn.Dropout(0.5), small()).train()
-    images, labels = easy_images(model, 6, 1, 8, 8)
-    kept = images.clone()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    result = attack(model, images, labels, 0.1)
-    assert torch.equal(images, kept) and result.images.data_ptr() != images.data_ptr()
-    assert all(module.training for module in model.modules())
-    assert torch.equal(result.success, wrong(model, result.images, labels))
-    assert torch.equal(result.margins, attack(model.eval(), images, labels, 0.1).margins)
-    model.train()
-    assert_norms(images, result, 0.1)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("attack", [partial(pgd, steps=5), partial(apgd, steps=5)])
-def test_the_seed_decides_and_global_randomness_is_left_alone(attack: Attack) -> None:
-    model, images, labels = small_problem(10)
-    first = attack(model, images, labels, 0.1, seed=3)
-    torch.manual_seed(2)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    again = attack(model, images, labels, 0.1, seed=3)
-    assert torch.equal(torch.get_rng_state(), before[0]) and np.array_equal(np.random.get_state()[1], before[1])
-    other = attack(model, images, labels, 0.1, seed=4)
-    assert torch.equal(first.images, again.images) and torch.equal(first.margins, again.margins)
-    assert not torch.equal(first.images, other.images)
 
 
 def test_random_starts_belong_to_the_image() -> None:
@@ -297,64 +191,58 @@ def test_no_random_start_starts_at_the_image() -> None:
     assert torch.equal(step.images, fgsm(model, images, labels, 0.1).images)
 
 
-@attacks
-def test_a_budget_for_each_image(attack: Attack) -> None:
-    model, images, labels = small_problem(4)
-    budgets = torch.tensor([0.0, 1e-6, 0.1, 3.0], dtype=torch.float64)
-    result = attack(model, images, labels, budgets)
-    assert torch.equal(result.epsilon, budgets)
-    assert bool((result.norms <= budgets).all())
-    assert result.norms[0] == 0 and bool((result.norms[1:] > 0.9 * budgets[1:].clamp_max(0.3)).all())
+def test_float64_decides_who_is_fooled() -> None:
+    """float32 rounds the label's lead to multiples of 2⁻⁷, often to nothing. 1e-3·x₀ cannot be lost; x₀ − 0.3 can."""
+    images, labels = grey_images(5, 4), torch.zeros(5, dtype=torch.int64)
+    noisy = Lead(lambda x: (1e-3 * x[:, 0] + 1e5) - 1e5 + 0 * x[:, 1])
+    for attack in (fgsm, partial(pgd, steps=25), partial(apgd, steps=25)):
+        assert attack(noisy, images, labels, 0.2).accuracy == 100
+    far = Lead(lambda x: (1e-2 * (x[:, 0] - 0.3) + 1e5) - 1e5)
+    result = pgd(far, images, labels, 0.3, steps=80)
+    assert bool(result.clean.all()) and bool(result.success.all())
+    assert bool((result.images[:, 0] <= 0.3 + 1e-8).all())
 
 
-@pytest.mark.parametrize("attack", [pgd, apgd])
-@pytest.mark.parametrize(("wrong", "early_stop"), [(3, True), (3, False), (30, True)])
-def test_progress(attack: Attack, wrong: int, early_stop: bool) -> None:
-    """Images that are wrong from the start are done at once."""
-    model, images, labels = small_problem(30)
-    labels[:wrong] = (labels[:wrong] + 1) % 5
-    told: list[tuple[int, int]] = []
-    options = {"steps": 21, "restarts": 2, "batch_size": 8, "early_stop": early_stop}
-    result = attack(model, images, labels, 0.1, progress=lambda *state: told.append(state), **options)
-    assert torch.equal(result.images[:wrong], images[:wrong]) and bool(result.success[:wrong].all())
-    assert told[0] == (wrong, 30) and told[-1] == (30, 30)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-    assert len(told) > 4 or wrong == 30
+# The nearest adversarial example: right where it is known, and never inside a certificate --------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_models_in_other_precisions(dtype: torch.dtype) -> None:
-    model = relu_network(12).to(dtype)
-    images, labels = easy_images(model, 10, 3, 2, 2)
-    result = pgd(model, images, labels.int(), 0.5, steps=10, step_size=0.1)
-    assert torch.equal(result.success, wrong(model, result.images, labels))
-    assert next(model.parameters()).dtype == dtype
+def test_nearest_finds_the_boundary_of_a_linear_classifier() -> None:
+    """Never below the true distance, little above it; more rounds are never worse."""
+    model, images, labels, least = linear_problem(20, 4, 12)
+    told: list[tuple[int, ...]] = []
+    few = nearest(model, images, labels, rounds=1)
+    many = nearest(model, images, labels, progress=lambda *state: told.append(state))
+    assert bool(many.success.all()) and bool(many.clean.all())
+    assert bool(((least * (1 - 1e-9) <= many.norms) & (many.norms <= few.norms)).all())
+    assert float((many.norms / least).max()) < 1.02
+    assert told == [(k, 8) for k in range(1, 9)]
 
 
-def test_under_other_settings_of_torch() -> None:
-    model, images, labels = small_problem(10)
-    expected = pgd(model, images, labels, 0.1, steps=5)
-    with torch.inference_mode():
-        inside = pgd(model, images.clone(), labels.clone(), 0.1, steps=5)
-        loaded = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-        assert len(pgd(loaded, images.clone(), torch.zeros(10, dtype=torch.int64), 0.1, steps=5).images) == 10
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        autocast = pgd(model, images, labels, 0.1, steps=5)
-    torch.set_default_dtype(torch.float64)
-    try:
-        wide = pgd(model, images, labels, 0.1, steps=5)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for result in (inside, autocast, wide):
-        assert torch.equal(result.images, expected.images)
+def test_nearest_keeps_its_promises() -> None:
+    model = linear_classifier(12, 4)
+    images, labels = easy_images(model, 16, 12)
+    labels[0] = (labels[0] + 1) % 4
+    found = nearest(model, images, labels, rounds=3, steps=10)
+    assert bool(wrong(model, found.images, labels)[found.success].all())
+    assert_norms(images, found, found.epsilon)
+    assert not bool(found.clean[0]) and float(found.norms[0]) == 0 and torch.equal(found.images[0], images[0])
 
 
-def test_flat_logits_have_no_direction() -> None:
-    """A gradient of zero stops an attack; it does not make NaN."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5))
-    model[1].weight.data.zero_()  # type: ignore[operator,union-attr]
-    model[1].bias.data.copy_(torch.arange(5))  # type: ignore[operator,union-attr,arg-type]
-    images = torch.rand(3, 4, generator=generator())
-    for attack in GRADIENT_ATTACKS.values():
-        result = attack(model, images, torch.full((3,), 4), 0.5)
-        assert bool(result.survived.all()) and bool(result.images.isfinite().all())
+def test_nearest_is_never_within_a_certified_radius() -> None:
+    model = small()
+    images = torch.rand(10, 1, 8, 8, generator=generator(), dtype=torch.float64)
+    certified = Certifier(model, (1, 8, 8))(images)
+    found = nearest(model, images, certified.prediction, certified=certified.radius)
+    assert bool(found.success.all()) and bool((found.norms > certified.radius).all())
+    without = nearest(model, images, certified.prediction)
+    assert bool((without.norms > certified.radius).all())
+    assert float((found.norms / without.norms).max()) < 1.3  # the same boundary, from either start
+
+
+def test_nearest_finds_nothing_where_there_is_nothing() -> None:
+    images, labels = grey_images(3, 6), torch.zeros(3, dtype=torch.int64)
+    found = nearest(Lead(lambda x: 1 + 1e-3 * x.sum(dim=1)), images, labels, rounds=2, steps=5)
+    assert not bool(found.success.any()) and bool(found.clean.all())
+    assert torch.equal(found.images, images) and float(found.norms.max()) == 0
+    farthest = (images - (images < 0.5).double()).norm(dim=1)
+    assert bool((found.epsilon >= farthest).all())  # it has looked in all of [0, 1]ⁿ

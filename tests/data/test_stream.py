@@ -1,9 +1,13 @@
+from itertools import chain
+
 import pytest
 import torch
 
-from data.fakes import DEVICES, image_set
+from data.fakes import DEVICES, image_set, random_bytes
 from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator, stream
 from isoconv.data.stream import fits
+
+DATA = image_set(n=50)
 
 
 def collected(batches, epoch=0):
@@ -11,9 +15,7 @@ def collected(batches, epoch=0):
 
 
 def same(a, b):
-    return len(a) == len(b) and all(
-        torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
-    )
+    return len(a) == len(b) and all(map(torch.equal, chain(*a), chain(*b)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -29,40 +31,35 @@ def same(a, b):
     ],
 )
 def test_resident_and_streamed_batches_are_the_same(size, drop_last, options, device):
-    data = image_set(n=50)
-    resident = EpochBatches(data, size, device=device, drop_last=drop_last, resident=True, **options)
-    streamed = EpochBatches(data, size, device=device, drop_last=drop_last, resident=False, **options)
-    reference = EpochBatches(data, size, drop_last=drop_last, **options)
+    reference = EpochBatches(DATA, size, drop_last=drop_last, **options)
     for epoch in (0, 3):
         expected = collected(reference, epoch)
         assert len(expected) == len(reference)
-        assert same(collected(resident, epoch), expected)
-        assert same(collected(streamed, epoch), expected)
+        for resident in (True, False):
+            batches = EpochBatches(DATA, size, device=device, drop_last=drop_last, resident=resident, **options)
+            assert same(collected(batches, epoch), expected)
 
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_every_image_once_an_epoch(resident):
     """All batches are kept until the end, so that none may share its memory with a later one."""
-    data = image_set(n=50)
-    batches = EpochBatches(data, 8, drop_last=False, resident=resident)
+    batches = EpochBatches(DATA, 8, drop_last=False, resident=resident)
     kept = list(batches.epoch(0))
     assert [len(labels) for _, labels in kept] == [8] * 6 + [2]
     assert sorted(torch.cat(batches.indices(0)).tolist()) == list(range(50))
     for index, (images, labels) in zip(batches.indices(0), kept, strict=True):
         assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
-        assert torch.equal(images, data.images[index])
-        assert torch.equal(labels, data.labels[index])
-    assert len(EpochBatches(data, 8)) == 6
+        assert torch.equal(images, DATA.images[index]) and torch.equal(labels, DATA.labels[index])
+    assert len(EpochBatches(DATA, 8)) == 6
 
 
 @pytest.mark.parametrize(
     ("world_size", "drop_last", "resident"), [(2, True, True), (4, True, False), (2, False, False), (2, False, True)]
 )
 def test_processes_share_each_batch(world_size, drop_last, resident):
-    data = image_set(n=50)
     options = {"drop_last": drop_last, "resident": resident, "padding": 1, "flip": True, "seed": 7}
-    alone = collected(EpochBatches(data, 8, **options), 2)
-    ranks = [EpochBatches(data, 8, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    alone = collected(EpochBatches(DATA, 8, **options), 2)
+    ranks = [EpochBatches(DATA, 8, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     shares = [collected(batches, 2) for batches in ranks]
     together = [tuple(torch.cat(part) for part in zip(*batch, strict=True)) for batch in zip(*shares, strict=True)]
     assert same(together, alone)
@@ -70,35 +67,24 @@ def test_processes_share_each_batch(world_size, drop_last, resident):
 
 
 def test_an_epoch_depends_on_seed_and_number_alone():
-    data = image_set(n=50)
     options = {"padding": 1, "flip": True}
-    run = EpochBatches(data, 10, seed=1, **options)
+    run = EpochBatches(DATA, 10, seed=1, **options)
     epochs = [collected(run, epoch) for epoch in range(3)]
-    assert same(collected(EpochBatches(data, 10, seed=1, **options), 2), epochs[2])  # resumed
+    assert same(collected(EpochBatches(DATA, 10, seed=1, **options), 2), epochs[2])  # resumed
     assert same(collected(run, 0), epochs[0])
     assert not same(epochs[0], epochs[1])
-    assert not same(collected(EpochBatches(data, 10, seed=0, **options), 1), epochs[0])
+    assert not same(collected(EpochBatches(DATA, 10, seed=0, **options), 1), epochs[0])
     next(iter(run.epoch(1)))  # broken off
     assert same(collected(run, 1), epochs[1])
-
-
-def test_augmentation_is_that_of_the_epoch():
-    data = image_set(n=50)
-    batches = EpochBatches(data, 10, seed=4, padding=2, flip=True)
-    draws = draw(50, 2, True, epoch_generator(4, 6, "augmentation"))
-    images = torch.cat([images for images, _ in batches.epoch(6)])
-    assert torch.equal(images, crop_and_flip(data.images, *draws, 2)[torch.cat(batches.indices(6))])
+    augmented = crop_and_flip(DATA.images, *draw(50, 1, True, epoch_generator(1, 2, "augmentation")), 1)
+    assert torch.equal(torch.cat([images for images, _ in epochs[2]]), augmented[torch.cat(run.indices(2))])
 
 
 def test_generators_are_independent_and_do_not_change():
-    drawn = {
-        int(torch.randint(0, 2**60, (), generator=epoch_generator(seed, epoch, purpose)))
-        for seed in range(4)
-        for epoch in range(4)
-        for purpose in ("order", "augmentation")
-    }
-    assert len(drawn) == 32
-    assert epoch_generator(0, 1, "order").initial_seed() == epoch_generator(0, 1, "order").initial_seed()
+    choices = [
+        (seed, epoch, purpose) for seed in range(4) for epoch in range(4) for purpose in ("order", "augmentation")
+    ]
+    assert len({int(torch.randint(0, 2**60, (), generator=epoch_generator(*choice))) for choice in choices}) == 32
     assert epoch_generator(3, 5, "order").initial_seed() == 9428001226478652317  # for ever: or no run could be repeated
 
 
@@ -123,10 +109,8 @@ def test_a_busy_gpu_gets_the_right_batches(resident):
         for _ in range(5):
             heavy = torch.tanh(heavy @ heavy)
         sums.append((images.double().sum((1, 2, 3)) + labels, heavy[0, 0]))
-    expected = [
-        images.double().sum((1, 2, 3)) + labels
-        for images, labels in EpochBatches(data, 64, padding=4, flip=True).epoch(1)
-    ]
+    reference = EpochBatches(data, 64, padding=4, flip=True)
+    expected = [images.double().sum((1, 2, 3)) + labels for images, labels in reference.epoch(1)]
     assert all(torch.equal(mine.cpu(), theirs) for (mine, _), theirs in zip(sums, expected, strict=True))
 
 
@@ -145,13 +129,6 @@ def one_by_one(images, offsets, flips, padding):
     return torch.stack(result)
 
 
-def random_images(*shape, dtype, device="cpu"):
-    generator = torch.Generator().manual_seed(0)
-    if dtype == torch.uint8:
-        return torch.randint(0, 256, shape, generator=generator, dtype=dtype).to(device)
-    return torch.randn(*shape, generator=generator).to(device, dtype)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("shape", "padding", "dtype"),
@@ -167,7 +144,7 @@ def random_images(*shape, dtype, device="cpu"):
 def test_each_image_is_what_the_definition_says(shape, padding, dtype, device, piece, monkeypatch):
     """In pieces of any size, and in any memory format."""
     monkeypatch.setitem(stream._PIECE, device, piece)
-    images = random_images(*shape, dtype=dtype, device=device)
+    images = torch.from_numpy(random_bytes(*shape)).to(device, dtype)
     offsets, flips = draw(shape[0], padding, True, torch.Generator(device).manual_seed(1))
     expected = one_by_one(images, offsets, flips, padding)
     for form in (images, images.contiguous(memory_format=torch.channels_last)):
@@ -181,4 +158,4 @@ def test_chance_is_fair():
     # 90,000 draws from 81 cells: six standard deviations of a cell's count.
     assert float((counts - 90_000 / 81).abs().max()) < 6 * (90_000 / 81) ** 0.5
     assert abs(int(flips.sum()) - 45_000) < 6 * 150
-    assert not bool(draw(100, 4, False, torch.Generator().manual_seed(0)).flips.any())
+    assert not bool(draw(100, 4, False, torch.Generator().manual_seed(0))[1].any())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from isoconv.linalg.polar import best_quintic, minimax_schedule
+from isoconv.linalg.orthogonalisation import best_quintic, minimax_schedule
 
 INTERVALS = [(1e-3, 1.0), (0.05, 1.0), (0.5, 1.0), (0.3, 1.7), (0.9, 1.1), (0.1, 3.0)]
 

@@ -44,24 +44,16 @@ def units_above(result: float, exact: Fraction) -> float:
 PAIRS = [(a, b) for a in EDGES for b in EDGES] + list(zip(some_floats(4000, 1), some_floats(4000, 2), strict=True))
 
 
-def test_add_up_and_div_up():
+def test_one_operation():
     for a, b in PAIRS:
         for result, exact in [(add_up(a, b), Fraction(a) + Fraction(b)), (div_up(a, b), Fraction(a) / Fraction(b))]:
             assert at_least(result, exact)
             assert units_above(result, exact) <= 3
-
-
-def test_mul_up():
-    for a, b in PAIRS:
         exact = Fraction(a) * Fraction(b)
         assert at_least(mul_up(a, b), exact)
         # The first factor is rounded up by a unit too, which the second multiplies: 2·1 + 1½, and then halves are lost.
         if exact > Fraction(TINY) and a >= TINY:
             assert units_above(mul_up(a, b), exact) <= 4
-
-
-def test_sqrt_up():
-    for a, _ in PAIRS:
         result = sqrt_up(a)
         assert Fraction(result) ** 2 >= Fraction(a)
         assert Fraction(result) <= Fraction(math.sqrt(a)) * (1 + Fraction(1, 2**51))
@@ -77,16 +69,11 @@ def test_many_terms_and_factors():
     assert Fraction(add_up(1.0, *[2.0**-54] * 1000)) >= 1 + 1000 * Fraction(1, 2**54)
 
 
-def test_nothing():
-    assert add_up() == 0
-    assert mul_up() == 1
+def test_edges():
+    assert add_up() == 0 and mul_up() == 1
     assert add_up(0.0) >= 0
     assert 0 <= sqrt_up(0.0) <= 2.0**-537
-
-
-def test_up_is_the_next_float():
-    for x in EDGES[:-1]:
-        assert up(x) == math.nextafter(x, math.inf) > x
+    assert all(up(x) == math.nextafter(x, math.inf) > x for x in EDGES[:-1])
     assert up(HUGE) == math.inf
 
 

@@ -6,24 +6,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from isoconv.nn import GroupSort, MaxMin
 
-SHAPES = [(1, 2), (3, 4), (2, 6, 5), (2, 12, 3, 4), (1, 2, 2, 2, 2), (0, 4, 3)]
+ACTIVATIONS = [(MaxMin(), 6), (GroupSort(2), 6), (GroupSort(3), 6), (GroupSort(1), 3), (GroupSort(None), 5)]
+activations = pytest.mark.parametrize(("activation", "channels"), ACTIVATIONS)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(1, 2), (3, 4), (2, 6, 5), (2, 12, 3, 4), (1, 2, 2, 2, 2), (0, 4, 3)])
 def test_maxmin_pairs_channel_i_with_i_plus_half(shape):
     x = torch.randn(shape)
     first, second = x.chunk(2, dim=1)
-    expected = torch.cat(
-        [torch.where(first > second, first, second), torch.where(first > second, second, first)], dim=1
-    )
-    assert torch.equal(MaxMin()(x), expected)
-    assert torch.equal(GroupSort(2)(x), expected)
-    assert torch.equal(GroupSort()(x), expected)
-
-
-def test_maxmin_by_hand():
-    x = torch.tensor([[1.0, 5.0, 3.0, 2.0]])  # pairs (1, 3) and (5, 2)
-    assert MaxMin()(x).tolist() == [[3, 5, 1, 2]]
+    expected = torch.cat([torch.maximum(first, second), torch.minimum(first, second)], dim=1)
+    for activation in (MaxMin(), GroupSort(2), GroupSort()):
+        assert torch.equal(activation(x), expected)
+    assert MaxMin()(torch.tensor([[1.0, 5.0, 3.0, 2.0]])).tolist() == [[3, 5, 1, 2]]  # pairs (1, 3) and (5, 2)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(6, 1), (6, 2), (6, 3), (6, 6), (12, 4), (5, 5), (5, None), (6, None)])
@@ -32,19 +26,7 @@ def test_groupsort_sorts_each_group_largest_first(channels, size):
     groups = channels // (size or channels)
     y = GroupSort(size)(x)
     for j in range(groups):
-        expected = x[:, j::groups].sort(dim=1, descending=True).values
-        assert torch.equal(y[:, j::groups], expected)
-
-
-ACTIVATIONS = [
-    (MaxMin(), 6),
-    (GroupSort(2), 6),
-    (GroupSort(3), 6),
-    (GroupSort(6), 6),
-    (GroupSort(1), 3),
-    (GroupSort(None), 5),
-]
-activations = pytest.mark.parametrize(("activation", "channels"), ACTIVATIONS)
+        assert torch.equal(y[:, j::groups], x[:, j::groups].sort(dim=1, descending=True).values)
 
 
 @activations
@@ -71,20 +53,15 @@ def test_one_lipschitz_and_norm_preserving(activation, channels):
     assert torch.allclose(activation(x).norm(dim=1), x.norm(dim=1), rtol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @activations
-def test_any_floating_point_type(activation, channels, dtype):
-    x = torch.randn(2, channels, 3).to(dtype)
-    assert activation(x).dtype == dtype
-    assert torch.equal(activation(x).float(), activation(x.float()))
-
-
-@activations
-def test_a_nan_is_not_lost(activation, channels):
+def test_any_floating_point_type_and_no_nan_is_lost(activation, channels):
     """A network that has produced a NaN must not look healthy further on."""
-    x = torch.zeros(1, channels)
-    x[0, -1] = torch.nan
-    assert activation(x).isnan().any()
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        x = torch.randn(2, channels, 3).to(dtype)
+        assert activation(x).dtype == dtype
+        assert torch.equal(activation(x).float(), activation(x.float()))
+        x[0, -1, 0] = torch.nan
+        assert activation(x).isnan().any()
 
 
 @activations
@@ -96,13 +73,12 @@ def test_second_derivatives(activation, channels):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("shape", [(3, 4, 5, 2), (1, 2, 1, 1), (2, 6, 3, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4, 5, 2), (1, 2, 1, 1)], ids=str)
 def test_maxmin_keeps_the_layout_and_recording_changes_nothing(shape, layout):
     x = torch.randn(shape).contiguous(memory_format=layout).requires_grad_()
-    recorded = MaxMin()(x)
+    recorded, weights = MaxMin()(x), torch.randn(shape)
     assert torch.equal(recorded, MaxMin()(x.detach()))
     assert recorded.is_contiguous(memory_format=layout)
-    weights = torch.randn(shape)
     (once,) = torch.autograd.grad((recorded * weights).sum(), x, retain_graph=True)
     (twice,) = torch.autograd.grad((recorded * weights).sum(), x, create_graph=True)
     assert torch.equal(once, twice)
@@ -120,8 +96,7 @@ def test_maxmin_under_transforms_and_tracers():
     assert torch.equal(torch.autograd.functional.jacobian(MaxMin(), x, vectorize=True), one_by_one)
     given = x.clone().requires_grad_()
     output = MaxMin()(given)
-    rows = torch.eye(12).reshape(12, 3, 4)
-    (many,) = torch.autograd.grad(output, given, rows, is_grads_batched=True)
+    (many,) = torch.autograd.grad(output, given, torch.eye(12).reshape(12, 3, 4), is_grads_batched=True)
     assert torch.equal(many, one_by_one.reshape(12, 3, 4))
     traced = make_fx(lambda y: MaxMin()(y))(given)
     assert torch.equal(traced(given), output)

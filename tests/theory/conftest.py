@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel_1d, random_projector
+from isoconv.theory import BCOPFactors
 
 
 class Draw:
@@ -38,6 +39,11 @@ class Draw:
     def kernel(self, n: int, ranks: tuple[int, ...], sign: int | None = None) -> Tensor:
         """A 1-D kernel of the paper's form."""
         return bcop_kernel_1d(self.orthogonal(n, sign), [self.projector(n, rank) for rank in ranks])
+
+    def factors(self, n: int, *ranks: tuple[int, int], sign: int | None = None) -> BCOPFactors:
+        """What a 2-D BCOP kernel is made of, with these ranks of P and Q."""
+        H, *projectors = self.orthogonal(n, sign), *([self.projector(n, r) for r in pair] for pair in ranks)
+        return BCOPFactors(H, [p for p, _ in projectors], [q for _, q in projectors])
 
     def lattice(self, n: int, K: int) -> tuple[Tensor, int]:
         """A 1-D orthogonal kernel built without projectors, and the winding number of its determinant.

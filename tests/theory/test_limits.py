@@ -28,12 +28,10 @@ def test_what_an_orthogonal_kernel_of_size_3_loses(draw, n):
     """The first block row lacks A₋₁ and the last A₁, as in the proof: these are the only losses, and they add up."""
     for ranks in product(range(n + 1), repeat=2):
         kernel, length = draw.kernel(n, ranks), 6
-        defect = -excess(kernel, length)
-        blocks = defect.reshape(length, n, length, n)
-        A, C = kernel[..., 0], kernel[..., 2]
-        assert (blocks[0, :, 0] - A @ A.mT).abs().max() < 1e-13
-        assert (blocks[-1, :, -1] - C @ C.mT).abs().max() < 1e-13
-        blocks[0, :, 0] = blocks[-1, :, -1] = 0
+        blocks = -excess(kernel, length).reshape(length, n, length, n)
+        for end, outer in ((0, kernel[..., 0]), (-1, kernel[..., 2])):
+            assert (blocks[end, :, end] - outer @ outer.mT).abs().max() < 1e-13
+            blocks[end, :, end] = 0
         assert blocks.abs().max() < 1e-13
         size_one = bool(kernel[..., [0, 2]].abs().max() < 1e-12)
         assert (float(theory.zero_padding_loss(kernel)) < 1e-12) == size_one
@@ -54,13 +52,11 @@ def test_minimising_the_residual_leaves_one_tap(draw):
     All along, A₋₁A₋₁ᵀ is a difference of two diagonal blocks of MMᵀ − I, as in the proof, so the residual bounds the
     outer taps. Some starts get stuck: at kernels that delay one channel, whose loss is a whole dimension.
     """
-    n, length = 2, 4
-    arrived = stuck = 0
+    n, length, arrived = 2, 4, 0
+    settings = {"max_iter": 300, "history_size": 30, "tolerance_grad": 0, "tolerance_change": 0}
     for _ in range(6):
         kernel = (draw.normal(n, n, 3) / 2).requires_grad_()
-        optimiser = torch.optim.LBFGS(
-            [kernel], max_iter=300, history_size=30, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
-        )
+        optimiser = torch.optim.LBFGS([kernel], **settings, line_search_fn="strong_wolfe")
 
         def loss(kernel=kernel, optimiser=optimiser):
             optimiser.zero_grad()
@@ -71,17 +67,15 @@ def test_minimising_the_residual_leaves_one_tap(draw):
             return value
 
         optimiser.step(loss)
-        residual = float(excess(kernel.detach(), length).norm())
-        if residual < 1e-2:
+        kernel = kernel.detach()
+        residual, middle = float(excess(kernel, length).norm()), kernel[..., 1]
+        if residual < 1e-3:
             arrived += 1
-            assert residual < 1e-3
             assert kernel[..., [0, 2]].abs().max() < 0.03
-            middle = kernel[..., 1]
             assert (middle @ middle.mT - torch.eye(n, dtype=middle.dtype)).abs().max() < 1e-3
         else:
-            stuck += 1
             assert residual > 1 - 1e-6
-            assert torch.linalg.svdvals(theory.zero_padded_matrix(kernel.detach(), length)).min() < 1e-2
+            assert torch.linalg.svdvals(theory.zero_padded_matrix(kernel, length)).min() < 1e-2
     assert arrived >= 2
 
 
@@ -93,20 +87,16 @@ def test_a_signal_shorter_than_the_kernel_escapes():
         assert excess(kernel, 3).abs().max() > 0.05
 
 
-def test_a_halved_residual_preserves_norms_only_for_the_identity(draw):
-    for n in (1, 2, 5):
-        eye = torch.eye(n, dtype=torch.float64)
-        for _ in range(50):
-            J = draw.normal(n, n)
-            contraction = J / torch.linalg.matrix_norm(J, ord=2) * torch.rand((), generator=draw.generator)
-            loss, bound = theory.halved_residual_loss(contraction)
-            assert loss >= bound - 1e-12
-            assert bound > 1e-6
-            rotation = draw.orthogonal(n)
-            loss, bound = theory.halved_residual_loss(rotation)  # Jacobians that are orthogonal attain the bound
-            assert float(loss) == pytest.approx(float(bound), abs=1e-12)
-        loss, bound = theory.halved_residual_loss(eye)
-        assert float(loss) == float(bound) == 0
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_halved_residual_preserves_norms_only_for_the_identity(draw, n):
+    for _ in range(50):
+        J = draw.normal(n, n)
+        contraction = J / torch.linalg.matrix_norm(J, ord=2) * torch.rand((), generator=draw.generator)
+        loss, bound = theory.halved_residual_loss(contraction)
+        assert loss >= bound - 1e-12 and bound > 1e-6
+        loss, bound = theory.halved_residual_loss(draw.orthogonal(n))  # orthogonal Jacobians attain the bound
+        assert float(loss) == pytest.approx(float(bound), abs=1e-12)
+    assert theory.halved_residual_loss(torch.eye(n, dtype=torch.float64)) == (0, 0)
 
 
 def test_a_residual_branch_may_double_the_norm_or_leave_a_rotation(draw):
@@ -142,14 +132,18 @@ def test_no_direction_of_unit_norm_descends_faster(draw, m, n, rank):
         assert (G * extreme).sum((1, 2)).min() >= -nuclear - 1e-12
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("rate", [0.02, 0.5])
 def test_spectral_normalisation_misses_the_solution(draw, rate):
     """Tr(AD) with D = diag(2, 1): Euclidean steps end at diag(1, ½), steepest ones at the identity, from any start."""
-    D = torch.diag(torch.tensor([2.0, 1.0], dtype=torch.float64))
-    paper = torch.diag(torch.tensor([1.0, 0.5], dtype=torch.float64))
+    D, paper = (torch.diag(torch.tensor(d, dtype=torch.float64)) for d in ([2.0, 1.0], [1.0, 0.5]))
     eye = torch.eye(2, dtype=torch.float64)
-    starts = [torch.zeros(2, 2, dtype=torch.float64), eye / 2, eye, -eye, torch.diag(D.diagonal().flip(0)) / 4]
-    for start in (*starts, *(draw.orthogonal(2) for _ in range(3)), *(draw.normal(2, 2) / 3 for _ in range(3))):
+    for start in (
+        0 * eye,
+        eye,
+        -eye,
+        *(draw.orthogonal(2) for _ in range(2)),
+        *(draw.normal(2, 2) / 3 for _ in range(2)),
+    ):
         misled = theory.ascend(D, start, steepest=False, rate=rate, steps=2000)
         assert (misled - paper).abs().max() < 1e-9
         right = theory.ascend(D, start, steepest=True, rate=rate, steps=2000)

@@ -48,50 +48,12 @@ def test_elements_follow_the_corollary(draw):
     assert (theory.kernel_elements(kernel) - torch.stack(B, dim=-1)).abs().max() < 1e-11
 
 
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 3), (2, 4), (3, 3)])
-def test_rank_sum_of_every_rank_tuple(draw, n, K):
-    for ranks, sign in product(product(range(n + 1), repeat=K - 1), (1, -1)):
-        kernel = draw.kernel(n, ranks, sign)
-        assert theory.component(kernel) == (sign, sum(ranks))
-        assert winding_number(kernel) == (K - 1) * n - sum(ranks)
-
-
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (3, 1), (2, 3), (5, 2)])
-def test_all_components_are_exhibited(n, K):
-    exhibits = list(theory.exhibit_components(n, K))
-    assert len(exhibits) == 2 * (K - 1) * n + 2
-    assert len({promised for promised, _ in exhibits}) == len(exhibits)
-    for promised, kernel in exhibits:
-        assert kernel.shape == (n, n, K)
-        assert theory.orthogonality_residual(kernel) == 0
-        assert theory.component(kernel) == promised
-
-
-def test_the_invariant_is_locally_constant(draw):
-    """Perturb a kernel at random, come back to an orthogonal one by perturbing its factors: never another component."""
-    for _ in range(20):
-        ranks = tuple(draw.integer(0, 3) for _ in range(2))
-        H, P = draw.orthogonal(3), [draw.projector(3, rank) for rank in ranks]
-        moved = []
-        for p, rank in zip(P, ranks, strict=True):
-            basis = torch.linalg.eigh(p + 0.05 * draw.normal(3, 3)).eigenvectors[:, 3 - rank :]
-            moved.append(basis @ basis.mT)
-        left, _, right = torch.linalg.svd(H + 0.05 * draw.normal(3, 3))
-        kernel, near = bcop_kernel_1d(H, P), bcop_kernel_1d(left @ right, moved)
-        assert 0 < theory.separation(kernel, near) < 1
-        assert theory.component(kernel) == theory.component(near)
-
-
 def test_components_are_two_apart(draw):
     """As far as isometries can be. A path between two components would have to jump that far."""
     kernels = {(s, r): draw.kernel(2, (r // 2, r - r // 2), s) for s in (1, -1) for r in range(5)}
     for a, b in product(kernels, repeat=2):
         distance = theory.separation(kernels[a], kernels[b], frequencies=1024)
-        assert distance <= 2 + 1e-12
-        if a != b:
-            assert distance > 2 - 1e-3
-        else:
-            assert distance == 0
+        assert distance == 0 if a == b else 2 - 1e-3 < distance <= 2 + 1e-12
 
 
 @pytest.mark.parametrize("length", [5, 6])
@@ -120,10 +82,13 @@ def assert_factorises(kernel, bound=1e-12):
     assert (bcop_kernel_1d(H, P) - kernel).abs().max() <= bound
 
 
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 4), (2, 4), (4, 3), (8, 2)])
+@pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 3), (2, 4), (3, 3), (8, 2)])
 def test_kernels_of_every_rank_tuple(draw, n, K):
-    for ranks in product(range(n + 1), repeat=K - 1):
-        assert_factorises(draw.kernel(n, ranks))
+    for ranks, sign in product(product(range(n + 1), repeat=K - 1), (1, -1)):
+        kernel = draw.kernel(n, ranks, sign)
+        assert theory.component(kernel) == (sign, sum(ranks))
+        assert winding_number(kernel) == (K - 1) * n - sum(ranks)
+        assert_factorises(kernel)
     for _ in range(5):  # and the largest size promised
         assert_factorises(draw.kernel(8, tuple(draw.integer(0, 8) for _ in range(5))), bound=1e-10)
 

@@ -12,69 +12,54 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.manifold import is_orthonormal
-from isoconv.models import CONVOLUTIONS, FC3, Large, Small
+from isoconv.models import FC3, Large, Small
 from isoconv.nn import BCOPConv1d, BCOPConv2d, OrthogonalLinear, RKOConv2d, svcm
-from isoconv.train.capture import PreparedWeights, SharedUpdate, Stepper, are_alike, stack_layers
+from isoconv.train.capture import SharedUpdate, SideStreams, Stepper, are_alike, prepare_weights, stack_layers
 from isoconv.train.engine import Learner
 from isoconv.train.run_folder import RunFolder
 from train.toys import learner, toy, toy_config
 
+IN_A_ROW = SideStreams(torch.device("cpu"))
+
 # Weights built ahead --------------------------------------------------------------------------------------------------
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-@pytest.mark.parametrize("conv", [name for name in CONVOLUTIONS if name != "ossn"])  # whose vector moves at each pass
-def test_prepared_weights_have_the_same_gradients(conv: str) -> None:
-    model, x = Small((1, 8, 8), conv=conv), torch.rand(4, 1, 8, 8)
-    model(x).square().sum().backward()
-    expected = gradients(model)
-    model.zero_grad()
-    with PreparedWeights([model]):
-        model(x).square().sum().backward()
-    assert len(gradients(model)) == len(expected)
-    for one, other in zip(gradients(model), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def test_one_build_serves_all_passes_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = BCOPConv2d(2, 2, 3), torch.rand(1, 2, 4, 4)
-    builds, build = [], layer._build
+    builds, build, stacks = [], layer._build, stack_layers([layer])
     monkeypatch.setattr(layer, "_build", lambda *points: builds.append(1) or build(*points))
-    with PreparedWeights([layer]):
+    with prepare_weights(stacks, IN_A_ROW):
         (layer(x) + layer(2 * x)).sum().backward()
     assert len(builds) == 1
     with torch.no_grad():
         layer.O.mul_(-1)
     before = layer(x)
-    with pytest.raises(RuntimeError, match="on purpose"), PreparedWeights([layer]):
+    with pytest.raises(RuntimeError, match="on purpose"), prepare_weights(stacks, IN_A_ROW):
         raise RuntimeError("on purpose")
     assert torch.equal(layer(x), before)
 
 
 def test_a_build_that_fails_leaves_nothing_prepared() -> None:
-    models = [nn.Sequential(OrthogonalLinear(3, 3), OrthogonalLinear(3, 3)) for _ in range(2)]
+    model = nn.Sequential(OrthogonalLinear(3, 3), OrthogonalLinear(3, 3))
     with torch.no_grad():
-        models[1][1].matrix.fill_(torch.nan)
-    with pytest.raises(IsoconvError, match="finite"), PreparedWeights(models):
+        model[1].matrix.fill_(torch.nan)
+    with pytest.raises(IsoconvError, match="finite"), prepare_weights(stack_layers([model]), IN_A_ROW):
         pass
-    assert torch.isfinite(models[0](torch.rand(2, 3))).all()
-    assert all(layer.weight_source is None for model in models for layer in model)
+    assert torch.isfinite(model[0](torch.rand(2, 3))).all()
+    assert all(layer.weight_source is None for layer in model)
 
 
 # Stacks ---------------------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    lambda **options: BCOPConv2d(3, 8, 3, **options),
-    lambda **options: BCOPConv2d(4, 6, 4, stride=2, **options),
-    lambda **options: BCOPConv2d(1, 1, 3, **options),
-    lambda **options: BCOPConv1d(5, 3, 4, stride=2, **options),
-    lambda **options: BCOPConv1d(4, 4, 5, ranks=(0, 1, 4, 2), **options),
-    lambda **options: RKOConv2d(7, 2, 2, stride=2, **options),
-    lambda **options: OrthogonalLinear(9, 4, **options),
+    (BCOPConv2d, (3, 8, 3), {}, "manifold"),
+    (BCOPConv2d, (4, 6, 4), {"stride": 2}, "bjorck"),
+    (BCOPConv2d, (1, 1, 3), {}, "manifold"),
+    (BCOPConv1d, (5, 3, 4), {"stride": 2}, "manifold"),
+    (BCOPConv1d, (4, 4, 5), {"ranks": (0, 1, 4, 2)}, "bjorck"),
+    (RKOConv2d, (7, 2, 2), {"stride": 2}, "manifold"),
+    (RKOConv2d, (2, 7, 3), {}, "bjorck"),
+    (OrthogonalLinear, (9, 4), {}, "manifold"),
 ]
 
 
@@ -86,39 +71,36 @@ def move(layers: list[nn.Module]) -> None:
                 p.add_(torch.randn_like(p) * 0.003)
 
 
-@pytest.mark.parametrize("orthogonalisation", ["manifold", "bjorck"])
-@pytest.mark.parametrize("make", LAYERS)
-def test_layers_in_a_stack_are_as_each_alone(make, orthogonalisation: str) -> None:
+@pytest.mark.parametrize(("kind", "shape", "options", "orthogonalisation"), LAYERS)
+def test_layers_in_a_stack_are_as_each_alone(kind, shape, options, orthogonalisation: str) -> None:
+    """The weights, the settled parameters, which the models see, and the gradients."""
     torch.manual_seed(0)
-    layers = [make(orthogonalisation=orthogonalisation, dtype=torch.float64) for _ in range(3)]
+    options = options | {"orthogonalisation": orthogonalisation, "dtype": torch.float64}
+    layers = [kind(*shape, **options) for _ in range(3)]
+    for layer in layers:
+        layer.weight.sum().backward()
     move(layers)
     apart = copy.deepcopy(layers)
     (stack,) = stack_layers(layers)
-    weights = stack.build()
+    assert all(parameter.grad is None for layer in layers for parameter in layer._sources())
+    weights = stack.build(IN_A_ROW)
     cotangents = [torch.randn_like(weight) for weight in weights]
     sum((w * c).sum() for w, c in zip(weights, cotangents, strict=True)).backward()
     for k, (layer, weight, cotangent) in enumerate(zip(apart, weights, cotangents, strict=True)):
+        layer.zero_grad()
         torch.testing.assert_close(weight, layer.weight, rtol=0, atol=1e-13)
         (layer.weight * cotangent).sum().backward()
-        for one, parameter in zip(stack.parameters, layer._sources(), strict=True):
-            torch.testing.assert_close(one.split(one.whole)[k], parameter.detach(), rtol=0, atol=1e-13)
-            torch.testing.assert_close(one.split(one.whole.grad)[k], parameter.grad, rtol=0, atol=1e-12)
-
-
-def test_the_models_see_what_happens_to_the_stack() -> None:
-    layers, x = [OrthogonalLinear(6, 3), OrthogonalLinear(6, 3)], torch.rand(2, 6)
-    for layer in layers:
-        layer(x).sum().backward()
-    move(layers)
-    before = [layer.eval()(x) for layer in layers]
-    (stack,) = stack_layers(layers)
-    assert all(p.grad is None for one in stack.parameters for p in one.parameters)
+        for whole, mine, alone in zip(stack.wholes, layers[k]._sources(), layer._sources(), strict=True):
+            torch.testing.assert_close(mine.detach(), alone.detach(), rtol=0, atol=1e-13)
+            gradient = whole.grad.view(3, *alone.shape)[k]
+            torch.testing.assert_close(gradient, alone.grad, rtol=0, atol=1e-12)
     with torch.no_grad():
-        stack.parameters[0].whole.mul_(-1)
-    stack.build()
-    for layer, was in zip(layers, before, strict=True):
-        assert is_orthonormal(layer.matrix)
-        torch.testing.assert_close(layer(x) - layer.bias, layer.bias - was, rtol=0, atol=1e-5)
+        next(iter(stack.wholes)).mul_(-1)
+    torch.testing.assert_close(layers[0]._sources()[0], -apart[0]._sources()[0])
+
+
+def stacked(*models: nn.Module) -> list[list[nn.Module]]:
+    return [stack.layers for stack in stack_layers(models) if len(stack.layers) > 1]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +115,7 @@ def test_the_models_see_what_happens_to_the_stack() -> None:
     ],
 )
 def test_what_is_stacked(model, conv: str, count: int) -> None:
-    assert len(stack_layers([model((1, 8, 8), conv=conv) for _ in range(2)])) == count
+    assert len(stacked(*(model((1, 8, 8), conv=conv) for _ in range(2)))) == count
 
 
 def test_what_is_shared_or_not_alike_is_not_stacked() -> None:
@@ -143,10 +125,10 @@ def test_what_is_shared_or_not_alike_is_not_stacked() -> None:
         second.matrix = first.matrix
         return nn.ModuleList([layer, layer.transposed(), first, second, OrthogonalLinear(5, 5)])
 
-    (stack,) = stack_layers([tied(), tied()])  # a parameter of two layers cannot lie in two stacks
-    assert len(stack.parameters) == 1
-    assert stack_layers([OrthogonalLinear(5, 5), OrthogonalLinear(5, 5, orthogonalisation="bjorck")]) == []
-    assert stack_layers([BCOPConv1d(4, 4, 3, ranks=(1, 2)), BCOPConv1d(4, 4, 3, ranks=(2, 1))]) == []
+    models = tied(), tied()
+    assert stacked(*models) == [[models[0][4], models[1][4]]]  # a parameter of two layers cannot lie in two stacks
+    assert stacked(OrthogonalLinear(5, 5), OrthogonalLinear(5, 5, orthogonalisation="bjorck")) == []
+    assert stacked(BCOPConv1d(4, 4, 3, ranks=(1, 2)), BCOPConv1d(4, 4, 3, ranks=(2, 1))) == []
 
 
 # Shared updates -------------------------------------------------------------------------------------------------------
@@ -158,6 +140,7 @@ CASES = [
     ("ossn", "adam", "manifold"),
     ("bcop-fixed", "steepest", "manifold"),
     ("svcm", "adam", "manifold"),
+    ("rkl2ne", "adam", "manifold"),
     ("standard", "adam", "manifold"),
 ]
 
@@ -181,7 +164,7 @@ def advance(group: list[Learner], steps: range, together: SharedUpdate | None = 
             Stepper(group).step(batches(step))
             continue
         group[0].rate.fill_(group[0].scheduled_rate())
-        together([part for batch in batches(step) for part in batch])
+        together(batches(step))
         for one in group:
             one.done += 1
 
@@ -260,8 +243,7 @@ def test_a_step_does_not_project_but_what_follows_it_does():
         assert all(changed) if due else not any(changed)
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_each_network_is_projected_by_its_own_settings(together):
+def test_each_network_is_projected_by_its_own_settings():
     """Others of a method without projections, or with more iterations, are no obstacle."""
     options = [{}, {"conv": "bcop", "optimiser": "steepest"}, {"project_iterations": 2}, {"seed": 1}]
     mixed = [learner(toy_config(**(SVCM | each))) for each in options]
@@ -269,7 +251,7 @@ def test_each_network_is_projected_by_its_own_settings(together):
         for layer in one.projected_rarely:
             layer.kernel.data.mul_(3)
     before = [kernels(one) for one in mixed]
-    Stepper(mixed).project(mixed, together)
+    Stepper(mixed).project(mixed)
     for one, old in zip(mixed, before, strict=True):
         for layer, kernel in zip(one.projected_rarely, old, strict=True):
             expected = svcm.clip_and_mask(kernel, layer.convolved_size, one.project_iterations)

@@ -160,17 +160,15 @@ def test_other_settings_than_those_of_the_run_are_refused(tmp_path):
         ([3.0], {}, "tensors"),
         (loader(), {"optimiser": "newton"}, "newton"),
         (loader(), {"schedule": "step"}, "step"),
+        (loader(), {"optimiser": sgd, "lr": 1e30}, "diverged"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(batches, options, word):
     with pytest.raises(IsoconvError, match=word):
-        fit(network(), batches, cross_entropy, epochs=1, **options)
+        fit(network(), batches, cross_entropy, epochs=2, **options)
 
 
-def test_batches_for_each_network_and_divergence():
-    with pytest.raises(IsoconvError, match="each of 2 networks"):
-        fit([network(), network()], [loader()], cross_entropy, epochs=1)
-    with pytest.raises(IsoconvError, match="as many batches"):
-        fit([network(), network()], [loader(), loader(16)], cross_entropy, epochs=1)
-    with pytest.raises(IsoconvError, match="diverged"):
-        fit(network(), loader(), cross_entropy, sgd, lr=1e30, epochs=2)
+def test_each_network_has_batches_and_as_many():
+    for batches, word in (([loader()], "each of 2 networks"), ([loader(), loader(16)], "as many batches")):
+        with pytest.raises(IsoconvError, match=word):
+            fit([network(), network()], batches, cross_entropy, epochs=1)

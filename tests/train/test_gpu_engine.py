@@ -9,7 +9,7 @@ from torch import nn
 
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.nn import plain
-from isoconv.train.capture import GraphStepper, Stepper, make_stepper
+from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
 from isoconv.train.engine import Learner, Stopped, fit
@@ -68,9 +68,8 @@ def losses(runs: list[tuple[Learner, EpochBatches, TrainConfig]], stepper: Stepp
 @pytest.mark.parametrize(("conv", "optimiser"), CASES)
 def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
     captured, eager = learner(conv, optimiser), learner(conv, optimiser)
-    stepper = make_stepper([captured[0]])
-    assert isinstance(stepper, GraphStepper)
-    (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]]), True)
+    stepper = Stepper([captured[0]])
+    (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]], captured=False), True)
     assert len(stepper.groups[0].graphs) == 1
     assert one == pytest.approx(other, rel=2e-2)
 
@@ -78,7 +77,7 @@ def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
 def test_the_host_may_run_ahead_of_the_device() -> None:
     """A batch's memory must not be given to a later batch before the step has copied it."""
     (ahead,), (slow,) = (
-        losses([run], make_stepper([run[0]]), look) for run, look in ((learner("bcop", "steepest"), k) for k in (0, 1))
+        losses([run], Stepper([run[0]]), look) for run, look in ((learner("bcop", "steepest"), k) for k in (0, 1))
     )
     assert ahead == pytest.approx(slow, rel=2e-2)
 
@@ -89,10 +88,10 @@ def test_the_host_may_run_ahead_of_the_device() -> None:
 )
 def test_networks_side_by_side_are_as_each_alone(conv: str, optimiser: str, count: int) -> None:
     runs = [learner(conv, optimiser, seed) for seed in range(count)]
-    together = losses(runs, make_stepper([one for one, _, _ in runs]), look=False)
+    together = losses(runs, Stepper([one for one, _, _ in runs]), look=False)
     for seed, (one, _, _) in enumerate(runs):
         other = learner(conv, optimiser, seed)
-        (alone,) = losses([other], make_stepper([other[0]]), look=True)
+        (alone,) = losses([other], Stepper([other[0]]), look=True)
         assert together[seed] == pytest.approx(alone, rel=2e-2)
         for layer, same in zip(one.projected_rarely, other[0].projected_rarely, strict=True):
             torch.testing.assert_close(layer.kernel, same.kernel, rtol=0, atol=2e-3)
@@ -103,19 +102,19 @@ def test_networks_side_by_side_are_as_each_alone(conv: str, optimiser: str, coun
 
 def test_networks_of_different_methods_side_by_side_are_as_each_alone() -> None:
     runs = [learner(*case) for case in CASES[:4]]
-    stepper = make_stepper([one for one, _, _ in runs])
-    assert isinstance(stepper, GraphStepper) and len(stepper.groups) == 4
+    stepper = Stepper([one for one, _, _ in runs])
+    assert len(stepper.groups) == 4
     together = losses(runs, stepper, look=False)
     for case, found in zip(CASES, together, strict=False):
         other = learner(*case)
-        assert found == pytest.approx(losses([other], make_stepper([other[0]]), look=True)[0], rel=2e-2)
+        assert found == pytest.approx(losses([other], Stepper([other[0]]), look=True)[0], rel=2e-2)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_evaluated_is_what_was_trained(count: int) -> None:
     """After replays, which PyTorch does not see, the plain model holds the current parameters' kernels."""
     runs = [learner("bcop", "steepest", seed) for seed in range(count)]
-    stepper = make_stepper([one for one, _, _ in runs])
+    stepper = Stepper([one for one, _, _ in runs])
     one, _, config = runs[-1]
     plains = []
     for epoch in (0, 9):
@@ -136,7 +135,7 @@ def test_what_is_evaluated_is_what_was_trained(count: int) -> None:
 def test_together_after_a_resume(optimiser: str, tmp_path: Path) -> None:
     """What was saved of networks that step together goes on as if nothing had happened."""
     on, off = ([learner("bcop", optimiser, seed) for seed in range(2)] for _ in range(2))
-    steppers = [make_stepper([one for one, _, _ in group]) for group in (on, off)]
+    steppers = [Stepper([one for one, _, _ in group]) for group in (on, off)]
 
     def run(epochs: range, chosen: list[Stepper]) -> None:
         for epoch in epochs:
@@ -164,12 +163,12 @@ def test_together_after_a_resume(optimiser: str, tmp_path: Path) -> None:
 
 def test_a_network_that_is_behind_draws_level_and_then_they_step_together() -> None:
     runs = [learner("bcop", "steepest", seed) for seed in range(2)]
-    stepper = make_stepper([one for one, _, _ in runs])
+    stepper = Stepper([one for one, _, _ in runs])
     streams = [itertools.chain(*(batches.epoch(epoch) for epoch in range(2))) for _, batches, _ in runs]
     for k in range(20):
         stepper.step([next(streams[0]), next(streams[1]) if k >= 5 else None])
     stepper.wait()
-    assert isinstance(stepper, GraphStepper) and len(stepper.groups[0].graphs) == 1
+    assert len(stepper.groups[0].graphs) == 1
     assert [one.done for one, _, _ in runs] == [20, 15]
 
 

@@ -1,6 +1,7 @@
 """Runs under pressure: killed, run twice at once, on a full disk, in a read-only folder, with a clock that jumps."""
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -46,6 +47,14 @@ def steps_done(path: Path) -> int:
     return RunFolder(path).updates_done()
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train_toy(folder, toy_config())
+    return folder
+
+
 def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
     """SIGKILL at random moments; every time it goes on from a state in the middle of an epoch or at its end."""
     train_toy(tmp_path / "whole", toy_config(epochs=8, flip=True))
@@ -85,12 +94,11 @@ def test_a_kill_loses_at_most_ten_seconds(tmp_path, monkeypatch):
     assert 0 < watcher.lost <= 10.0
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
-    train_toy(tmp_path / "usual", toy_config())
+def test_a_clock_that_jumps_changes_nothing(whole, tmp_path, monkeypatch):
     chance = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: chance.uniform(-1e12, 1e12))
     train_toy(tmp_path / "jumping", toy_config(), save_every=0.0)
-    assert same_run(tmp_path / "usual", tmp_path / "jumping")
+    assert same_run(whole, tmp_path / "jumping")
 
 
 def test_a_second_process_is_refused_while_the_first_trains(tmp_path):
@@ -120,46 +128,37 @@ def test_the_lock_ends_with_its_context_and_nests(tmp_path):
     other.lock()
 
 
-def fill_disk(patch: pytest.MonkeyPatch, after: int) -> None:
-    """Let the disk be full after so many files."""
-    fsync, count = os.fsync, iter(range(10**9))
-
-    def full(handle: int) -> None:
-        if next(count) >= after:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(handle)
-
-    patch.setattr(os, "fsync", full)
+def raise_full(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 11])
-def test_a_disk_that_fills_while_saving_loses_nothing(after, tmp_path, monkeypatch):
-    train_toy(tmp_path / "whole", toy_config())
+def test_a_disk_that_fills_while_saving_loses_nothing(after, whole, tmp_path, monkeypatch):
+    """It is full after so many files."""
     RunFolder(tmp_path / "full").start(toy_config(), overwrite=False)
+    fsync, count = os.fsync, itertools.count()
     with monkeypatch.context() as patch:
-        fill_disk(patch, after)
+        patch.setattr(os, "fsync", lambda handle: (fsync if next(count) < after else raise_full)(handle))
         with pytest.raises(IsoconvError, match="No space left"):
             train_toy(tmp_path / "full", toy_config(), resume=True, save_every=0.0)
     assert steps_done(tmp_path / "full") == after  # a save after every step but the last of an epoch, then of that
     train_toy(tmp_path / "full", toy_config(), resume=True)
-    assert same_run(tmp_path / "whole", tmp_path / "full")
+    assert same_run(whole, tmp_path / "full")
     assert not [file.name for file in (tmp_path / "full").iterdir() if file.name.startswith(".state")]
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_line_of_metrics(tmp_path, monkeypatch):
-    train_toy(tmp_path / "whole", toy_config())
-
+def test_a_disk_that_fills_in_the_middle_of_a_line_of_metrics(whole, tmp_path, monkeypatch):
     def cut_off(self: RunFolder, line: object) -> None:
         with self.metrics.open("a") as file:
             file.write(json.dumps(line)[:20])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise_full()
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append_metrics", cut_off)
         with pytest.raises(OSError, match="No space left"):
             train_toy(tmp_path / "full", toy_config(), save_every=0.0)
     train_toy(tmp_path / "full", toy_config(), resume=True)
-    assert same_run(tmp_path / "whole", tmp_path / "full")
+    assert same_run(whole, tmp_path / "full")
 
 
 def test_a_read_only_folder_is_one_line_before_any_work(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What a run's configuration holds, what the recipes put in it, and what it refuses."""
 
+import dataclasses
 import json
 import math
 import re
@@ -11,19 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from isoconv.cli import main
 from isoconv.errors import IsoconvError
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.losses import LOSSES, Loss, Option
-from train.toys import toy_config, train_toy
+from train.toys import toy_config
 
 
 def test_the_json_holds_every_setting_as_plain_data():
     config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, precision="bf16")
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
-    assert fields.keys() == TrainConfig.__dataclass_fields__.keys() - {"loss_options"}
+    assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options"}
     assert json.loads(toy_config(loss_options={"margin": 0.5}).to_json())["loss_options"] == {"margin": 0.5}
     assert fields["input_shape"] == [1, 8, 8] and fields["classes"] == list("abcd") and fields["seed"] == 3
 
@@ -46,20 +48,23 @@ def test_a_setting_that_is_none_is_refused(name, value):
 def test_a_shape_an_option_a_recipe_or_a_method_that_is_none_is_refused():
     with pytest.raises(IsoconvError, match="input_shape"):
         replace(toy_config(), input_shape=(1, 0, 8))
-    with pytest.raises(IsoconvError, match=r"options .*'x'"):
-        toy_config(loss_options={"x": 1.0})
+    for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
+        with pytest.raises(IsoconvError, match=rf"option.*{word}"):
+            toy_config(loss="cross-entropy", loss_options={name: value})
     for recipe, conv in (("mine", "bcop"), ("default", "soc")):
         with pytest.raises(IsoconvError, match=r"mine|soc"):
             recipe_settings(recipe, "mnist", conv)
 
 
 @pytest.mark.parametrize(("data", "margin", "conv"), [("mnist", 1.5, "bcop"), ("cifar10", 0.5, "svcm")])
-def test_the_papers_recipe(data, margin, conv):
+def test_the_papers_recipe_and_radii(data, margin, conv):
     config = TrainConfig(data, (1, 8, 8), ("a", "b"), conv=conv, **recipe_settings("paper", data, conv))
     assert (config.optimiser, config.lr, config.schedule) == ("adam", 1e-3, "exponential")
     assert (config.epochs, config.batch_size, config.orthogonalisation) == (200, 128, "bjorck")
     assert (config.loss, config.recipe) == ("hinge", "paper")
     assert config.margin == pytest.approx(math.sqrt(2) * margin)
+    assert default_epsilons(data) == ((1.58, 0.3) if data == "mnist" else default_epsilons("some/folder"))
+    assert default_epsilons("cifar10") == (36 / 255, 0.1)
 
 
 def test_augmentation_is_for_colour_photographs_only():
@@ -68,36 +73,21 @@ def test_augmentation_is_for_colour_photographs_only():
         assert (settings["crop_padding"], settings["flip"]) == (padding, flip), data
 
 
-def test_radii_of_the_paper():
-    assert default_epsilons("mnist") == (1.58, 0.3)
-    assert default_epsilons("cifar10") == default_epsilons("some/folder") == (36 / 255, 0.1)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"null", b"{}", b'{"data": "toy"}', b'{"input_shape": 5, "classes": []}', b"\xff\xfe\x00", None],
-)
-def test_a_file_that_is_no_configuration_is_named_in_one_line(content, tmp_path):
-    path = tmp_path / "config.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(IsoconvError, match=re.escape(str(path))) as caught:
-        TrainConfig.read(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_unknown_and_invalid_settings_in_a_file_are_refused(tmp_path):
+def test_a_file_that_is_no_configuration_is_named_in_one_line(tmp_path):
     fields, path = json.loads(toy_config().to_json()), tmp_path / "config.json"
     wrong = {"colour": "red", "model": "huge", "epochs": 1.5, "classes": [1], "input_shape": [1, 2], "lr": math.nan}
-    for name, value in wrong.items():
-        path.write_text(json.dumps(fields | {name: value}))
-        with pytest.raises(IsoconvError, match=name):
+    contents = [b"", b"[]", b'{"data": "toy"}', b'{"input_shape": 5, "classes": []}', b"\xff\xfe\x00"]
+    cases = [(content, re.escape(str(path))) for content in contents]
+    for content, word in [*cases, *((json.dumps(fields | {name: wrong[name]}).encode(), name) for name in wrong)]:
+        path.write_bytes(content)
+        with pytest.raises(IsoconvError, match=word) as caught:
             TrainConfig.read(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_configuration_of_an_older_version_is_read():
     path = pretrained_folder("mnist-small") / "config.json"
-    assert TrainConfig.read(path).to_json() == path.read_text()  # and written as it was
+    assert json.loads(TrainConfig.read(path).to_json()) == json.loads(path.read_text())  # and keeps all that it holds
 
 
 def test_a_new_method_is_one_record(monkeypatch):
@@ -109,18 +99,22 @@ def test_a_new_method_is_one_record(monkeypatch):
 
 
 def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
-    """A choice, with options of its own, that a run is trained with and that its configuration keeps."""
+    """A choice, with options of its own, that a run is trained with, also by the command, and that its folder keeps."""
 
     def squared(logits: Tensor, labels: Tensor, sharpness: float) -> Tensor:
-        return sharpness * (logits - 2 * torch.eye(4)[labels]).square().mean()
+        return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
     monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option(1.0, "")}))
-    assert toy_config(loss="squared").options_of_loss() == {"sharpness": 1.0}
-    for k, options in enumerate(({}, {"sharpness": 3.0})):
-        train_toy(tmp_path / str(k), toy_config(loss="squared", loss_options=options, epochs=1, lr=1e-6))
-        assert TrainConfig.read(tmp_path / str(k) / "config.json").options_of_loss() == {"sharpness": 1.0} | options
-    first, second = (json.loads((tmp_path / str(k) / "metrics.jsonl").read_text())["loss"] for k in range(2))
-    assert second == pytest.approx(3 * first, rel=1e-3)
+    command = ["isoconv", "train", "digits", "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
+    losses = []
+    for k, sharpness in enumerate((1.0, 3.0)):
+        options = [] if k == 0 else ["--loss-option", "sharpness=3"]
+        monkeypatch.setattr(sys, "argv", [*command, "--device", "cpu", "--out", str(tmp_path / str(k)), *options])
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main()
+        assert TrainConfig.read(tmp_path / str(k) / "config.json").options_of_loss() == {"sharpness": sharpness}
+        losses.append(json.loads((tmp_path / str(k) / "metrics.jsonl").read_text())["loss"])
+    assert losses[1] == pytest.approx(3 * losses[0], rel=1e-3)
 
 
 def test_losses_recipes_and_the_rest_are_read_without_torch():

@@ -16,7 +16,7 @@ from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.train.config import make_model
-from isoconv.train.diagnostics import _round_number, complete_run, gallery_entries, lacks_images, picture_uri
+from isoconv.train.diagnostics import complete_run, gallery_entries, lacks_images, picture_uri
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import open_run
 from train.toys import toy, toy_config, train_toy
@@ -132,8 +132,3 @@ def test_pictures_keep_their_shape_and_are_small():
     for shape, size, mode in (((1, 5, 7), (7, 5), "L"), ((3, 4, 4), (4, 4), "RGB"), ((3, 200, 100), (32, 64), "RGB")):
         picture = Image.open(io.BytesIO(base64.b64decode(picture_uri(torch.rand(shape)).split(",")[1])))
         assert picture.size == size and picture.mode == mode
-
-
-def test_bins_are_of_a_round_width():
-    for least, width in ((0.01, 0.01), (0.0195, 0.02), (0.04, 0.05), (0.9, 1.0), (26.0, 20.0)):
-        assert _round_number(least) == pytest.approx(width)

@@ -28,14 +28,20 @@ def pictures(folder: Path, n: int = 80) -> Path:
     return folder
 
 
-def launch(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", *command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
-    )
-
-
-TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+def launch(*command: str, cwd: Path) -> str:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with subprocess.Popen(
+        [*torchrun, *command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            output, errors = run.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # torchrun ends its processes
+            pytest.fail("The processes wait for each other for ever.")
+    assert run.returncode == 0, errors
+    return output
 
 
 def test_two_processes_train_the_same_network_as_one(tmp_path, monkeypatch, capsys):
@@ -44,13 +50,12 @@ def test_two_processes_train_the_same_network_as_one(tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["isoconv", "train", data, "--out", "alone", "--json", *OPTIONS])
     with pytest.raises(SystemExit, match=r"^0$"):
         main()
-    both = launch(*TORCHRUN, "isoconv", "train", data, "--out", "both", "--json", *OPTIONS, cwd=tmp_path)
-    assert both.returncode == 0, both.stderr
+    both = launch("-m", "isoconv", "train", data, "--out", "both", "--json", *OPTIONS, cwd=tmp_path)
     first, second = (read_tensors(tmp_path / name / "model.safetensors") for name in ("alone", "both"))
     assert first.keys() == second.keys()
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, rtol=0, atol=1e-5, msg=name)
-    results = [json.loads(text) for text in (capsys.readouterr().out, both.stdout)]  # one process talks, not both
+    results = [json.loads(text) for text in (capsys.readouterr().out, both)]  # one process talks, not both
     assert results[0][0]["clean"] == results[1][0]["clean"]
     metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "both")]
     assert len(metrics[0]) == len(metrics[1]) == 2
@@ -84,16 +89,7 @@ processes.leave()
 
 def test_a_signal_that_reaches_the_processes_at_different_steps_stops_them_all(tmp_path):
     (tmp_path / "twice.py").write_text(STOP_AT_DIFFERENT_STEPS)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, "-m", *TORCHRUN[:-1], "twice.py"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as run:
-        try:
-            _, errors = run.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            run.terminate()  # torchrun ends its processes
-            pytest.fail("The processes wait for each other for ever.")
-    assert run.returncode == 0, errors
+    launch("twice.py", cwd=tmp_path)
     assert (tmp_path / "stopped-0").exists() and (tmp_path / "stopped-1").exists()
     assert int(read_tensors(tmp_path / "run" / "state.safetensors")["progress/done"]) in (3, 4)
 

@@ -1,17 +1,18 @@
 """Run folders: what is in them, what they are never used for, and how the model comes out again."""
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from isoconv.certify import robust_accuracy
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_tensors
 from isoconv.pretrained import pretrained_folder
-from isoconv.train.classifier import TrainResult, evaluate
+from isoconv.train.classifier import TrainResult
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, load_run, seed_folders
@@ -24,52 +25,46 @@ def refused(word: str, function, *args, **options):
     assert "\n" not in str(caught.value)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def test_a_run_leaves_its_configuration_metrics_model_state_and_result(tmp_path):
-    config = toy_config(optimiser="adam", epochs=5)
-    (result,) = train_toy(tmp_path / "run", config)
+    config, run = toy_config(optimiser="adam", epochs=5), tmp_path / "run"
+    (result,) = train_toy(run, config)
     (untested,) = train_toy(tmp_path / "untested", config, test=None)
     assert untested.clean is None and "clean" not in untested.to_fields()
     assert TrainResult.read(tmp_path / "untested" / "result.json").clean is None
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
-    assert TrainConfig.read(tmp_path / "run" / "config.json") == config
-    saved = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {name: saved[name] for name in result.to_fields()} == result.to_fields()
-    assert replace(TrainResult.read(tmp_path / "run" / "result.json"), finished="") == result
+    names = {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
+    assert contents(run).keys() == names and TrainConfig.read(run / "config.json") == config
+    assert replace(TrainResult.read(run / "result.json"), finished="") == result
     assert (result.seed, result.epochs, result.replicas, result.images) == (0, 5, 1, 64)
     assert 0 <= result.robust["0.5"] <= result.robust["0.1"] <= result.clean <= 100
-    assert result.clean > 90 and losses(tmp_path / "run")[-1][1] < losses(tmp_path / "run")[0][1] / 2  # it learns
+    assert result.clean > 90 and losses(run)[-1][1] < losses(run)[0][1] / 2  # it learns
     assert 1 - 1e-4 < result.lipschitz_bound < 1 + 1e-4
 
 
-def test_a_run_is_not_overwritten_unless_told(tmp_path):
-    config, folder = toy_config(epochs=1), RunFolder(tmp_path / "run")
-    train_toy(folder.path, config)
-    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
-    refused("already holds a run", folder.start, config, overwrite=False)
-    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
-    other = replace(config, seed=9)
-    folder.start(other, overwrite=True)
-    assert {path.name for path in folder.path.iterdir()} == {".lock", "config.json"}  # locked until it is trained
-    assert TrainConfig.read(folder.config) == other
-
-
 def test_where_a_run_may_begin(tmp_path):
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "thesis.tex").write_text("years of work")
+    """An existing run, and files that are none, stay as they are unless told; seeds live in folders of their own."""
+    config, folder, work = toy_config(epochs=1), RunFolder(tmp_path / "run"), tmp_path / "work"
+    train_toy(folder.path, config)
+    before = contents(folder.path)
+    refused("already holds a run", folder.start, config, overwrite=False)
+    assert contents(folder.path) == before
+    folder.start(replace(config, seed=9), overwrite=True)
+    assert contents(folder.path).keys() == {".lock", "config.json"}  # locked until it is trained
+    assert TrainConfig.read(folder.config).seed == 9
+    work.mkdir()
+    (work / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
-        refused("holds other files", RunFolder(tmp_path / "work").start, toy_config(), overwrite=overwrite)
-        refused("is a file", RunFolder(tmp_path / "work" / "thesis.tex").start, toy_config(), overwrite=overwrite)
-    assert (tmp_path / "work" / "thesis.tex").read_text() == "years of work"
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["thesis.tex"]
-    refused("Cannot write", RunFolder(tmp_path / "work" / "thesis.tex" / "run").start, toy_config(), overwrite=False)
+        refused("holds other files", RunFolder(work).start, config, overwrite=overwrite)
+        refused("is a file", RunFolder(work / "thesis.tex").start, config, overwrite=overwrite)
+    refused("Cannot write", RunFolder(work / "thesis.tex" / "run").start, config, overwrite=False)
+    assert contents(work) == {"thesis.tex": b"years of work"}
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
-        RunFolder(path).start(toy_config(), overwrite=False)
+        RunFolder(path).start(config, overwrite=False)
         assert RunFolder(path).exists
-
-
-def test_where_seeds_live(tmp_path):
     assert [folder.path for folder in seed_folders(tmp_path, [4])] == [tmp_path]
     assert [folder.path for folder in seed_folders(tmp_path, [4, 0])] == [tmp_path / "seed-4", tmp_path / "seed-0"]
 
@@ -86,7 +81,7 @@ def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path):
     images = as_float(test.images)
     with torch.no_grad():
         torch.testing.assert_close(model(images), trained.eval()(images), rtol=0, atol=1e-5)
-    assert evaluate(model, test, [], torch.device("cpu"))["clean"] == result.clean
+    assert robust_accuracy(model, test).clean == result.clean
 
 
 def test_load_run_of_what_is_no_finished_run(tmp_path):

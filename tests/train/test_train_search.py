@@ -5,40 +5,32 @@ import pytest
 from isoconv.errors import IsoconvError
 from isoconv.train import job
 from isoconv.train.distributed import Processes
-from isoconv.train.job import search_learning_rate
 from train.toys import toy, toy_config
 
 
 def find(rates, **options):
     config = toy_config(optimiser="adam", epochs=2, **options)
-    return search_learning_rate(config, toy(), rates, "cpu", Processes())
+    return job.search_learning_rate(config, toy(), rates, "cpu", Processes())
 
 
 @pytest.mark.parametrize("rates", [[1e-7, 1e-2], [1e-2, 1e-7]], ids=str)
-def test_the_better_rate_is_chosen_whatever_the_order(rates, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    best, scores = find(rates)
-    assert best == 1e-2 and list(tmp_path.iterdir()) == []  # nothing is left behind
-    assert scores.keys() == set(rates)
-    assert scores[1e-2] > scores[1e-7]
-    assert all(0 <= robust <= clean <= 100 for clean, robust in scores.values())
-
-
-def test_it_trains_on_one_part_of_the_training_set_and_judges_on_the_rest(monkeypatch):
-    calls = []
-    original = job.train_classifiers
+def test_the_better_rate_is_chosen_on_a_part_of_the_training_set_that_is_not_trained_on(rates, tmp_path, monkeypatch):
+    calls, train_classifiers = [], job.train_classifiers
 
     def watched(configs, folders, train, test, *args, **options):
         calls.append((configs[0].lr, train, test))
-        return original(configs, folders, train, test, *args, **options)
+        return train_classifiers(configs, folders, train, test, *args, **options)
 
     monkeypatch.setattr(job, "train_classifiers", watched)
-    find([1e-3, 1e-2])
-    whole = {image.numpy().tobytes() for image in toy().images}
-    assert [lr for lr, _, _ in calls] == [1e-3, 1e-2]
+    monkeypatch.chdir(tmp_path)
+    best, scores = find(rates)
+    assert best == 1e-2 and list(tmp_path.iterdir()) == []  # nothing is written
+    assert scores.keys() == set(rates) and scores[1e-2] > scores[1e-7]
+    assert all(0 <= robust <= clean <= 100 for clean, robust in scores.values())
+    assert [lr for lr, _, _ in calls] == rates
     for _, train, test in calls:
         kept, held_out = ({image.numpy().tobytes() for image in part.images} for part in (train, test))
-        assert kept | held_out == whole and not kept & held_out
+        assert kept | held_out == {image.numpy().tobytes() for image in toy().images} and not kept & held_out
         assert len(test) == 26
 
 

@@ -4,32 +4,19 @@ import math
 
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
 from scipy.stats import binom, norm, t
 from torch import nn
 
 from isoconv.certify import lipschitz_bound
+from isoconv.errors import IsoconvError
 from isoconv.models import Small
 from isoconv.nn import Scale, plain
 from isoconv.wasserstein.bound import critic_bounds, wasserstein_lower_bound
 from isoconv.wasserstein.mean_bounds import betting_lower_bound, standard_error, student_quantile
-from isoconv.wasserstein.vector_critic import FCCritic, NearestAnchor
-from known_distances import funnel_pair, make_funnels, radial_pairs, translation
+from isoconv.wasserstein.vector_critic import AnchorCritics, FCCritic, NearestAnchor
+from known_distances import exact_distance, funnel_pair, make_funnels, radial_pairs, translation
 
 WHOLE = (True, True)
-
-
-def draws(pair, n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return pair.first(n, generator), pair.second(n, generator)
-
-
-def exact_distance(xs, ys):
-    """W1 of two samples of one size: the cheapest assignment."""
-    cost = torch.cdist(
-        xs.double().flatten(1), ys.double().flatten(1), compute_mode="donot_use_mm_for_euclid_dist"
-    ).numpy()
-    return float(cost[linear_sum_assignment(cost)].mean())
 
 
 def true_critic(dimension, count):
@@ -60,9 +47,8 @@ def critics(features):
 @pytest.mark.parametrize("name", [name for name, _ in critics(2)])
 def test_on_the_same_samples_no_critic_exceeds_the_exact_distance(name):
     """Trained for this very purpose, with no regard for anything but the difference."""
-    xs, ys = draws(radial_pairs(4)[2], 60)
-    critic = dict(critics(4))[name]
-    truth = exact_distance(xs, ys)
+    xs, ys = radial_pairs(4)[2].draw(60)
+    critic, truth = dict(critics(4))[name], exact_distance(xs, ys)
     optimiser = torch.optim.Adam(critic.parameters(), 0.02)
     for _ in range(60):
         optimiser.zero_grad()
@@ -70,13 +56,12 @@ def test_on_the_same_samples_no_critic_exceeds_the_exact_distance(name):
         optimiser.step()
     found = wasserstein_lower_bound(critic, xs, ys, whole=WHOLE)
     assert found.method == "exact"
-    assert found.lower <= found.estimate <= truth
-    assert found.estimate > 0.05 * truth
+    assert found.lower <= found.estimate <= truth < 20 * found.estimate
 
 
 def test_pot_agrees_where_it_is_installed():
     ot = pytest.importorskip("ot")
-    xs, ys = draws(translation(5, 1.0), 50)
+    xs, ys = translation(5, 1.0).draw(50)
     cost = torch.cdist(xs.double(), ys.double(), compute_mode="donot_use_mm_for_euclid_dist").numpy()
     truth = float(ot.emd2([], [], cost))
     assert truth == pytest.approx(exact_distance(xs, ys), rel=1e-9)
@@ -91,7 +76,7 @@ def test_at_its_confidence_the_bound_exceeds_the_truth_no_more_often_than_it_may
     trials, confidence = 150, 0.9
     above = 0
     for trial in range(trials):
-        xs, ys = draws(pair, 80, seed=trial)
+        xs, ys = pair.draw(80, seed=trial)
         found = wasserstein_lower_bound(critic, xs, ys, confidence, value_range=pair.support if support else None)
         assert found.method == ("betting" if support else "asymptotic")
         above += found.lower > pair.distance
@@ -101,7 +86,7 @@ def test_at_its_confidence_the_bound_exceeds_the_truth_no_more_often_than_it_may
 
 def test_the_true_potential_finds_the_distance():
     pair = funnel_pair(8, 16, draws=2**17)
-    xs, ys = draws(pair, 40_000)
+    xs, ys = pair.draw(40_000)
     found = wasserstein_lower_bound(true_critic(8, 16), xs, ys, value_range=pair.support)
     assert found.estimate == pytest.approx(pair.distance, rel=0.02)
     assert 0.96 * pair.distance < found.lower < found.estimate
@@ -111,7 +96,7 @@ def test_the_true_potential_finds_the_distance():
 
 
 def test_the_estimate_is_divided_by_the_proved_constant():
-    xs, ys = draws(translation(6, 2.0), 400)
+    xs, ys = translation(6, 2.0).draw(400)
     torch.manual_seed(0)
     critic = FCCritic(6, 32, 2)
     found = wasserstein_lower_bound(critic, xs, ys)
@@ -163,20 +148,17 @@ def test_float32_weights_run_in_float64_and_the_rounding_is_bounded():
     assert found.interval[1] - found.interval[0] < 1e-6
     anchors = NearestAnchor(torch.tensor([[3.0, 4.0], [0.0, 0.1]]))
     constant, error = critic_bounds(plain(anchors).eval().double(), (2,))
-    assert 1 <= constant < 1 + 1e-15
-    assert 0 < error.offset < 1e-13
+    assert 1 <= constant < 1 + 1e-15 and 0 < error.offset < 1e-13
     with torch.no_grad():
-        assert (
-            abs(float(anchors.eval().double()(torch.zeros(1, 2, dtype=torch.float64))) - float(torch.tensor(0.1)))
-            < 1e-16
-        )
+        value = float(anchors.eval().double()(torch.zeros(1, 2, dtype=torch.float64)))
+    assert abs(value - float(torch.tensor(0.1))) < 1e-16
 
 
 # Confidence -------------------------------------------------------------------------------------------------------
 
 
 def test_whole_distributions_leave_nothing_to_chance():
-    xs, ys = draws(translation(3, 1.0), 40)
+    xs, ys = translation(3, 1.0).draw(40)
     torch.manual_seed(0)
     critic = FCCritic(3, 16, 1)
     both = wasserstein_lower_bound(critic, xs, ys, whole=WHOLE)
@@ -185,33 +167,30 @@ def test_whole_distributions_leave_nothing_to_chance():
     widths = [found.interval[1] - found.interval[0] for found in (both, one, none)]
     assert widths[0] < 1e-9 < widths[1] < widths[2]
     assert both.estimate == one.estimate == none.estimate
-    bounded = [
-        wasserstein_lower_bound(critic, xs, ys, whole=whole, value_range=(-9, 9)) for whole in (WHOLE, (True, False))
-    ]
-    assert bounded[0].method == "exact" and bounded[1].method == "betting"
-    assert bounded[1].interval[0] < bounded[1].estimate < bounded[1].interval[1]
+    assert wasserstein_lower_bound(critic, xs, ys, whole=WHOLE, value_range=(-9, 9)).method == "exact"
+    bounded = wasserstein_lower_bound(critic, xs, ys, whole=(True, False), value_range=(-9, 9))
+    low, high = bounded.interval
+    assert bounded.method == "betting" and low < bounded.estimate < high
     mirrored = wasserstein_lower_bound(critic, ys, xs, whole=(False, True), value_range=(-9, 9))
-    assert mirrored.interval == pytest.approx((-bounded[1].interval[1], -bounded[1].interval[0]), rel=1e-6)
+    assert mirrored.interval == pytest.approx((-high, -low), rel=1e-6)
 
 
 @pytest.mark.parametrize("value_range", [None, (-9.0, 9.0)], ids=["asymptotic", "betting"])
 def test_a_batch_of_dependent_samples_is_one_observation(value_range):
-    xs, ys = draws(translation(3, 1.0), 60)
+    xs, ys = translation(3, 1.0).draw(60)
     copies = xs.repeat_interleave(8, dim=0)  # eight times the same: no more is known than before
     torch.manual_seed(0)
     critic = FCCritic(3, 16, 1)
-    options = {"value_range": value_range}
-    honest = wasserstein_lower_bound(critic, copies, ys, group=(8, 1), **options)
-    single = wasserstein_lower_bound(critic, xs, ys, **options)
-    naive = wasserstein_lower_bound(critic, copies, ys, **options)
+    honest = wasserstein_lower_bound(critic, copies, ys, group=(8, 1), value_range=value_range)
+    single = wasserstein_lower_bound(critic, xs, ys, value_range=value_range)
+    naive = wasserstein_lower_bound(critic, copies, ys, value_range=value_range)
     assert honest.interval == pytest.approx(single.interval, rel=1e-6)
     assert honest.observations == (60, 60) and honest.samples == (480, 60)
-    if value_range is None:
-        assert naive.interval[0] > honest.interval[0]
+    assert value_range is not None or naive.interval[0] > honest.interval[0]
 
 
 def test_the_asymptotic_interval_is_welchs():
-    xs, ys = draws(radial_pairs(2)[1], 50)
+    xs, ys = radial_pairs(2)[1].draw(50)
     ys = torch.cat([ys, ys[:30] * 2])
     critic = FCCritic(2, depth=0)
     found = wasserstein_lower_bound(critic, xs, ys, 0.9)
@@ -252,21 +231,17 @@ def test_betting_is_near_the_normal_approximation_for_many_samples_and_far_bette
     normal = 1.645 * float(z.std()) / math.sqrt(len(z))
     assert normal < width < 1.6 * normal
     assert width < math.sqrt(math.log(20) / (2 * len(z))) / 10
-
-
-def test_betting_with_no_spread_and_with_one_value():
     assert betting_lower_bound(torch.full((1000,), 0.5), 0.0, 1.0, 0.05) > 0.49
     assert 0 <= betting_lower_bound(torch.ones(1), 0.0, 1.0, 0.05) < 0.1
     assert betting_lower_bound(torch.zeros(10), 0.0, 1.0, 0.05) == 0
 
 
 def test_more_confidence_is_a_lower_bound():
-    xs, ys = draws(translation(3, 5.0, "uniform"), 500)
-    critic = FCCritic(3, depth=0)
+    pair, critic = translation(3, 5.0, "uniform"), FCCritic(3, depth=0)
+    xs, ys = pair.draw(500)
     with torch.no_grad():
-        critic[-1].matrix.copy_((xs - ys).mean(dim=0, keepdim=True) / torch.linalg.vector_norm((xs - ys).mean(dim=0)))
-    support = translation(3, 5.0, "uniform").support
-    for value_range in (None, support):
+        critic[-1].matrix.copy_(nn.functional.normalize((xs - ys).mean(dim=0, keepdim=True)))
+    for value_range in (None, pair.support):
         lows = [wasserstein_lower_bound(critic, xs, ys, c, value_range=value_range).lower for c in (0.5, 0.95, 0.9999)]
         assert 4 < lows[2] < lows[1] < lows[0] < 5.1
 
@@ -275,4 +250,57 @@ def test_more_confidence_is_a_lower_bound():
 def test_distances_whose_squares_vanish(distance):
     xs, ys = (torch.full((1, 1), value, dtype=torch.float64) for value in (distance, 0.0))
     critic = nn.Sequential(NearestAnchor(ys.clone()))
-    assert wasserstein_lower_bound(critic, xs, ys, whole=(True, True)).lower <= distance
+    assert wasserstein_lower_bound(critic, xs, ys, whole=WHOLE).lower <= distance
+
+
+# What is refused --------------------------------------------------------------------------------------------------
+
+X = torch.linspace(-1, 1, 120).reshape(40, 3)
+CRITIC = FCCritic(3, 8, 1)
+CHANGED = NearestAnchor(X[:1])
+CHANGED.sign = 5
+NAN = X.clone()
+NAN[3, 1] = torch.nan
+
+CASES = [
+    ({"batch_size": 0}, "batch size"),
+    ({"confidence": 1.0}, "confidence"),
+    ({"confidence": "0.9"}, "confidence"),
+    ({"method": "guess"}, "guess"),
+    ({"method": "betting"}, "range"),
+    ({"xs": X[0]}, "xs as a tensor"),
+    ({"ys": X[:0]}, "ys as a tensor"),
+    ({"xs": [1.0]}, "list"),
+    ({"ys": X[:, :2]}, "one shape"),
+    ({"xs": NAN}, "finite numbers in xs"),
+    ({"ys": X.long()}, "int64"),
+    *(({"value_range": values}, "value range") for values in ((1.0, 0.0), "ab", (None, 1))),
+    ({"value_range": (0.0, 1.0)}, "from 0 to 1 in xs. Got -1 to 1"),
+    ({"whole": True}, "whole"),
+    ({"group": 2}, "group"),
+    ({"group": (1.0, 1)}, "group"),
+    ({"group": (7, 1)}, "multiple of 7"),
+    ({"ys": X[:10]}, "30 independent.* Got 10"),
+    ({"group": (1, 4)}, "30 independent.* Got 10"),
+    ({"critic": nn.Sequential(*list(CRITIC)[:-1])}, "one output"),
+    ({"critic": AnchorCritics(X[:4], X[4:8])}, "AnchorCritics"),
+    ({"critic": nn.Sequential(nn.Linear(3, 1), nn.Softmax(1))}, "Softmax"),
+    ({"critic": CHANGED}, "sign of ±1"),
+    ({"xs": X * 1e30}, "norm"),
+]
+
+
+@pytest.mark.parametrize(("changed", "word"), CASES, ids=[word for _, word in CASES])
+def test_refused(changed, word):
+    arguments = {"critic": CRITIC, "xs": X, "ys": X} | changed
+    with pytest.raises(IsoconvError, match=word):
+        wasserstein_lower_bound(**arguments)
+
+
+def test_critics_that_cannot_be():
+    for options, word in (({"depth": -1}, "depth"), ({"width": 12}, "group size"), ({"activation": "tanh"}, "tanh")):
+        with pytest.raises(IsoconvError, match=word):
+            FCCritic(3, **options)
+    for anchors, sign, word in ((X[0], 1, "matrix"), (X, 2, "sign")):
+        with pytest.raises(IsoconvError, match=word):
+            NearestAnchor(anchors, sign)

@@ -15,17 +15,23 @@ clamping brings every coordinate nearer to x_i or leaves it, and no norm of y �
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 _ATTEMPTS = 50
 
 
 def column(values: Tensor, images: Tensor) -> Tensor:
-    """One value per image, in a shape that multiplies images."""
+    """Return one value per image in a shape that multiplies images."""
     return values.reshape(-1, *[1] * (images.dim() - 1))
 
 
+def choose(mask: Tensor, values: Tensor, others: Tensor) -> Tensor:
+    """Return the rows of `values` where the mask (one per image) is true, and those of `others` elsewhere."""
+    return torch.where(column(mask, others), values, others)
+
+
 def norm_bound(images: Tensor, points: Tensor) -> Tensor:
-    """An upper bound of each exact ‖point − image‖₂; zero where they are equal. See Note [Norm of a difference]."""
+    """Return an upper bound of each exact ‖point − image‖₂; zero where they are equal. See Note [Norm of a difference]."""
     difference = (points - images).flatten(1)
     largest = difference.abs().amax(dim=1)
     scaled = difference / torch.where(largest > 0, largest, 1.0)[:, None]
@@ -35,67 +41,60 @@ def norm_bound(images: Tensor, points: Tensor) -> Tensor:
 
 
 def into_ball(images: Tensor, candidates: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
-    """Points in [0, 1] whose exact distance from the images is at most epsilon (one per image), and bounds of it.
+    """Return points in [0, 1] whose exact distance from the images is at most epsilon (one per image), and bounds of it.
 
     A candidate that already is such a point stays as it is; others are drawn towards the image until they are.
     """
     wanted = torch.where(candidates.isnan(), images, candidates).clamp(0, 1) - images
-    points, norms, outside = images, torch.zeros_like(epsilon), torch.ones_like(epsilon, dtype=torch.bool)
     for attempt in range(_ATTEMPTS):
-        points = _at_most(images, wanted)
+        points = (images + wanted).clamp(0, 1)  # see Note [Clamping]
+        # Each coordinate is rounded towards the image's.
+        points = torch.where((points - images).abs() > wanted.abs(), torch.nextafter(points, images), points)
         norms = norm_bound(images, points)
         outside = norms > epsilon
         if not bool(outside.any()):
-            return points, norms
+            break
         shrinkage = torch.where(outside, epsilon / norms * (1 - 2.0 ** (attempt - _ATTEMPTS)), 1.0)
         wanted = wanted * column(shrinkage, images)
     # A budget below the spacing of the floats around the image may leave nothing but the image.
-    return torch.where(column(outside, images), images, points), torch.where(outside, 0.0, norms)
-
-
-def _at_most(images: Tensor, wanted: Tensor) -> Tensor:
-    """image + wanted in [0, 1], with each coordinate rounded towards the image's. See Note [Clamping]."""
-    points = (images + wanted).clamp(0, 1)
-    too_far = (points - images).abs() > wanted.abs()
-    return torch.where(too_far, torch.nextafter(points, images), points)
+    return choose(outside, images, points), torch.where(outside, 0.0, norms)
 
 
 def exactly_inside(image: Tensor, point: Tensor, radius: float) -> bool:
-    """Whether ‖point − image‖₂ ≤ radius holds, in exact integers."""
+    """Return whether ‖point − image‖₂ ≤ radius holds, in exact integers."""
     ratios = [value.as_integer_ratio() for value in [*image.flatten().tolist(), *point.flatten().tolist(), radius]]
-    shift = max(denominator.bit_length() for _, denominator in ratios)
     # Every denominator is a power of two: bring all numbers to the largest.
-    whole = [numerator << (shift - denominator.bit_length()) for numerator, denominator in ratios]
+    largest = max(denominator for _, denominator in ratios)
+    *coordinates, limit = [numerator * (largest // denominator) for numerator, denominator in ratios]
     half = image.numel()
-    return sum((q - p) ** 2 for p, q in zip(whole[:half], whole[half:-1], strict=True)) <= whole[-1] ** 2
+    return sum((q - p) ** 2 for p, q in zip(coordinates[:half], coordinates[half:], strict=True)) <= limit**2
 
 
 def excess(images: Tensor, points: Tensor, radii: Tensor) -> Tensor:
-    """‖point − image‖² − radius² from about 100 bits of either: the sign is wrong only where those agree in nearly all."""
+    """Return ‖point − image‖² − radius² from about 100 bits of either.
+
+    The sign is wrong only where those agree in nearly all of them.
+    """
     high, low = _two_sum(points.flatten(1), -images.flatten(1))
-    square, error = _two_square(high)
-    total, rest = square, error + 2 * high * low
-    radius_square, radius_error = _two_square(radii)
-    total = torch.cat([total, -radius_square[:, None]], dim=1)
-    rest = torch.cat([rest, -radius_error[:, None]], dim=1)
+    squares, errors = _two_square(torch.cat([high, radii[:, None]], dim=1))
+    errors[:, :-1] += 2 * high * low
+    total, rest = (torch.cat([values[:, :-1], -values[:, -1:]], dim=1) for values in (squares, errors))
     while total.shape[1] > 1:  # a tree of exact sums, whose errors are added up beside it
-        half = total.shape[1] // 2
-        odd_total, odd_rest = total[:, 2 * half :], rest[:, 2 * half :]
-        total, error = _two_sum(total[:, :half], total[:, half : 2 * half])
-        rest = rest[:, :half] + rest[:, half : 2 * half] + error
-        total, rest = torch.cat([total, odd_total], dim=1), torch.cat([rest, odd_rest], dim=1)
+        halves, rests = (pad(values, (0, values.shape[1] % 2)).chunk(2, dim=1) for values in (total, rest))
+        total, error = _two_sum(*halves)
+        rest = rests[0] + rests[1] + error
     return (total + rest)[:, 0]
 
 
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Knuth: the rounded sum and its error, exactly."""
+    """Return the rounded sum and its error, exactly (Knuth)."""
     total = a + b
     moved = total - a
     return total, (a - (total - moved)) + (b - moved)
 
 
 def _two_square(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Dekker: the rounded square and its error, exactly unless it underflows."""
+    """Return the rounded square and its error, exactly unless it underflows (Dekker)."""
     split = a * (2.0**27 + 1)
     high = split - (split - a)
     low = a - high

@@ -14,10 +14,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 
-from isoconv.attacks.ball import column
-from isoconv.attacks.search import AttackResult, Deployed, Options, Search, check_counts
+from isoconv.attacks.ball import choose, column
+from isoconv.attacks.search import AttackResult, Budget, Options, Search, check_counts, without_autograd
 from isoconv.errors import IsoconvError
 
 _POOL = 1000  # images of the set that may serve as a starting point
@@ -26,54 +27,33 @@ _BISECTIONS = 20
 _CHECK_EVERY = 50  # queries between two looks at whether all images are fooled
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
+@without_autograd
 def boundary(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: float | Tensor,
-    *,
-    steps: int = 25_000,
-    early_stop: bool = True,
-    seed: int = 0,
-    **options: Unpack[Options],
+    model: Module, images: Tensor, labels: Tensor, epsilon: Budget, *, steps: int = 25_000, **options: Unpack[Options]
 ) -> AttackResult:
     """Run the boundary attack (Brendel et al., 2018): a walk along the decision boundary, drawn towards the image.
 
     Success is a misclassified point within `epsilon`. Images that are attacked together share their random directions, so
-    that results depend on the batch size. With `early_stop` a batch is finished when all of it is fooled. Needs foolbox.
-    `options` are those of `pgd`.
+    that results depend on the batch size. With early stopping a batch is finished when all of it is fooled. Needs foolbox.
     """
-    check_counts(steps=steps, seed=seed)
+    check_counts(steps=steps)
     attack = import_foolbox().attacks.BoundaryAttack(steps=steps)
     # foolbox works in float32, however small the budget.
-    search = Search(model, images, labels, epsilon, search_dtype=torch.float32, **options)
-    return _decide(search, attack, None, early_stop, seed)
+    return _decide(Search(model, images, labels, epsilon, dtype=torch.float32, **options), attack)
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
+@without_autograd
 def pointwise(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: float | Tensor,
-    *,
-    queries: int = 10_000,
-    early_stop: bool = True,
-    seed: int = 0,
-    **options: Unpack[Options],
+    model: Module, images: Tensor, labels: Tensor, epsilon: Budget, *, queries: int = 10_000, **options: Unpack[Options]
 ) -> AttackResult:
     """Run the pointwise attack (Schott et al., 2018): reset one pixel after the other of a misclassified point.
 
     First all the way to the image's pixel, then half of it, and so on, until nothing is gained or after `queries` queries.
     All else as in `boundary`.
     """
-    check_counts(queries=queries, seed=seed)
+    check_counts(queries=queries)
     attack = import_foolbox().attacks.PointwiseAttack()
-    search = Search(model, images, labels, epsilon, search_dtype=torch.float32, **options)
-    return _decide(search, attack, queries, early_stop, seed)
+    return _decide(Search(model, images, labels, epsilon, dtype=torch.float32, **options), attack, queries)
 
 
 def import_foolbox() -> Any:
@@ -89,51 +69,71 @@ def import_foolbox() -> Any:
     return foolbox
 
 
-def _decide(search: Search, attack: Any, queries: int | None, early_stop: bool, seed: int) -> AttackResult:
-    pool = _starting_pool(search, seed)
+def _decide(search: Search, attack: Any, queries: int | None = None) -> AttackResult:
+    pool = _starting_pool(search)
+    predictions = search.logits(pool).argmax(dim=1)
     for number, index in enumerate(search.batches(search.standing())):
-        images, labels, epsilon = search.rows(index)
-        starts, misclassified = _starting_points(search.network, images.float(), labels, pool)
-        rows = misclassified.nonzero()[:, 0]
-        if len(rows):
-            enough = 0.999 * epsilon[rows].float() if early_stop else torch.full_like(epsilon[rows].float(), -1.0)
-            watched = Watched(search.network, images[rows].float(), labels[rows], enough, queries)
-            with _seed_global_generators(search.network.device, seed, number):
+        images, labels = search.originals[index], search.labels[index]
+        distances = torch.cdist(images.float().flatten(1), pool.flatten(1))
+        nearest = torch.where(predictions[None] == labels[:, None], torch.inf, distances).min(dim=1)
+        starts = _approach(search, images.float(), labels, pool[nearest.indices])
+        rows = nearest.values.isfinite()  # where a misclassified point is known
+        if bool(rows.any()):
+            watched = Watched(search, index[rows], queries)
+            with _seed_global_generators(search.device, search.seed, number):
                 watched.run(attack, starts[rows])
             away = watched.closest.to(images) - images[rows]
-            search.judge(index[rows.to(index.device)], images[rows] + away)
+            search.judge(index[rows], away)
             # And as far out in that direction as is allowed: float64 may see the boundary a little further away.
             norms = torch.linalg.vector_norm(away.flatten(1), dim=1).clamp_min(torch.finfo(torch.float64).tiny)
-            search.judge(index[rows.to(index.device)], images[rows] + away * column(epsilon[rows] / norms, away))
+            search.judge(index[rows], away * column(search.epsilon[index[rows]] / norms, away))
         search.finish(index)
     return search.result()
+
+
+def _starting_pool(search: Search) -> Tensor:
+    """Return points where an attack may start: the images themselves, noise, black, grey and white."""
+    originals = search.originals[:_POOL].float()
+    stream = torch.Generator("cpu").manual_seed(search.seed)
+    noise = torch.rand(_NOISE, *originals.shape[1:], generator=stream, dtype=torch.float32, device="cpu")
+    shades = [torch.full_like(noise[:1], shade) for shade in (0.0, 0.5, 1.0)]
+    return torch.cat([originals, torch.cat([noise, *shades]).to(originals)])
+
+
+def _approach(search: Search, images: Tensor, labels: Tensor, starts: Tensor) -> Tensor:
+    """Draw misclassified points towards the images, up to the boundary."""
+    outer, inner = starts, images
+    for _ in range(_BISECTIONS):
+        middle = (outer + inner) / 2
+        fooled = search.logits(middle).argmax(dim=1) != labels
+        outer, inner = choose(fooled, middle, outer), choose(fooled, inner, middle)
+    return outer
 
 
 class _EnoughError(Exception):
     """Leaves an attack that has no way out of its own."""
 
 
-class Watched(nn.Module):
+class Watched(Module):
     """A network that remembers, of each image, the nearest misclassified point that it was queried about.
 
-    Every query is about the whole batch, in order; the first is about the starting points. It raises when all distances
-    are at most `enough`, or after `queries` queries.
+    Every query is about the whole batch, in order; the first is about the starting points. It raises when all images are
+    fooled within their budget, if that is a reason to stop early, or after `queries` queries.
     """
 
-    def __init__(
-        self, network: Deployed, images: Tensor, labels: Tensor, enough: Tensor, queries: int | None = None
-    ) -> None:
+    def __init__(self, search: Search, index: Tensor, queries: int | None = None) -> None:
         super().__init__()
-        self.network, self.images, self.labels = network, images, labels
-        self.enough, self.queries, self.count = enough, queries, 0
-        self.closest, self.distance = images, torch.full_like(enough, torch.inf)
+        self.search, self.queries, self.count = search, queries, 0
+        self.closest = self.images = search.originals[index].float()
+        self.labels, epsilon = search.labels[index], search.epsilon[index].float()
+        self.enough = 0.999 * epsilon if search.early_stop else -torch.ones_like(epsilon)
+        self.distance = torch.full_like(epsilon, torch.inf)
 
     def forward(self, points: Tensor) -> Tensor:
-        logits = self.network.search_logits(points.clone())
+        logits = self.search.logits(points)
         distance = torch.linalg.vector_norm((points - self.images).flatten(1), dim=1)
         closer = (logits.argmax(dim=1) != self.labels) & (distance < self.distance)
-        self.closest = torch.where(column(closer, points), points, self.closest)
-        self.distance = torch.where(closer, distance, self.distance)
+        self.closest, self.distance = choose(closer, points, self.closest), choose(closer, distance, self.distance)
         self.count += 1
         if self.count == 1:
             # foolbox first asks whether the starting points are misclassified, and gives up all of them if one is not. They
@@ -153,43 +153,15 @@ class Watched(nn.Module):
             attack.run(network, self.images, foolbox.Misclassification(self.labels), starting_points=starts)
 
 
-def _starting_pool(search: Search, seed: int) -> Tensor:
-    """Return points where an attack may start: the images themselves, noise, black, grey and white."""
-    originals = search.originals[:_POOL].to(search.network.device, torch.float32)
-    noise = torch.rand(
-        _NOISE,
-        *originals.shape[1:],
-        generator=torch.Generator("cpu").manual_seed(seed),
-        dtype=torch.float32,
-        device="cpu",
-    )
-    shades = [torch.full_like(noise[:1], shade) for shade in (0.0, 0.5, 1.0)]
-    return torch.cat([originals, torch.cat([noise, *shades]).to(originals)])
-
-
-def _starting_points(network: Deployed, images: Tensor, labels: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest of the pool with another prediction, drawn to the boundary; and whether there is one."""
-    predictions = network.search_logits(pool.clone()).argmax(dim=1)
-    distances = torch.cdist(images.flatten(1), pool.flatten(1))
-    nearest = torch.where(predictions[None] == labels[:, None], torch.inf, distances).min(dim=1)
-    outer, inner = pool[nearest.indices], images
-    for _ in range(_BISECTIONS):
-        middle = (outer + inner) / 2
-        fooled = column(network.search_logits(middle.clone()).argmax(dim=1) != labels, images)
-        outer, inner = torch.where(fooled, middle, outer), torch.where(fooled, inner, middle)
-    return outer, nearest.values.isfinite()
-
-
 @contextmanager
 def _seed_global_generators(device: torch.device, *seed: int) -> Iterator[None]:
     """Seed the global generators of torch and numpy, which foolbox draws from, and restore them afterwards."""
     first, second = np.random.SeedSequence(seed).generate_state(2)
+    on_device = [torch.cuda.default_generators[device.index]] if device.type == "cuda" else []
     state = np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(int(first))
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(int(first))
+    with torch.random.fork_rng(devices=[device] if on_device else []):
+        for generator in (torch.default_generator, *on_device):
+            generator.manual_seed(int(first))
         np.random.seed(int(second))
         try:
             yield

@@ -12,9 +12,9 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from isoconv.attacks.ball import column, exactly_inside, excess, norm_bound
+from isoconv.attacks.ball import choose, exactly_inside, excess, norm_bound
 from isoconv.attacks.gradient import apgd_runs, climb, generator
-from isoconv.attacks.search import AttackResult, Options, Search, check_counts
+from isoconv.attacks.search import AttackResult, Budget, Options, Search, check_counts, without_autograd
 
 _BATCH_SIZES = (1, 2, 3, 7, 32)  # libraries sum in another order for another number of images
 _TARGETS = 3
@@ -23,18 +23,16 @@ _OUT_OF_REACH = 1000
 _EXACT_CHECKS = 16  # of points of one image in one round; what comes here is inside by 100 bits already
 
 
-@torch.inference_mode(False)
-@torch.no_grad()
+@without_autograd
 def rounding_search(
     model: nn.Module,
     images: Tensor,
     predictions: Tensor,
-    radii: Tensor | float,
+    radii: Budget,
     *,
     steps: int = 100,
     rounds: int = 8,
     candidates: int = 64,
-    seed: int = 0,
     **options: Unpack[Options],
 ) -> AttackResult:
     """Search for float64 points within each image's claimed radius that the float64 network does not predict as claimed.
@@ -45,18 +43,19 @@ def rounding_search(
     rounds, candidates : how many times, and how many floats at a time, to try around the worst point of each image
 
     `success` refutes a certificate: the exact norm, in integers, is at most the radius, and the prediction is another, or
-    tied, in a batch of some size. A sound certificate is never refuted. `options` are those of `pgd`.
+    tied, in a batch of some size. A sound certificate is never refuted.
     """
-    check_counts(steps=steps, rounds=rounds, candidates=candidates, seed=seed)
+    check_counts(steps=steps, rounds=rounds, candidates=candidates)
     progress = options.pop("progress", None)  # a batch is finished after its walk, not when it has been climbed
-    search = Search(model, images, predictions, radii, search_dtype=torch.float64, budget="radii", **options)
+    search = Search(model, images, predictions, radii, dtype=torch.float64, budget="radii", **options)
+    search.early_stop, seed = True, search.seed
     offsets = [_offsets(candidates, images.shape[1:], seed, number) for number in range(1, rounds)]
-    offsets = [each.to(search.network.device) for each in offsets]
+    offsets = [offset.to(search.device) for offset in offsets]
     done = len(images) - len(search.standing())
     for batch in search.batches(search.standing()):
-        climb(search, batch, apgd_runs(search, "margin", 1, steps), seed=seed)
+        climb(search, batch, apgd_runs(search, "margin", 1, steps), seed)
         targeted = apgd_runs(search, "targeted-margin", _TARGETS, steps)
-        climb(search, search.standing(batch), targeted, seed=seed + 1)
+        climb(search, search.standing(batch), targeted, seed + 1)
         for index in search.standing(batch).split(max(1, search.batch_size // candidates)):
             _walk(search, index, candidates, offsets)
         done += len(batch)
@@ -71,33 +70,30 @@ def _walk(search: Search, index: Tensor, candidates: int, offsets: list[Tensor])
 
     Images that no rounding can reach leave: most of them, where the network is less steep than it might be.
     """
-    images, labels, radii = search.rows(index)
-    centres = search.points[index].to(images)
-    lowest = search.margins[index].to(radii)
+    centres, lowest = search.points[index], search.margins[index]
     for offset in (None, *offsets):
         if not len(index):
             return
+        images, labels, radii = search.originals[index], search.labels[index], search.epsilon[index]
         points = _on_the_line(images, centres, radii, candidates) if offset is None else _neighbours(centres, offset)
-        repeated_images, repeated_radii = (t.repeat_interleave(candidates, dim=0) for t in (images, radii))
+        repeated = (tensor.repeat_interleave(candidates, dim=0) for tensor in (images, radii, labels))
+        repeated_images, repeated_radii, repeated_labels = repeated
         inside = excess(repeated_images, points, repeated_radii) <= 0
-        margins = search.network.margins(points, labels.repeat_interleave(candidates)).reshape(-1, candidates)
+        margins = search.judge_points(points, repeated_labels).reshape(-1, candidates)
         variation = margins.amax(dim=1) - margins.amin(dim=1)
         margins = torch.where(inside.reshape(-1, candidates), margins, torch.inf)
-        points = points.reshape(len(images), candidates, *images.shape[1:])
+        points = points.unflatten(0, (-1, candidates))
         _refute(search, index, points, margins)
         best = margins.min(dim=1)
         lower = best.values <= lowest
-        lowest = torch.where(lower, best.values, lowest)
-        worst = points[torch.arange(len(images), device=images.device), best.indices]
-        centres = torch.where(column(lower, images), worst, centres)
+        worst = points[torch.arange(len(index), device=index.device), best.indices]
+        lowest, centres = choose(lower, best.values, lowest), choose(lower, worst, centres)
         # Refuted images leave, and those out of reach (NaN and infinities stay).
-        standing = (search.margins[index] > 0).to(images.device)
-        left = (standing & ~(lowest > _OUT_OF_REACH * variation)).nonzero()[:, 0]
-        images, labels, radii, centres, lowest = (t[left] for t in (images, labels, radii, centres, lowest))
-        index = index[left.to(index.device)]
+        left = (search.margins[index] > 0) & ~(lowest > _OUT_OF_REACH * variation)
+        index, centres, lowest = index[left], centres[left], lowest[left]
     for size in _BATCH_SIZES if len(index) else ():
-        pairs = zip(centres.split(size), labels.split(size), strict=True)
-        margins = torch.cat([search.network.margins(*pair) for pair in pairs])
+        pairs = zip(centres.split(size), search.labels[index].split(size), strict=True)
+        margins = torch.cat([search.judge_points(*pair) for pair in pairs])
         _refute(search, index, centres[:, None], margins[:, None])
 
 
@@ -107,14 +103,14 @@ def _on_the_line(images: Tensor, points: Tensor, radii: Tensor, count: int) -> T
     From one to the next about one pixel moves by one: they are 2⁻⁵³ apart below 1, and a share s of the way moves all
     pixels together by s·‖perturbation‖₁.
     """
-    away = points - images
-    away = torch.where(column(away.flatten(1).any(dim=1), away), away, 1.0)  # any direction is as good
-    scale = radii / torch.linalg.vector_norm(away.flatten(1), dim=1)
-    step = (2.0**-53 / (away.flatten(1).abs().sum(dim=1) * scale)).clamp_min(2.0**-52)
+    away = (points - images).flatten(1)
+    away = torch.where(away.any(dim=1, keepdim=True), away, 1.0)  # any direction is as good
+    scale = radii / torch.linalg.vector_norm(away, dim=1)
+    step = (2.0**-53 / (away.abs().sum(dim=1) * scale)).clamp_min(2.0**-52)
     places = torch.arange(count, device=images.device, dtype=torch.float64) - count // 2
     scales = scale[:, None] * (1 + places * step[:, None])
-    wide = scales.reshape(*scales.shape, *[1] * (images.dim() - 1))
-    return (images[:, None] + wide * away[:, None]).clamp(0, 1).flatten(0, 1)
+    moved = images.flatten(1)[:, None] + scales[..., None] * away[:, None]
+    return moved.clamp(0, 1).reshape(-1, *images.shape[1:])
 
 
 def _neighbours(centres: Tensor, offsets: Tensor) -> Tensor:
@@ -142,11 +138,11 @@ def _offsets(count: int, shape: torch.Size, seed: int, number: int) -> Tensor:
 
 def _refute(search: Search, index: Tensor, points: Tensor, margins: Tensor) -> None:
     """Keep for each image one of its points (images, candidates, …) with another prediction that is exactly inside."""
-    images, _, radii = search.rows(index)
     for row in (margins <= 0).any(dim=1).nonzero()[:, 0].tolist():
+        image, radius = search.originals[index[row]], float(search.epsilon[index[row]])
         for place in (margins[row] <= 0).nonzero()[:_EXACT_CHECKS, 0].tolist():
-            point, radius = points[row, place], float(radii[row])
-            if exactly_inside(images[row], point, radius):
-                norm = norm_bound(images[row, None], point[None]).clamp_max(radius)
+            point = points[row, place]
+            if exactly_inside(image, point, radius):
+                norm = norm_bound(image[None], point[None]).clamp_max(radius)
                 search.keep(index[row, None], point[None], norm, margins[row, place, None])
                 break

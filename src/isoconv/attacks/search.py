@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from isoconv.certify import RobustAccuracy
 from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import full_precision, matmul_precision
 from isoconv.nn import plain
+from isoconv.records import require
 
+Attack = TypeVar("Attack", bound=Callable[..., Any])
+Budget = float | Tensor
 Progress = Callable[[int, int], None]
 """Called as progress(done, total) whenever images are finished."""
 
-_PIXELS = {"cuda": 2500 * 3 * 32 * 32, "cpu": 250 * 3 * 32 * 32}  # of a batch by default
-_LARGEST_BATCH = 2500
+_BATCH, _CPU_BATCH = 2500, 250  # by default, of images of 3×32×32 or smaller
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _SMALL = 1e-4  # a step of this length changes the loss by little more than float32 rounds it by
 
@@ -32,11 +34,20 @@ class Options(TypedDict, total=False):
     batch_size : images attacked at a time; by default as many as keep the device busy, for networks of the paper's size
     device : where the network runs; by default where the model is
     progress : called as progress(done, total) whenever images are finished
+    seed : of all randomness, 0 by default; the global generators are left alone
+    early_stop : finish an image as soon as it is fooled (the default), and do not search on for the smallest margin
     """
 
     batch_size: int | None
     device: torch.device | str | None
     progress: Progress | None
+    seed: int
+    early_stop: bool
+
+
+def without_autograd(attack: Attack) -> Attack:
+    """Run an attack outside of inference mode, whose tensors have no gradients, and record none but its own."""
+    return torch.inference_mode(False)(torch.no_grad()(attack))
 
 
 @dataclass(frozen=True)
@@ -103,81 +114,42 @@ def margin_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Return y_t − max_{j ≠ t} y_j; −inf where that is NaN, so that positive means correct."""
-    margins = -margin_loss(logits, labels.to(logits.device))
+    margins = -margin_loss(logits, labels)
     return torch.where(margins.isnan(), -torch.inf, margins)
 
 
-class Deployed:
-    """`plain(model)` in evaluation mode on one device, twice: in float64 to judge with, in `search_dtype` to search with.
+@contextmanager
+def _explain(images: Tensor) -> Iterator[None]:
+    """Turn off autocast, whose products are too rough to search with, and turn torch's errors into one line."""
+    try:
+        with torch.autocast(images.device.type, enabled=False):
+            yield
+    except IsoconvError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if isinstance(error, torch.OutOfMemoryError):
+            reason = f"more than fits into the memory of {images.device}, choose a smaller batch_size."
+        expected = f"Expected images that the model can take in {images.dtype}"
+        raise IsoconvError(f"{expected}. Got shape {tuple(images.shape)}: {reason}") from error
 
-    Its weights are built here, once, and frozen. The model itself is left alone.
-    """
 
-    def __init__(self, model: nn.Module, device: torch.device, search_dtype: torch.dtype) -> None:
-        frozen = plain(model).eval().requires_grad_(False)
-        self.device, self.search_dtype = device, search_dtype
-        self.searched = copy.deepcopy(frozen).to(device, search_dtype)
-        self.judged = frozen.to(device, torch.float64)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return logits in float64. A copy of the images is passed on: the first module may work in place."""
-        return self._run(self.judged, images.to(self.device, torch.float64, copy=True))
-
-    def margins(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the margins in float64: positive where the network is correct."""
-        return margins_of(self.logits(images), labels)
-
-    def search_logits(self, images: Tensor) -> Tensor:
-        """Return logits in the precision of the search, without TF32: decision attacks take steps below its ten bits."""
-        with full_precision(images):
-            return self._run(self.searched, images)
-
-    def gradient(self, images: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, the loss of each image, and its gradient in the pixels, in the precision of the search."""
-        images = images.detach().requires_grad_()
-        with torch.enable_grad(), matmul_precision(images, "high"):
-            logits = self._run(self.searched, images * 1)  # a module that works in place must not get the leaf itself
-            losses = loss(logits)
-            if not losses.requires_grad:
-                raise IsoconvError("Expected logits that can be differentiated in the pixels. Got a constant.")
-            with self._explain(images):
-                (gradient,) = torch.autograd.grad(losses.sum(), images)
-        return logits.detach(), losses.detach(), gradient
-
-    def _run(self, network: nn.Module, images: Tensor) -> Tensor:
-        with self._explain(images):
-            logits = network(images)
-        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(images) or logits.shape[1] < 2:
-            got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            raise IsoconvError(f"Expected logits ({len(images)}, classes) of at least 2 classes. Got {got}.")
-        return logits
-
-    @contextmanager
-    def _explain(self, images: Tensor) -> Iterator[None]:
-        """Turn off autocast, whose products are too rough to search with, and turn torch's errors into one line."""
-        try:
-            with torch.autocast(self.device.type, enabled=False):
-                yield
-        except IsoconvError:
-            raise
-        except torch.OutOfMemoryError as error:
-            raise IsoconvError(
-                f"Expected a batch that fits into the memory of {self.device}. Got {len(images)} images: "
-                f"choose a smaller batch_size."
-            ) from error
-        except (RuntimeError, ValueError, TypeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise IsoconvError(
-                f"Expected images that the model can take in {images.dtype}. Got shape {tuple(images.shape)}: {reason}"
-            ) from error
+def _run(network: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits of a copy of the images, which the first module may change in place."""
+    with _explain(images):
+        logits = network(images.clone())
+    fits = isinstance(logits, Tensor) and logits.dim() == 2 and len(logits) == len(images) and logits.shape[1] > 1
+    require(fits, f"logits ({len(images)}, classes) of at least 2 classes", _kind(logits))
+    return logits  # type: ignore[no-any-return]
 
 
 class Search:
-    """Judge candidates in float64 and keep, for each image, the one of the smallest margin.
+    """Judge points by the network as it is deployed and keep, for each image, the one of the smallest margin.
 
-    Images and points stay on the images' device; batches go to the network's. Rows are selected by `index`, a tensor on
-    the images' device. `search_dtype` is float32 by default, or float64 where float32 could not see the budget.
-    `budget` is what errors call `epsilon`.
+    The network is `plain(model)` in evaluation mode, twice: in float64 to judge with, in `dtype` to search with (float32 by
+    default, or float64 where float32 could not see the budget). Its weights are built here, once, and frozen; the model
+    itself is left alone. Everything is on one device until `result`. Rows are selected by `index`. `budget` is what errors
+    call `epsilon`.
     """
 
     def __init__(
@@ -185,68 +157,84 @@ class Search:
         model: nn.Module,
         images: Tensor,
         labels: Tensor,
-        epsilon: float | Tensor,
+        epsilon: Budget,
         *,
-        search_dtype: torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
         budget: str = "epsilon",
         batch_size: int | None = None,
         device: torch.device | str | None = None,
         progress: Progress | None = None,
+        seed: int = 0,
+        early_stop: bool = True,
     ) -> None:
-        self.originals = _check_images(images)
-        self.labels = _check_labels(labels, len(images)).to(images.device)
-        self.epsilon = _check_budget(epsilon, len(images), budget).to(images.device)
-        self.progress = progress
-        if search_dtype is None:
-            small = len(images) > 0 and float(self.epsilon.max()) < _SMALL
-            search_dtype = torch.float64 if small else torch.float32
-        self.network = Deployed(model, _check_device(model, device), search_dtype)
-        pixels = _PIXELS["cpu" if self.network.device.type == "cpu" else "cuda"] // math.prod(images.shape[1:])
-        self.batch_size = max(1, min(_LARGEST_BATCH, pixels)) if batch_size is None else batch_size
-        check_counts(batch_size=self.batch_size)
+        _check_images(images)
+        self.device = device = _check_device(model, device)
+        self.home, self.progress, self.seed, self.early_stop = images.device, progress, seed, early_stop
+        self.originals = images.detach().to(device, torch.float64, copy=True)
+        self.labels = _check_labels(labels, len(images)).to(device)
+        self.epsilon = _check_budget(epsilon, len(images), budget).to(device)
+        small = len(images) > 0 and float(self.epsilon.max()) < _SMALL
+        self.dtype = dtype or (torch.float64 if small else torch.float32)
+        frozen = plain(model).eval().requires_grad_(False)
+        self.searching = copy.deepcopy(frozen).to(device, self.dtype)
+        self.judging = frozen.to(device, torch.float64)
+        usual = (_CPU_BATCH if device.type == "cpu" else _BATCH) * 3 * 32 * 32 // math.prod(images.shape[1:])
+        self.batch_size = max(1, min(_BATCH, usual)) if batch_size is None else batch_size
+        check_counts(batch_size=self.batch_size, seed=seed)
         self.points = self.originals.clone()
         self.norms, self.margins = torch.zeros_like(self.epsilon), torch.zeros_like(self.epsilon)
         self.classes = 0
-        self.everything = torch.arange(len(images), device=images.device)
+        self.everything = torch.arange(len(images), device=device)
         for index in self.batches(self.everything):
             self._judge_clean(index)
         self.clean = self.margins > 0
         self.finished = torch.zeros_like(self.clean)
-        self.finish((~self.clean | (self.epsilon == 0)).nonzero()[:, 0])
+        self.finish(self.everything[~self.clean | (self.epsilon == 0)])
 
     def _judge_clean(self, index: Tensor) -> None:
-        logits, labels = self.network.logits(self.originals[index]), self.labels[index]
+        logits, labels = _run(self.judging, self.originals[index]), self.labels[index]
         self.classes = logits.shape[1]
-        unknown = (labels < 0) | (labels >= self.classes)
-        if bool(unknown.any()):
-            raise IsoconvError(f"Expected labels from 0 to {self.classes - 1}. Got {int(labels[unknown][0])}.")
-        nan = logits.isnan().any(dim=1).to(index.device)
-        if bool(nan.any()):
-            raise IsoconvError(f"Expected a model that gives numbers. Got NaN for image {int(index[nan][0])}.")
-        self.margins[index] = margins_of(logits, labels).to(index.device)
+        unknown = labels[(labels < 0) | (labels >= self.classes)].tolist()
+        require(not unknown, f"labels from 0 to {self.classes - 1}", unknown[:3])
+        nan = index[logits.isnan().any(dim=1)].tolist()
+        require(not nan, "a model that gives numbers", f"NaN for images {nan[:3]}")
+        self.margins[index] = margins_of(logits, labels)
 
     def batches(self, index: Tensor) -> list[Tensor]:
         return list(index.split(self.batch_size)) if len(index) else []
 
-    def rows(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images, labels and budgets on the network's device."""
-        device = self.network.device
-        return self.originals[index].to(device), self.labels[index].to(device), self.epsilon[index].to(device)
+    def judge_points(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Return the margins in float64: positive where the network is correct."""
+        return margins_of(_run(self.judging, points), labels)
 
-    def judge(self, index: Tensor, candidates: Tensor) -> Tensor:
-        """Project the candidates into the ball, keep those stronger than what is known, and return their margins."""
-        images, labels, epsilon = self.rows(index)
-        points, norms = into_ball(images, candidates.to(images), epsilon)
-        margins = self.network.margins(points, labels)
+    def logits(self, points: Tensor) -> Tensor:
+        """Return logits in the precision of the search, without TF32: decision attacks take steps below its ten bits."""
+        with full_precision(points):
+            return _run(self.searching, points)
+
+    def gradient(self, points: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits, the loss of each image, and its gradient in the pixels, in the precision of the search."""
+        points = points.detach().requires_grad_()
+        with torch.enable_grad(), matmul_precision(points, "high"), _explain(points):
+            logits = _run(self.searching, points)
+            losses = loss(logits)
+            require(losses.requires_grad, "logits that can be differentiated in the pixels", "a constant")
+            (gradient,) = torch.autograd.grad(losses.sum(), points)
+        return logits.detach(), losses.detach(), gradient
+
+    def judge(self, index: Tensor, perturbations: Tensor) -> Tensor:
+        """Project perturbed images into the ball, keep those stronger than what is known, and return their margins."""
+        images = self.originals[index]
+        points, norms = into_ball(images, images + perturbations.to(images), self.epsilon[index])
+        margins = self.judge_points(points, self.labels[index])
         self.keep(index, points, norms, margins)
         return margins
 
-    def keep(self, index: Tensor, points: Tensor, norms: Tensor, margins: Tensor) -> None:
-        """Keep points, which must lie in the ball, where they are stronger than what is known."""
-        stronger = margins < self.margins[index].to(margins.device)
-        rows = index[stronger.to(index.device)]
-        for kept, values in ((self.points, points), (self.norms, norms), (self.margins, margins)):
-            kept[rows] = values[stronger].to(index.device)
+    def keep(self, index: Tensor, points: Tensor, norms: Tensor, margins: Tensor, better: Tensor | None = None) -> None:
+        """Keep points, which must lie in the ball, where they are better than what is known (of smaller margin)."""
+        better = margins < self.margins[index] if better is None else better
+        rows = index[better]
+        self.points[rows], self.norms[rows], self.margins[rows] = points[better], norms[better], margins[better]
 
     def standing(self, index: Tensor | None = None) -> Tensor:
         """Return those of the rows (by default of all) that are still worth attacking: not fooled, and with a budget."""
@@ -261,60 +249,47 @@ class Search:
             self.progress(int(self.finished.sum()), len(self.finished))
 
     def result(self) -> AttackResult:
-        return AttackResult(self.points, self.norms, self.clean, self.margins <= 0, self.margins, self.epsilon)
+        """Return what is known, on the images' device."""
+        tensors = self.points, self.norms, self.clean, self.margins <= 0, self.margins, self.epsilon
+        return AttackResult(*(tensor.to(self.home) for tensor in tensors))
 
 
 def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every count is a whole number of at least `least`, and every seed of at least 0."""
     for name, count in counts.items():
         low = 0 if name == "seed" else least
-        if not isinstance(count, int) or isinstance(count, bool) or count < low:
-            raise IsoconvError(f"Expected {name}, a whole number of at least {low}. Got {count!r}.")
+        require(type(count) is int and count >= low, f"{name}, a whole number of at least {low}", repr(count))
 
 
-def is_number(value: Any) -> bool:
-    """Return True for real numbers, which True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _check_images(images: Tensor) -> Tensor:
-    """Return a copy in float64."""
-    if not isinstance(images, Tensor) or not images.is_floating_point():
-        raise IsoconvError(f"Expected floating-point images with pixels in [0, 1]. Got {_kind(images)}.")
-    if images.dim() < 2 or not math.prod(images.shape[1:]):
-        raise IsoconvError(f"Expected a batch of images (N, …). Got shape {tuple(images.shape)}.")
-    inside = (images >= 0) & (images <= 1)  # False for NaN
-    if not bool(inside.all()):
-        raise IsoconvError(f"Expected pixels in [0, 1]. Got {float(images[~inside][0])}.")
-    return images.detach().to(torch.float64, copy=True)
+def _check_images(images: Tensor) -> None:
+    fits = isinstance(images, Tensor) and images.is_floating_point() and images.dim() > 1
+    require(fits and math.prod(images.shape[1:]) > 0, "a batch of floating-point images (N, …)", _kind(images))
+    outside = images[~((images >= 0) & (images <= 1))]  # NaN among them
+    require(not len(outside), "pixels in [0, 1]", outside[:3].tolist())
 
 
 def _check_labels(labels: Tensor, count: int) -> Tensor:
     """Return labels in int64. Whether they fit the classes is known when the network has answered."""
-    if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
-        raise IsoconvError(f"Expected integer labels. Got {_kind(labels)}.")
-    if labels.shape != (count,):
-        raise IsoconvError(f"Expected one label for each of {count} images. Got shape {tuple(labels.shape)}.")
+    fits = isinstance(labels, Tensor) and labels.dtype in _INTEGERS and labels.shape == (count,)
+    require(fits, f"integer labels, one for each of {count} images", _kind(labels))
     return labels.detach().to(torch.int64)
 
 
 def _check_budget(budget: Any, count: int, name: str) -> Tensor:
     """Return one budget per image, in float64 on the CPU."""
-    values = torch.tensor(float(budget), dtype=torch.float64, device="cpu") if is_number(budget) else budget
-    if not (isinstance(values, Tensor) and values.is_floating_point() and values.shape in ((), (count,))):
-        got = f"{budget.dtype} of shape {tuple(budget.shape)}" if isinstance(budget, Tensor) else repr(budget)
-        raise IsoconvError(f"Expected {name}, one number or one for each of {count} images. Got {got}.")
+    number = isinstance(budget, Real) and not isinstance(budget, bool)
+    values = torch.tensor(float(budget), dtype=torch.float64, device="cpu") if number else budget
+    fits = isinstance(values, Tensor) and values.is_floating_point() and values.shape in ((), (count,))
+    require(fits, f"{name}, one number or one for each of {count} images", _kind(budget))
     values = values.detach().to("cpu", torch.float64)
-    wrong = ~((values >= 0) & values.isfinite())
-    if bool(wrong.any()):
-        raise IsoconvError(f"Expected {name} finite and not negative. Got {float(values[wrong][0])}.")
-    return values.expand(count).contiguous()
+    wrong = values[~((values >= 0) & values.isfinite())].tolist()
+    require(not wrong, f"{name} finite and not negative", wrong[:3])
+    return values.expand(count).contiguous()  # type: ignore[no-any-return]
 
 
 def _check_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Return the device asked for, by default the model's."""
-    if not isinstance(model, nn.Module):
-        raise IsoconvError(f"Expected a torch.nn.Module. Got {type(model).__name__}.")
+    require(isinstance(model, nn.Module), "a torch.nn.Module", type(model).__name__)
     if device is None:
         device = next((tensor.device for tensor in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
     try:
@@ -327,4 +302,4 @@ def _check_device(model: nn.Module, device: torch.device | str | None) -> torch.
 
 
 def _kind(value: Any) -> str:
-    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -4,6 +4,7 @@ Today every network is a chain, an `nn.Sequential` nested as you like. Nodes nam
 whole is composed along those names, in `isoconv.certify.composition` alone.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,7 +36,9 @@ def plain_network(model: nn.Module) -> nn.Module:
     A model that is plain already is copied. Every certification comes by here, once.
     """
     refuse_strangers(model)
-    return plain(model).eval().requires_grad_(False)
+    is_plain = all(type(module) is nn.Sequential or type(module) in RULES for module in model.modules())
+    network = copy.deepcopy(model) if is_plain else plain(model)
+    return network.eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 
@@ -26,18 +27,19 @@ def main() -> None:
         if code == _NOBODY_READS:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it exits
         if line:
-            print(f"isoconv: {line}", file=sys.stderr)
+            print_line(f"isoconv: {line}")
         sys.exit(code)
+
+
+def print_line(line: str) -> None:
+    """Print a line on stderr, now; on a terminal, in place of progress that was not finished."""
+    erase = f"\r{'':{shutil.get_terminal_size().columns - 1}}\r" if sys.stderr.isatty() else ""
+    print(f"{erase}{line}", file=sys.stderr, flush=True)
 
 
 def _run() -> None:
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that it cannot write is no failure
-    if sys.argv[1:] == ["--version"]:
-        from isoconv.version import __version__
-
-        print(__version__)
-        return
     from isoconv.cli.app import run
 
     code = run(sys.argv[1:])

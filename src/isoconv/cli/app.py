@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> object:
 
 def _list_commands() -> typer.Typer:
     """Return an application that knows the names of the commands, and loads one when it is run."""
-    app = typer.Typer(no_args_is_help=True, help="Convolutional networks that are provably 1-Lipschitz.", **_STYLE)
+    app = typer.Typer(no_args_is_help=True, **_STYLE)
     app.callback()(_options)
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     for name, summary in COMMANDS.items():

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.options import Data, Device, Download, Images, Json, Run, Seed, parse_epsilons
+from isoconv.cli.options import Data, Device, Download, Epsilons, Images, Json, Run, Seed, given
+from isoconv.data import ProgressLine
 
 _ATTACKS = "pgd, fgsm (these two by default), apgd, boundary, pointwise or rounding"
 
@@ -13,7 +14,7 @@ _ATTACKS = "pgd, fgsm (these two by default), apgd, boundary, pointwise or round
 def attack(
     run: Run,
     names: Annotated[list[str] | None, typer.Option("--attack", help=_ATTACKS)] = None,
-    epsilon: Annotated[list[str] | None, typer.Option(help="budgets, such as 36/255")] = None,
+    epsilons: Epsilons = None,
     folder: Data = None,
     download: Download = False,
     images: Images = None,
@@ -31,25 +32,11 @@ def attack(
 
     Example: isoconv attack runs/large --data DIR --attack pgd --attack fgsm --epsilon 36/255
     """
-    budgets = parse_epsilons(epsilon)
-    from isoconv.cli.output import CountingProgress, print_attacks
+    options = given(locals(), "as_json")
+    from isoconv.cli.output import print_attacks
     from isoconv.train import attack_run, refuse_violations
 
-    with CountingProgress("images") as shown:
-        records = attack_run(
-            run,
-            names or ("pgd", "fgsm"),
-            budgets,
-            folder=folder,
-            download=download,
-            images=images,
-            steps=steps,
-            step_size=step_size,
-            restarts=restarts,
-            seed=seed,
-            device=device,
-            progress=shown.show,
-        )
+    records = attack_run(**options, progress=ProgressLine("images", 1))
     if as_json:
         print(json.dumps([record.to_fields() for record in records]))
     else:

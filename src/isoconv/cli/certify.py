@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from isoconv.cli.options import Data, Device, Download, Images, Json, Run, parse_epsilons
+from isoconv.cli import print_line
+from isoconv.cli.options import Data, Device, Download, Epsilons, Images, Json, Run, given
+from isoconv.data import ProgressLine
 
 
 def certify(
     run: Run,
-    epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
+    epsilons: Epsilons = None,
     certificate: Annotated[Path | None, typer.Option(help="write the certificates of all images to this file")] = None,
     folder: Data = None,
     download: Download = False,
@@ -25,24 +27,11 @@ def certify(
 
     Example: isoconv certify runs/large --data DIR --epsilon 36/255 --epsilon 0.1 --certificate large.jsonl
     """
-    radii = parse_epsilons(epsilon)
-    from isoconv.cli.output import CountingProgress, print_certified, print_line
+    options = given(locals(), "as_json")
+    from isoconv.cli.output import print_certified
     from isoconv.train import certify_run
 
-    with CountingProgress("images") as shown:
-        records = certify_run(
-            run,
-            radii,
-            certificate=certificate,
-            folder=folder,
-            download=download,
-            images=images,
-            arithmetic=arithmetic,
-            criterion=criterion,
-            device=device,
-            progress=shown.show,
-            say=print_line,
-        )
+    records = certify_run(**options, progress=ProgressLine("images", 1), say=print_line)
     if as_json:
         print(json.dumps([record.to_fields() for record in records]))
     else:

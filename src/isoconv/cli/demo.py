@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isoconv.cli import print_line
 from isoconv.cli.options import Json
-from isoconv.errors import IsoconvError
+from isoconv.data import ProgressLine
+from isoconv.errors import require
+from isoconv.files import read_json, write_json
 
 if TYPE_CHECKING:
     from isoconv.data import ImageSet
@@ -37,14 +40,12 @@ def demo(
 
     Example: isoconv demo
     """
-    from isoconv.cli.output import print_demo, print_line
+    from isoconv.cli.output import print_demo
     from isoconv.data import load_splits
-    from isoconv.files import write_json
     from isoconv.report import check_replaceable, write_report
 
     test = load_splits("digits").test
-    if not 1 <= images <= len(test):
-        raise IsoconvError(f"Expected from 1 to {len(test):,} images. Got {images}.")
+    require(1 <= images <= len(test), f"from 1 to {len(test):,} images", images)
     _claim(out)
     page = out / "report.html"
     check_replaceable(page)
@@ -60,21 +61,16 @@ def demo(
 
 def _claim(out: Path) -> None:
     """Raise unless the folder is new, or empty, or one that the demo has made before; mark it."""
-    from isoconv.files import read_json, write_json
-
-    try:
-        marked = (out / "demo.json").exists() and read_json(out / "demo.json").get("made_by") == _MARK
-        if out.exists() and not marked and (not out.is_dir() or any(out.iterdir())):
-            raise IsoconvError(f"Expected a new folder, or one of an earlier demo (--out). Got {out}, which is in use.")
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IsoconvError(f"Cannot write the demo to {out}: {error.strerror}.") from None
+    marked = (out / "demo.json").exists() and read_json(out / "demo.json").get("made_by") == _MARK
+    is_free = marked or not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(is_free, "a new folder, or one of an earlier demo (--out)", f"{out}, which is in use")
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "demo.json", {"made_by": _MARK})
 
 
 def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, Any]:
     """Train, certify and attack one network; return its line of the table."""
-    from isoconv.cli.output import CountingProgress, TrainingProgress, print_line
+    from isoconv.cli.output import TrainingProgress
     from isoconv.train import complete_run, open_run, refuse_violations, train
 
     title, settings = _NETWORKS[name]
@@ -82,17 +78,17 @@ def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, An
     options = settings | {"model": "small", "epochs": epochs, "device": "cpu"}
     (result,), _ = train("digits", folder, overwrite=True, watch=TrainingProgress, **options)
     run, epsilon = open_run(folder), float(next(iter(result.robust or ())))
-    with CountingProgress("images") as shown:
-        accuracy, record = run.certify(test, progress=shown.show)
-        run.keep("certified.json", record.to_fields())
-        attacks = [
-            run.attack(test, attack, budget, accuracy, progress=shown.show, **choices)
-            for budget in sorted({epsilon, *_OTHER_BUDGETS})
-            for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
-        ]
-        run.keep_attacks(attacks)
-        refuse_violations(attacks)
-        complete_run(run, test, accuracy=accuracy, progress=shown.show)
+    progress = ProgressLine("images", 1)
+    accuracy, record = run.certify(test, progress=progress)
+    run.keep("certified.json", record.to_fields())
+    attacks = [
+        run.attack(test, attack, budget, accuracy, progress=progress, **choices)
+        for budget in sorted({epsilon, *_OTHER_BUDGETS})
+        for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
+    ]
+    run.keep_attacks(attacks)
+    refuse_violations(attacks)
+    complete_run(run, test, accuracy=accuracy, progress=progress)
     row = {"network": title, "run": str(folder), "images": len(test), "epsilon": epsilon, "clean": record.clean}
     row |= {"certified": record.robust[str(epsilon)], "lipschitz_bound": record.lipschitz_bound}
     row |= {attack.attack: attack.accuracy for attack in attacks if attack.epsilon == epsilon}

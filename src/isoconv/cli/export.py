@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from isoconv.cli.options import Json, Overwrite, Run
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
 
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 
@@ -28,8 +28,7 @@ def export(
 
     Example: isoconv export runs/mine --format onnx --out mine.onnx
     """
-    if kind not in _ENDINGS:
-        raise IsoconvError(f"Expected --format to be one of {', '.join(_ENDINGS)}. Got {kind!r}.")
+    require(kind in _ENDINGS, f"--format to be one of {', '.join(_ENDINGS)}", repr(kind))
     from isoconv.export import export_onnx, export_torch
     from isoconv.export.torch_code import code_path
     from isoconv.train import open_run

@@ -1,19 +1,20 @@
-"""What commands show: tables on stdout; on stderr a bar with rate and time left, or plain lines when piped."""
+"""What commands show: tables on stdout, the progress of long work on stderr."""
 
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from isoconv.cli import print_line
 from isoconv.data import ProgressLine
 
 if TYPE_CHECKING:
@@ -23,22 +24,9 @@ if TYPE_CHECKING:
     from isoconv.wasserstein import CriticConfig
 
 _WIDE = 160  # characters of a table in a pipe or a file
-_SECONDS_BETWEEN_LINES = 5.0  # of short pieces of work, when piped
-_SECONDS_WITHIN_AN_EPOCH = 30.0
-_MANY = 2000  # pictures, from which on reading them is worth a line
-_reading = ProgressLine("pictures", 1.0)
+_SECONDS_WITHIN_AN_EPOCH = 30.0  # between lines, when piped
 
 # Tables -------------------------------------------------------------------------------------------------------------
-
-
-def make_console() -> Console:
-    """Return the console for tables; in a pipe or a file it is as wide as they need."""
-    return Console() if sys.stdout.isatty() else Console(width=_WIDE)
-
-
-def print_line(line: str) -> None:
-    """Print a line on stderr, now."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def format_radius(radius: float) -> str:
@@ -47,29 +35,35 @@ def format_radius(radius: float) -> str:
     return f"{steps}/255" if steps and abs(radius * 255 - steps) < 1e-9 else f"{radius:g}"
 
 
-def make_table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    """Return a table with columns of words, then columns of figures."""
-    table = Table(title=title)
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right")
-    return table
+def print_table(title: str, words: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table with columns of words, then columns of figures; an empty row is a rule.
+
+    In a pipe or a file it is as wide as it needs.
+    """
+    table = Table(title=Text(title))
+    for k, heading in enumerate((*words, *figures)):
+        table.add_column(heading, overflow="fold", justify="left" if k < len(words) else "right")
+    for row in rows:
+        if row:
+            table.add_row(*map(Text, row))  # as they are, without markup
+        else:
+            table.add_section()
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
     """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
     radii = list(results[0].robust or ())
     certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
-    table = make_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"])
     columns = [[result.clean or 0.0 for result in results]]
     columns += [[(result.robust or {})[radius] for result in results] for radius in radii]
-    for k, result in enumerate(results):
-        table.add_row(str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}")
+    rows = [
+        [str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}"]
+        for k, result in enumerate(results)
+    ]
     if len(results) > 1:
-        table.add_section()
-        table.add_row("mean", *(f"{fmean(column):.2f} ± {pstdev(column):.2f}" for column in columns), "")
-    make_console().print(table)
+        rows += [[], ["mean", *(f"{fmean(column):.2f} ± {pstdev(column):.2f}" for column in columns)]]
+    print_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"], rows)
 
 
 def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
@@ -77,64 +71,40 @@ def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
     print_results(records, title)
     for record in records:
         rounding = f"{record.error_offset:.1e} + {record.error_slope:.1e}·‖x‖"
-        print(
-            f"seed {record.seed}: rounding moves the logits of an image x by at most {rounding}; the radii allow for it"
-        )
+        print(f"seed {record.seed}: rounding moves the logits of x by at most {rounding}; the radii allow for it")
 
 
 def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
     """Print one line per attack and budget: certified ≤ attacked ≤ clean."""
-    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
-    table = make_table(title, ("seed", "attack"), headings)
+    rows = []
     for row in records:
         budget = "each radius" if row.epsilon is None else format_radius(row.epsilon)
         figures = ["–" if value is None else f"{value:.2f}" for value in (row.certified, row.accuracy, row.clean)]
         ending = (str(row.violations), f"{row.seconds:.1f}")
-        table.add_row(str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending)
-    make_console().print(table)
+        rows.append([str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending])
+    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
+    print_table(title, ("seed", "attack"), headings, rows)
 
 
 def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the demo's table, and what its columns mean."""
     count, epsilon = rows[0]["images"], rows[0]["epsilon"]
     title = f"{count:,} digits that no network has seen: accuracy in percent, attacks within ε = {epsilon}"
-    table = make_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"))
+    lines = []
     for row in rows:
         figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
-        table.add_row(row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s")
-    make_console().print(table)
+        lines.append([row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s"])
+    print_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"), lines)
     print("Certified: proved to be classified correctly, whatever the attack within ε (L2, pixels from 0 to 1).")
     print("PGD and FGSM are two attacks: what survives them may fall to a third.")
 
 
 # Progress -----------------------------------------------------------------------------------------------------------
 
-
-class _Bar:
-    """What a terminal shows while a `with` block runs."""
-
-    bar: Progress | None = None
-
-    def start(self, *columns: ProgressColumn) -> None:
-        """Show a bar, if stderr is a terminal."""
-        if sys.stderr.isatty():
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), refresh_per_second=4)
-            self.bar.start()
-            self.bar.add_task("", total=None, figures="")
-
-    def update(self, **fields: Any) -> bool:
-        """Return True if there is a bar, which now shows this."""
-        if self.bar is None:
-            return False
-        self.bar.update(self.bar.task_ids[0], **fields)
-        return True
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+show_reading = ProgressLine("pictures", 1)
 
 
-class TrainingProgress(_Bar):
+class TrainingProgress:
     """Shows epochs, loss, training accuracy, images per second and the time left.
 
     quiet : show nothing, in all but the first of several processes
@@ -142,43 +112,38 @@ class TrainingProgress(_Bar):
     """
 
     def __init__(self, steps: int, done: int = 0, quiet: bool = False, events: Path | None = None) -> None:
-        self.steps, self.done, self.first, self.quiet = steps, done, done, quiet
-        self.began = self.last_line = time.monotonic()
-        self.writer: Any = None
+        self.steps, self.done, self.quiet, self.writer = steps, done, quiet, None
+        self.line = ProgressLine("steps", 1, interval=_SECONDS_WITHIN_AN_EPOCH)
         if events is not None and not quiet:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "TrainingProgress":
-        if not self.quiet:
-            self.start(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
-            self.update(description="training", total=self.steps, completed=self.done)
         return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def step(self, steps: int) -> None:
         self.done += steps
-        now = time.monotonic()
-        if not self.update(completed=self.done) and now - self.last_line >= _SECONDS_WITHIN_AN_EPOCH:
-            left = (now - self.began) / (self.done - self.first) * (self.steps - self.done)
-            self.print(f"step {self.done:,} of {self.steps:,}  {left:.0f} s left")
+        if not self.quiet and self.done < self.steps:  # the line ends with the figures of the last epoch
+            self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
         return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
 
     def epoch(self, report: "EpochReport") -> None:
-        title, figures = f"epoch {report.epoch}/{report.epochs}", self.figures(report)
-        if not self.update(description=title, figures=figures):
-            self.print(f"{title}  {figures}  {report.seconds_left:.0f} s left")
+        self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"
+        if not self.quiet and sys.stderr.isatty():
+            self.line("training", self.done, self.steps)
+        elif not self.quiet:
+            self.line.shown = time.monotonic()
+            print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
         if self.writer is not None:
             for name in ("loss", "accuracy", "images_per_second"):
                 self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
             self.writer.flush()
-
-    def print(self, line: str) -> None:
-        self.last_line = time.monotonic()
-        if not self.quiet:
-            print_line(line)
 
 
 class DifferenceProgress(TrainingProgress):
@@ -199,36 +164,6 @@ def watch_critic(config: "CriticConfig", done: int) -> DifferenceProgress:
     """Show the training of a critic, by its name: there may be several, one after the other."""
     print_line(f"critic {config.model}")
     return DifferenceProgress(config.epochs * config.steps_per_epoch, done, config.scale * config.upsample)
-
-
-def show_reading(what: str, done: int, total: int) -> None:
-    """Show how many pictures have been read, if there are many of them."""
-    if total >= _MANY:
-        _reading(what, done, total)
-
-
-class CountingProgress(_Bar):
-    """Shows what is being done, how many of how many are done, and the time left: `show` as often as you like."""
-
-    title = ""
-
-    def __init__(self, unit: str) -> None:
-        self.unit = unit
-
-    def __enter__(self) -> "CountingProgress":
-        self.start(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        return self
-
-    def show(self, title: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if title != self.title:
-            self.title, self.began, self.last_line = title, now, now
-        if self.update(description=title, completed=done, total=total):
-            return
-        if now - self.last_line >= _SECONDS_BETWEEN_LINES and done:
-            left = (now - self.began) / done * (total - done)
-            print_line(f"{title}: {done:,} of {total:,} {self.unit}, {left:.0f} s left")
-            self.last_line = now
 
 
 @contextmanager

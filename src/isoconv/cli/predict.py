@@ -23,9 +23,7 @@ def predict(
 
     Example: isoconv predict runs/mine photo.png
     """
-    from rich.text import Text
-
-    from isoconv.cli.output import make_console, make_table
+    from isoconv.cli.output import print_table
     from isoconv.train import open_run
 
     trained = open_run(run)
@@ -35,9 +33,9 @@ def predict(
         return
     channels, height, width = trained.config.input_shape
     title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
-    table = make_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"))
-    for answer in predictions:
-        radii = (f"{answer.radius:.4f}", f"{answer.radius_255:.2f}") if answer.radius > 0 else ("none", "none")
-        table.add_row(Text(answer.image), Text(answer.label), *radii)  # as they are, without markup
-    make_console().print(table)
+    rows = [
+        [x.image, x.label, *((f"{x.radius:.4f}", f"{x.radius_255:.2f}") if x.radius > 0 else ("none", "none"))]
+        for x in predictions
+    ]
+    print_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"), rows)
     print("The radius is for the resized picture, not for the file.", file=sys.stderr)

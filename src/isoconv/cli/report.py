@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from isoconv.cli import print_line
 from isoconv.cli.options import Data, Device, Download, Json
-from isoconv.errors import IsoconvError
+from isoconv.data import ProgressLine
+from isoconv.errors import require
 
 
 def report(
@@ -26,35 +28,29 @@ def report(
 
     Example: isoconv report runs/large runs/small --data DIR
     """
-    from isoconv.cli.output import CountingProgress, print_line
     from isoconv.pretrained import is_pretrained
     from isoconv.report import check_replaceable, read_run_files, write_report
-    from isoconv.train import TrainedRun, complete_run, open_runs
+    from isoconv.train import complete_run, open_runs
     from isoconv.train.diagnostics import find_test_images, lacks_images
     from isoconv.train.distributed import choose_device
 
     device = choose_device(device)
-    if folder is not None and not folder.exists():
-        raise IsoconvError(f"Expected a folder for --data. Got {folder}, which does not exist.")
+    require(folder is None or folder.exists(), "a folder for --data", f"{folder}, which does not exist")
     check_replaceable(out)
-    trained: dict[Path, TrainedRun] = {}
-    for run in (run for path in runs for run in open_runs(path)):
-        if is_pretrained(run.folder):
-            raise IsoconvError(
-                f"Expected runs of your own: {run.folder.name} comes with isoconv, without the curves of its training."
-            )
+    trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
+    for run in trained.values():
+        problem = f"{run.folder.name}, which comes with isoconv, without the curves of its training"
+        require(not is_pretrained(run.folder), "runs of your own", problem)
         read_run_files(run.folder)  # raises, before any work is done, if something is wrong with one
-        trained.setdefault(run.folder.resolve(), run)
     folders = [run.folder for run in trained.values()]
     made: dict[str, list[str]] = {}
     notes: dict[Path, list[str]] = {}
-    with CountingProgress("rounds") as shown:
-        for run in () if as_is else trained.values():
-            images = find_test_images(run, folder, download) if lacks_images(run) else None
-            if isinstance(images, str):
-                notes[run.folder] = [f"Some parts are left out, for want of the test images. {images}"]
-                images = None
-            made[str(run.folder)] = complete_run(run, images, device=device, progress=shown.show)
+    for run in () if as_is else trained.values():
+        images = find_test_images(run, folder, download) if lacks_images(run) else None
+        if isinstance(images, str):
+            notes[run.folder] = [f"Some parts are left out, for want of the test images. {images}"]
+            images = None
+        made[str(run.folder)] = complete_run(run, images, device=device, progress=ProgressLine("rounds", 1))
     size = write_report(folders, out, notes)
     if as_json:
         print(json.dumps({"page": str(out), "bytes": size, "runs": [str(path) for path in folders], "made": made}))

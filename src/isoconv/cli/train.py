@@ -2,46 +2,35 @@
 
 import json
 import shlex
-from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from isoconv.cli.options import (
-    Data,
-    Device,
-    Download,
-    Json,
-    Overwrite,
-    Resume,
-    list_choices,
-    parse_epsilons,
-    parse_numbers,
-    parse_seeds,
-    parse_size,
-)
+from isoconv.cli import options as cli
+from isoconv.cli import print_line
+from isoconv.cli.options import list_choices
 from isoconv.data.datasets import DATASETS, NAMES
 from isoconv.errors import IsoconvError
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
-from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, TrainConfig
+from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES
 from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
-_SETTINGS = {field.name for field in fields(TrainConfig)} - {"data"}
+_LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
 def train(
     data: Annotated[str | None, typer.Argument(help=_DATA)] = None,
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/run"),
-    folder: Data = None,
-    download: Download = False,
-    size: Annotated[str | None, typer.Option(help="resize images: 32, or 32x48 (height x width)")] = None,
+    folder: cli.Data = None,
+    download: cli.Download = False,
+    size: cli.Sides = None,
     model: Annotated[str | None, typer.Option(help=list_choices(CLASSIFIERS, "large"))] = None,
     conv: Annotated[str | None, typer.Option(help=list_choices(METHODS, "bcop"))] = None,
     activation: Annotated[str | None, typer.Option(help=list_choices(ACTIVATIONS, "maxmin"))] = None,
@@ -55,6 +44,9 @@ def train(
     margin: Annotated[float | None, typer.Option(help=LOSSES["hinge"].options["margin"].help)] = None,
     temperature: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["temperature"].help)] = None,
     offset: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["offset"].help)] = None,
+    loss_options: Annotated[
+        list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", f"of {_LOSS_OPTIONS}")
+    ] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
     precision: Annotated[
         str | None, typer.Option(help=f"of convolutions: {list_choices(PRECISIONS, 'float32')}")
@@ -63,51 +55,35 @@ def train(
     flip: Annotated[
         bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random ({_NOT_MIRRORED}: no)")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="0, or several, trained side by side: 0,1,2,3,4")] = None,
-    epsilon: Annotated[list[str] | None, typer.Option(help="radii to certify at, such as 36/255")] = None,
-    search: Annotated[str | None, typer.Option(help="learning rates to try on a validation split first")] = None,
-    device: Device = "auto",
-    resume: Resume = False,
-    overwrite: Overwrite = False,
+    seeds: cli.Seeds = None,
+    epsilons: cli.Epsilons = None,
+    search: cli.Search = None,
+    device: cli.Device = "auto",
+    resume: cli.Resume = False,
+    overwrite: cli.Overwrite = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard events too")] = False,
-    as_json: Json = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Train a classifier and say how accurate and how robust it is.
 
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
-    settings = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
-    sides = None if size is None else parse_size(size)
-    numbers = None if seeds is None else parse_seeds(seeds)
-    radii = parse_epsilons(epsilon)
-    rates = None if search is None else parse_numbers(search, "--search")
+    options = cli.given(locals(), "tensorboard", "as_json")
+    if loss_options:
+        options["loss_options"] = dict(loss_options)
     if tensorboard and find_spec("tensorboard") is None:
         raise IsoconvError("--tensorboard needs a package: pip install 'isoconv[tensorboard]'.")
-    from isoconv.cli.output import TrainingProgress, print_line, print_results, resumable
+    from isoconv.cli.output import TrainingProgress, print_results, resumable
     from isoconv.train import train as train_networks
     from isoconv.train.distributed import Processes, choose_device
 
     processes = Processes.join(choose_device(device))
     quiet = not processes.first
+    watch = partial(TrainingProgress, quiet=quiet, events=out if tensorboard else None)
     try:
         with resumable(out, resume, quiet) as should_stop:
             results, config = train_networks(
-                data,
-                out,
-                folder=folder,
-                download=download,
-                size=sides,
-                seeds=numbers,
-                epsilons=radii,
-                search=rates,
-                device=device,
-                resume=resume,
-                overwrite=overwrite,
-                watch=partial(TrainingProgress, quiet=quiet, events=out if tensorboard else None),
-                should_stop=should_stop,
-                say=print_line,
-                processes=processes,
-                **settings,
+                **options, watch=watch, should_stop=should_stop, say=print_line, processes=processes
             )
     finally:
         processes.leave()

@@ -10,8 +10,8 @@ import typer
 
 from isoconv.cli.options import Data, Device, Download, Json, Overwrite, Resume, Seed, list_choices, parse_interval
 from isoconv.data.datasets import NAMES
-from isoconv.errors import IsoconvError
 from isoconv.nn.methods import ACTIVATIONS, METHODS
+from isoconv.records import require
 from isoconv.train.config import OPTIMISERS, RECIPES
 
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
@@ -29,7 +29,7 @@ def wasserstein(
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
     critic: Annotated[str | None, typer.Option(help="dcgan, small, large, fc, anchors; vectors: the last two")] = None,
-    conv: Annotated[str, typer.Option(help=list_choices(_METHODS))] = "bcop",
+    conv: Annotated[str | None, typer.Option(help=list_choices(_METHODS, "bcop"))] = None,
     activation: Annotated[str | None, typer.Option(help=f"{list_choices(ACTIVATIONS)}; for fc groupsort too")] = None,
     recipe: Annotated[str, typer.Option(help=_RECIPES)] = "default",
     epochs: Annotated[int | None, typer.Option(help="hundreds of updates")] = None,
@@ -58,10 +58,11 @@ def wasserstein(
 
     Example: isoconv wasserstein photos/ paintings/ --size 64
     """
-    if whole not in _WHOLE:
-        raise IsoconvError(f"Expected --whole to be one of {', '.join(_WHOLE)}. Got {whole!r}.")
-    settings = {"epochs": epochs, "batch_size": batch_size, "optimiser": optimiser, "lr": lr}
-    settings |= {"width": width, "depth": depth, "anchors": anchors, "upsample": upsample}
+    require(whole in _WHOLE, f"--whole to be one of {', '.join(_WHOLE)}", repr(whole))
+    network = {"conv": conv, "activation": activation, "width": width, "depth": depth}
+    network |= {"anchors": anchors, "upsample": upsample}
+    training = {"recipe": recipe, "epochs": epochs, "batch_size": batch_size, "optimiser": optimiser, "lr": lr}
+    split = {"whole": _WHOLE[whole], "held_out": held_out, "repeats": repeats, "seed": seed}
     from isoconv.cli.output import resumable, show_reading, watch_critic
     from isoconv.wasserstein import distance_bound
 
@@ -71,12 +72,6 @@ def wasserstein(
             second,
             confidence=confidence,
             critic=critic,
-            conv=conv,
-            activation=activation,
-            recipe=recipe,
-            whole=_WHOLE[whole],
-            held_out=held_out,
-            repeats=repeats,
             value_range=None if bounds is None else parse_interval(bounds, "--range"),
             pixels=parse_interval(pixels, "--pixels"),
             method=method,
@@ -85,7 +80,6 @@ def wasserstein(
             download=download,
             size=size,
             channels=channels,
-            seed=seed,
             device=device,
             folder=out,
             resume=resume,
@@ -93,7 +87,9 @@ def wasserstein(
             watch=watch_critic,
             progress=show_reading,
             should_stop=should_stop,
-            **{name: value for name, value in settings.items() if value is not None},
+            **network,
+            **training,
+            **split,
         )
     if find_spec("matplotlib") is None:
         print("No plot: that needs a package, pip install 'isoconv[plots]'.", file=sys.stderr)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from isoconv.data.pictures import read_folder as read_folder
     from isoconv.data.resizing import resize as resize
     from isoconv.data.seeds import epoch_generator as epoch_generator
-    from isoconv.data.stream import Draws as Draws
     from isoconv.data.stream import EpochBatches as EpochBatches
     from isoconv.data.stream import crop_and_flip as crop_and_flip
     from isoconv.data.stream import draw as draw

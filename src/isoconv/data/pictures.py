@@ -23,8 +23,8 @@ from torch import Tensor
 
 from isoconv.data.fetch import Progress
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out_indices, shuffle_indices
-from isoconv.data.resizing import Size, height_and_width, import_pillow
-from isoconv.errors import IsoconvError
+from isoconv.data.resizing import Size, height_and_width
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes
 
 if TYPE_CHECKING:
@@ -69,23 +69,17 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     how a picture is prepared.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise IsoconvError(
-            f"Expected a folder of images. Got {folder}, which {'is a file' if folder.exists() else 'does not exist'}."
-        )
-    sub_folders = {path.name: path for path in _list_sub_folders(folder)}
-    train, test = sub_folders.get("train"), sub_folders.get("test", sub_folders.get("val"))
-    if train is None or test is None:
-        parts = [_list_classes(folder, train if train is not None and len(sub_folders) == 1 else folder)]
-    else:
-        parts = [_list_classes(folder, train), _list_classes(folder, test)]
-        train_classes, test_classes = ({picture.label for picture in part} for part in parts)
-        if train_classes != test_classes:
-            different = ", ".join(repr(label) for label in sorted(train_classes ^ test_classes))
-            raise IsoconvError(f"Expected the same classes in {train} and {test}. Got {different} in only one of them.")
+    problem = "is a file" if folder.exists() else "does not exist"
+    require(folder.is_dir(), "a folder of images", f"{folder}, which {problem}")
+    known = {path.name: path for path in _list_sub_folders(folder)}
+    train, test = known.get("train", folder), known.get("test", known.get("val"))
+    roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
+    parts = [_list_classes(folder, root) for root in roots]
+    classes = [{picture.label for picture in part} for part in parts]
+    different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
+    require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
     ignored = sum(1 for _ in files_in(folder)) - sum(map(len, parts))
-    classes = tuple(sorted({picture.label for picture in parts[0]}))
-    return _make_splits(folder.resolve().name, classes, parts, ignored, options)
+    return _make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -94,12 +88,26 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
     Paths are relative to the folder of the file. Classes are the labels, sorted, as numbers if all are whole numbers.
     For everything else see `read_folder`.
     """
-    path = Path(path)
-    pictures = _list_csv(path)
+    path, pictures = Path(path), []
+    try:
+        lines = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""), skipinitialspace=True)
+        for fields in lines:
+            line, row = f"line {lines.line_num} of {path}", [field.strip() for field in fields]
+            header = lines.line_num == 1 and len(row) == 2 and not Path(row[0]).suffix
+            if header or not any(row):
+                continue
+            require(len(row) == 2 and all(row), f"path,label in {line}", repr(",".join(fields)))
+            picture = Picture(row[0], path.parent / row[0], row[1])
+            require(picture.path.is_file(), f"a picture for {line}", f"{picture.path}, which does not exist")
+            pictures.append(picture)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise IsoconvError(f"Expected a CSV file of path,label, in UTF-8. Got {path} ({error}).") from error
     labels = {picture.label for picture in pictures}
+    problem = f"only {min(labels)!r}" if labels else "none"
+    require(len(labels) > 1, f"lines of path,label with at least two classes in {path}", problem)
     whole_numbers = all(label.isascii() and label.isdigit() for label in labels)
     classes = sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
-    return _make_splits(path.stem, tuple(classes), [pictures], 0, options)
+    return _make_splits(path.stem, classes, [pictures], 0, options)
 
 
 def load_image(path: str | PathLike[str], shape: tuple[int, int, int]) -> Tensor:
@@ -115,39 +123,29 @@ def read_pictures(
 
     Without a size they must all have the same. Without `channels`, C is 1 if all pictures are grey, else 3.
     """
-    if channels not in (None, 1, 3):
-        raise IsoconvError(f"Expected 1 channel (grey) or 3 (colour). Got {channels}.")
+    require(channels in (None, 1, 3), "1 channel (grey) or 3 (colour)", channels)
     shape = None if size is None else height_and_width(size)
     arrays: list[Array] = []
     # Pillow works outside of Python's lock, so threads help. It warns of odd metadata, which changes no pixel.
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
         for path, array in zip(paths, pool.map(lambda path: _read_picture(path, shape, channels), paths), strict=True):
-            if arrays and array.shape[:2] != arrays[0].shape[:2]:
-                raise IsoconvError(
-                    f"Expected pictures of one size, or a size to bring them to (--size). Got {arrays[0].shape[1]}×"
-                    f"{arrays[0].shape[0]} in {paths[0]} and {array.shape[1]}×{array.shape[0]} in {path}."
-                )
             arrays.append(array)
+            first, other = (f"{x.shape[1]}×{x.shape[0]}" for x in (arrays[0], array))
+            problem = f"{first} in {paths[0]} and {other} in {path}"
+            require(first == other, "pictures of one size, or a size to bring them to (--size)", problem)
             if progress is not None:
                 progress("reading pictures", len(arrays), len(paths))
-    depth = max(1 if array.ndim == 2 else 3 for array in arrays)
-    images = torch.empty(len(arrays), depth, *arrays[0].shape[:2], dtype=torch.uint8)
+    (height, width), depth = arrays[0].shape[:2], channels or max(array.shape[2] for array in arrays)
+    images = np.empty((len(arrays), depth, height, width), dtype=np.uint8)
     for image, array in zip(images, arrays, strict=True):
-        pixels = torch.from_numpy(array)
-        image.copy_(pixels if array.ndim == 2 else pixels.permute(2, 0, 1))
-    return images
+        image[:] = array.transpose(2, 0, 1)  # one channel of grey becomes as many as the others have
+    return torch.from_numpy(images)
 
 
-def is_picture(path: PathLike[str]) -> bool:
-    """Return True if the name is not hidden and has the ending of a picture."""
-    name = Path(path).name
-    return not name.startswith(".") and name.lower().endswith(ENDINGS)
-
-
-def pictures_in(folder: Path) -> Iterable[Path]:
+def pictures_in(folder: Path) -> list[Path]:
     """Return every picture in a folder and its sub-folders, in the order of their names, without hidden ones."""
-    return filter(is_picture, files_in(folder))
+    return [path for path in files_in(folder) if path.name.lower().endswith(ENDINGS)]
 
 
 def files_in(folder: Path) -> Iterable[Path]:
@@ -158,8 +156,9 @@ def files_in(folder: Path) -> Iterable[Path]:
 
 
 def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | None) -> Array:
-    """Return (H, W) for a grey picture, (H, W, 3) for a coloured one, or as `channels` says."""
-    Image = import_pillow()
+    """Return (H, W, 1) for a grey picture, (H, W, 3) for a coloured one."""
+    from PIL import Image, UnidentifiedImageError
+
     data = io.BytesIO(read_bytes(path))
     try:
         with Image.open(data, formats=_FORMATS) as file:
@@ -168,17 +167,15 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
             picture = picture.convert("L")
         if shape is not None and picture.size != shape[::-1]:
             picture = picture.resize(shape[::-1], Image.Resampling.BICUBIC)
-        array = np.array(picture)
+        array = np.array(picture).reshape(*picture.size[::-1], -1)
     except MemoryError:
         raise
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise IsoconvError(f"{path} is not a PNG, JPEG, BMP, WEBP or GIF picture. Repair or remove it.") from error
     except Exception as error:  # a damaged file makes Pillow's readers fail in any way: SyntaxError, struct.error, …
         reason = " ".join(str(error).split()) or type(error).__name__
         raise IsoconvError(f"{path} cannot be read as a picture ({reason}). Repair or remove it.") from error
-    if channels is None and array.ndim == 3 and bool((array == array[..., :1]).all()):
-        return array[..., 0]
-    return array if channels != 3 or array.ndim == 3 else np.repeat(array[..., None], 3, axis=2)
+    return array[..., :1] if channels is None and bool((array == array[..., :1]).all()) else array
 
 
 def _flatten(file: "Image") -> "Image":
@@ -196,7 +193,7 @@ def _flatten(file: "Image") -> "Image":
 
 
 def _make_splits(
-    name: str, classes: tuple[str, ...], parts: Sequence[Sequence[Picture]], ignored: int, options: PictureOptions
+    name: str, classes: Sequence[str], parts: Sequence[Sequence[Picture]], ignored: int, options: PictureOptions
 ) -> Splits:
     """Shuffle the pictures of each part, hold some out if there is only one, and read them."""
     size, channels, seed = options.get("size"), options.get("channels"), options.get("seed", 0)
@@ -206,7 +203,8 @@ def _make_splits(
 
     def read(indices: Tensor) -> ImageSet:
         paths = [pictures[index].path for index in indices.tolist()]
-        return ImageSet(read_pictures(paths, size, channels, options.get("progress")), labels[indices], classes, name)
+        images = read_pictures(paths, size, channels, options.get("progress"))
+        return ImageSet(images, labels[indices], tuple(classes), name)
 
     train, *rest = (shuffle_indices(len(part), seed) for part in parts)
     if rest:
@@ -231,38 +229,9 @@ def _list_sub_folders(folder: Path) -> list[Path]:
 
 def _list_classes(root: Path, folder: Path) -> list[Picture]:
     """Return the pictures in the sub-folders of `folder`, each with the sub-folder's name as its class."""
-    pictures: list[Picture] = []
-    classes = _list_sub_folders(folder)
-    for path in classes:
-        count = len(pictures)
-        pictures += [Picture(x.relative_to(root).as_posix(), x, path.name) for x in pictures_in(path)]
-        if len(pictures) == count:
-            raise IsoconvError(f"Expected images ({', '.join(ENDINGS)}) in every class folder. Got none in {path}.")
-    if len(classes) < 2:
-        loose = sum(1 for path in folder.iterdir() if is_picture(path))
-        problem = f"only {classes[0].name!r}" if classes else f"no sub-folder and {loose} pictures"
-        raise IsoconvError(f"Expected one sub-folder of images per class, at least two, in {folder}. Got {problem}.")
-    return pictures
-
-
-def _list_csv(path: Path) -> list[Picture]:
-    pictures = []
-    try:
-        lines = csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""), skipinitialspace=True)
-        for fields in lines:
-            line, row = f"line {lines.line_num} of {path}", [field.strip() for field in fields]
-            header = lines.line_num == 1 and len(row) == 2 and not Path(row[0]).suffix
-            if header or not any(row):
-                continue
-            if len(row) != 2 or not all(row):
-                raise IsoconvError(f"Expected path,label in {line}. Got {','.join(fields)!r}.")
-            picture = Picture(row[0], path.parent / row[0], row[1])
-            if not picture.path.is_file():
-                raise IsoconvError(f"Expected a picture for {line}. Got {picture.path}, which does not exist.")
-            pictures.append(picture)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise IsoconvError(f"Expected a CSV file of path,label, in UTF-8. Got {path} ({error}).") from error
-    if len(classes := {picture.label for picture in pictures}) < 2:
-        problem = f"only {classes.pop()!r}" if classes else "none"
-        raise IsoconvError(f"Expected lines of path,label with at least two classes in {path}. Got {problem}.")
-    return pictures
+    classes = {path: pictures_in(path) for path in _list_sub_folders(folder)}
+    empty = [str(path) for path, files in classes.items() if not files]
+    require(not empty, f"images ({', '.join(ENDINGS)}) in every class folder", f"none in {', '.join(empty)}")
+    problem = f"only {min(classes).name!r}" if classes else f"no sub-folder and {len(pictures_in(folder))} pictures"
+    require(len(classes) > 1, f"one sub-folder of images per class, at least two, in {folder}", problem)
+    return [Picture(x.relative_to(root).as_posix(), x, path.name) for path, files in classes.items() for x in files]

@@ -7,30 +7,25 @@ import numpy as np
 import torch
 
 from isoconv.data.image_set import ImageSet
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
 
 Size = int | tuple[int, int]
 LARGEST_SIZE = 4096  # a mistyped size would otherwise fill the memory
-
-NO_PILLOW = "This needs the package pillow, which is not installed: pip install pillow."
 
 
 def height_and_width(size: Size) -> tuple[int, int]:
     """Return (height, width); one number stands for a square."""
     pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
-        raise IsoconvError(f"Expected a size as one positive whole number or as (height, width). Got {size!r}.")
-    if max(pair) > LARGEST_SIZE:
-        raise IsoconvError(f"Expected a size of at most {LARGEST_SIZE:,} pixels. Got {size!r}.")
-    return pair
+    is_size = len(pair) == 2 and all(type(n) is int and n >= 1 for n in pair)
+    require(is_size, "a size as one positive whole number or as (height, width)", repr(size))
+    require(max(pair) <= LARGEST_SIZE, f"a size of at most {LARGEST_SIZE:,} pixels", repr(size))
+    return pair[0], pair[1]
 
 
 def import_pillow() -> Any:
-    """Return Pillow's module Image."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise IsoconvError(NO_PILLOW) from error
+    """Return Pillow's module Image: only what needs it loads it."""
+    from PIL import Image
+
     return Image
 
 

@@ -4,7 +4,6 @@ Random crops and mirror images are made on the device that holds the images, for
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch.nn.functional import pad
 
 from isoconv.data.image_set import ImageSet
 from isoconv.data.seeds import epoch_generator
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
 
 Batch = tuple[Tensor, Tensor]
 
@@ -21,21 +20,15 @@ Batch = tuple[Tensor, Tensor]
 _PIECE = {"cpu": 1 << 21, "other": 1 << 27}
 
 
-class Draws(NamedTuple):
-    """Random choices for N images: where the crop starts, int64 (N, 2), and which are mirrored, bool (N,)."""
+def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw for each image, on the generator's device, where its crop starts and whether it is mirrored.
 
-    offsets: Tensor
-    flips: Tensor
-
-
-def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> Draws:
-    """Draw offsets (row, column) from 0 to 2·padding, and fair coins if `flip`, on the generator's device."""
-    _check_padding(padding)
-    device = generator.device
-    offsets = torch.randint(0, 2 * padding + 1, (count, 2), generator=generator, device=device)
-    if not flip:
-        return Draws(offsets, torch.zeros(count, dtype=torch.bool, device=device))
-    return Draws(offsets, torch.randint(0, 2, (count,), generator=generator, device=device).bool())
+    Return offsets (row, column) from 0 to 2·padding, int64 (count, 2), and fair coins, bool (count,): no flip, no heads.
+    """
+    require(padding >= 0, "a padding of 0 or more pixels", padding)
+    offsets = torch.randint(0, 2 * padding + 1, (count, 2), generator=generator, device=generator.device)
+    flips = torch.randint(0, 1 + flip, (count,), generator=generator, device=generator.device).bool()
+    return offsets, flips
 
 
 @torch.no_grad()
@@ -45,12 +38,10 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
     A crop has the size of the image. Works through the images in pieces, so that it needs little memory beyond its
     result. Offsets are trusted to lie in 0..2·padding: checking them would make a GPU wait.
     """
-    _check_padding(padding)
-    if images.ndim != 4 or offsets.shape != (len(images), 2) or flips.shape != (len(images),):
-        raise IsoconvError(
-            f"Expected images (N, C, H, W), offsets (N, 2) and flips (N,). "
-            f"Got {tuple(images.shape)}, {tuple(offsets.shape)} and {tuple(flips.shape)}."
-        )
+    require(padding >= 0, "a padding of 0 or more pixels", padding)
+    is_triple = images.ndim == 4 and offsets.shape == (len(images), 2) and flips.shape == (len(images),)
+    shapes = f"{tuple(images.shape)}, {tuple(offsets.shape)} and {tuple(flips.shape)}"
+    require(is_triple, "images (N, C, H, W), offsets (N, 2) and flips (N,)", shapes)
     N, C, H, W = images.shape
     padded_height, padded_width = H + 2 * padding, W + 2 * padding
     row, column = torch.arange(H, device=images.device), torch.arange(W, device=images.device)
@@ -66,11 +57,6 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
         index = (padded_width * rows[:, :, None] + columns[:, None, :]).reshape(-1, 1, H * W).expand(-1, C, -1)
         torch.gather(source, 2, index, out=result[at].view(-1, C, H * W))
     return result
-
-
-def _check_padding(padding: int) -> None:
-    if padding < 0:
-        raise IsoconvError(f"Expected a padding of 0 or more pixels. Got {padding}.")
 
 
 class EpochBatches:
@@ -101,61 +87,54 @@ class EpochBatches:
         rank: int = 0,
         world_size: int = 1,
     ):
-        if not 0 <= rank < world_size:
-            raise IsoconvError(f"Expected a rank from 0 to world_size − 1. Got {rank} of {world_size}.")
-        if batch_size < 1 or batch_size % world_size:
-            raise IsoconvError(f"Expected a batch size that is a positive multiple of {world_size}. Got {batch_size}.")
-        if len(data) == 0 or (drop_last and len(data) < batch_size):
-            raise IsoconvError(
-                f"Expected at least one batch of {batch_size} images. Got {len(data)} images: make the batch smaller."
-            )
-        if not drop_last and (left := len(data) % batch_size) % world_size:
-            raise IsoconvError(f"Expected a last batch that {world_size} processes can share. Got {left} images in it.")
-        _check_padding(padding)
+        require(0 <= rank < world_size, "a rank from 0 to world_size − 1", f"{rank} of {world_size}")
+        shared = batch_size > 0 and batch_size % world_size == 0
+        require(shared, f"a batch size that is a positive multiple of {world_size}", batch_size)
+        enough = len(data) >= (batch_size if drop_last else 1)
+        require(enough, f"at least one batch of {batch_size} images", f"{len(data)} images: make the batch smaller")
+        left = 0 if drop_last else len(data) % batch_size
+        require(left % world_size == 0, f"a last batch that {world_size} processes can share", f"{left} images in it")
+        require(padding >= 0, "a padding of 0 or more pixels", padding)
         self.data, self.batch_size, self.seed, self.drop_last = data, batch_size, seed, drop_last
         self.padding, self.flip, self.rank, self.world_size = padding, flip, rank, world_size
-        self.device = torch.device(device)
-        self._augmented = padding > 0 or flip
-        if resident is None:
-            copies = (data.images.device != self.device) + self._augmented
-            resident = fits(data.images.nbytes * copies, self.device)
-        self.resident = resident
-        self._images = data.images.to(self.device) if resident else data.images.cpu()
-        self._labels = data.labels.to(self.device) if resident else data.labels.cpu()
+        self.device, self._augmented = torch.device(device), padding > 0 or flip
+        copies = (data.images.device != self.device) + self._augmented
+        self.resident = fits(data.images.nbytes * copies, self.device) if resident is None else resident
+        self._data = data.to(self.device if self.resident else "cpu")
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return len(self.data) // self.batch_size if self.drop_last else -(-len(self.data) // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        parts = self.indices(epoch)
         draws = None
         if self._augmented:
             drawn = draw(len(self.data), self.padding, self.flip, epoch_generator(self.seed, epoch, "augmentation"))
-            draws = Draws(*(choices.to(self.device) for choices in drawn))
-        return self._select(parts, draws) if self.resident else self._send(parts, draws)
+            draws = drawn[0].to(self.device), drawn[1].to(self.device)
+        return (self._select if self.resident else self._send)(self.indices(epoch), draws)
 
     def indices(self, epoch: int) -> list[Tensor]:
         """Return this process's part of each batch, as indices into the data set."""
         order = torch.randperm(len(self.data), generator=epoch_generator(self.seed, epoch, "order"))
-        batches = _chunk(order, self.batch_size)[: len(self)]
+        batches = order.split(self.batch_size)[: len(self)]
         return [batch.chunk(self.world_size)[self.rank] for batch in batches]
 
-    def _select(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
-        images = self._images if draws is None else crop_and_flip(self._images, *draws, self.padding)
-        for index in _chunk(torch.cat(list(parts)).to(self.device), len(parts[0])):
-            yield images.index_select(0, index), self._labels.index_select(0, index)
+    def _select(self, parts: Sequence[Tensor], draws: Batch | None) -> Iterator[Batch]:
+        images, labels = self._data.images, self._data.labels
+        images = images if draws is None else crop_and_flip(images, *draws, self.padding)
+        for index in torch.cat(list(parts)).to(self.device).split(len(parts[0])):
+            yield images.index_select(0, index), labels.index_select(0, index)
 
-    def _send(self, parts: Sequence[Tensor], draws: Draws | None) -> Iterator[Batch]:
-        on_device = _chunk(torch.cat(list(parts)).to(self.device), len(parts[0]))
+    def _send(self, parts: Sequence[Tensor], draws: Batch | None) -> Iterator[Batch]:
+        indices = torch.cat(list(parts)).to(self.device).split(len(parts[0]))
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        transfers = (_Transfer((self._images, self._labels), index, self.device, stream) for index in parts)
+        transfers = (_Transfer(self._data, index, self.device, stream) for index in parts)
         ahead = next(transfers)
-        for index in on_device:
+        for index in indices:
             transfer, ahead = ahead, next(transfers, ahead)
             images, labels = transfer.receive()
             if draws is not None:
-                images = crop_and_flip(images, draws.offsets[index], draws.flips[index], self.padding)
+                images = crop_and_flip(images, draws[0][index], draws[1][index], self.padding)
             yield images, labels
 
 
@@ -165,20 +144,16 @@ def fits(size: int, device: torch.device | str) -> bool:
     return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
 
 
-def _chunk(order: Tensor, length: int) -> list[Tensor]:
-    return [order[start : start + length] for start in range(0, len(order), length)]
-
-
 class _Transfer:
     """One batch in transfer: collected in pinned memory, copied on a stream of its own, received on the current one.
 
     torch keeps pinned memory for later batches, and gives it out again only when it has been copied.
     """
 
-    def __init__(self, sources: Batch, index: Tensor, device: torch.device, stream: torch.cuda.Stream | None):
+    def __init__(self, data: ImageSet, index: Tensor, device: torch.device, stream: torch.cuda.Stream | None):
         self.stream, batch = stream, []
         with torch.cuda.stream(stream):
-            for source in sources:
+            for source in (data.images, data.labels):
                 host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=stream is not None)
                 torch.index_select(source, 0, index, out=host)
                 batch.append(host.to(device, non_blocking=True))

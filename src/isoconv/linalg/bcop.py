@@ -17,6 +17,7 @@ one matrix product per tap; and with P = R Rᵀ it is `(D R) Rᵀ`, so that P is
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from typing import Any
 
@@ -25,8 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import Function, matmul_precision
+from isoconv.records import require
 
 # Projectors P = P² = Pᵀ -----------------------------------------------------------------------------------------------
 
@@ -42,9 +43,8 @@ def is_projector(matrix: Tensor, tolerance: float | None = None) -> bool:
     if matrix.shape[-2] != n:
         return False
     tolerance = 10 * n * torch.finfo(matrix.dtype).eps if tolerance is None else tolerance
-    asymmetry = (matrix - matrix.mT).abs().amax() if n else matrix.new_zeros(())
-    excess = (matrix @ matrix - matrix).abs().amax() if n else matrix.new_zeros(())
-    return bool(asymmetry <= tolerance) and bool(excess <= tolerance)
+    deviations = torch.stack([matrix - matrix.mT, matrix @ matrix - matrix])
+    return bool((deviations.abs() <= tolerance).all())
 
 
 def projector_rank(projector: Tensor) -> Tensor:
@@ -61,8 +61,7 @@ def random_projector(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """A projector drawn uniformly from P(n, rank), the Grassmannian of `rank`-dimensional subspaces of ℝⁿ."""
-    if not 0 <= rank <= n:
-        raise IsoconvError(f"Expected a rank between 0 and {n}. Got {rank}.")
+    require(0 <= rank <= n, f"a rank between 0 and {n}", rank)
     gaussian = torch.randn(n, rank, generator=generator, dtype=dtype, device=device)
     return projector_from_basis(torch.linalg.qr(gaussian).Q)
 
@@ -77,16 +76,10 @@ def block_convolve(x: Tensor, y: Tensor) -> Tensor:
     >>> block_convolve(h, torch.stack([p, torch.eye(2) - p], dim=-1)).shape
     torch.Size([2, 2, 2])
     """
-    if x.dim() != y.dim() or x.dim() not in (3, 4):
-        raise IsoconvError(
-            f"Expected two 1-D kernels (c_out, c_in, K) or two 2-D kernels (c_out, c_in, K, K'). "
-            f"Got shapes {tuple(x.shape)} and {tuple(y.shape)}."
-        )
-    if x.shape[1] != y.shape[0]:
-        raise IsoconvError(
-            f"Expected the left kernel's input channels to equal the right kernel's output channels. "
-            f"Got {x.shape[1]} and {y.shape[0]}."
-        )
+    kinds, got = "two 1-D kernels (c_out, c_in, K) or two 2-D kernels (c_out, c_in, K, K')", (x.shape, y.shape)
+    require(x.dim() == y.dim() and x.dim() in (3, 4), kinds, "shapes {} and {}".format(*map(tuple, got)))
+    channels = "the left kernel's input channels to equal the right kernel's output channels"
+    require(x.shape[1] == y.shape[0], channels, f"{x.shape[1]} and {y.shape[0]}")
     # One matrix product per tap of Y. Not F.conv2d: on a GPU that runs in TF32 unless told otherwise.
     left = x.movedim(1, -1)  # (c_out, taps…, c)
     total = x.new_zeros(x.shape[0], *[p + q - 1 for p, q in zip(x.shape[2:], y.shape[2:], strict=True)], y.shape[1])
@@ -98,12 +91,8 @@ def block_convolve(x: Tensor, y: Tensor) -> Tensor:
 
 def compose_kernels(*kernels: Tensor) -> Tensor:
     """K₁ □ K₂ □ … □ K_m."""
-    if not kernels:
-        raise IsoconvError("Expected at least one kernel. Got none.")
-    composed = kernels[0]
-    for kernel in kernels[1:]:
-        composed = block_convolve(composed, kernel)
-    return composed
+    require(bool(kernels), "at least one kernel", "none")
+    return reduce(block_convolve, kernels)
 
 
 def projector_pair_1d(projector: Tensor) -> Tensor:
@@ -131,26 +120,32 @@ def bcop_kernel(H: Tensor, P: Sequence[Tensor] | Tensor, Q: Sequence[Tensor] | T
     of any rank. The result is a weight for `conv2d`, (c_out, c_in, K, K), in the precision of its arguments; the rows
     of taps (height) belong to P, the columns (width) to Q.
     """
-    _check(H, P, Q)
-    taps = H[None, None]
-    for p, q in zip(P, Q, strict=True):
-        taps = append_pair(taps, p, dim=0)
-        taps = append_pair(taps, q, dim=1)
-    return taps.permute(2, 3, 0, 1).contiguous()
+    return _append_pairs(H, P, Q)
 
 
 def bcop_kernel_1d(H: Tensor, P: Sequence[Tensor] | Tensor) -> Tensor:
     """The paper's equation 1, exactly: H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}], as a `conv1d` weight (c_out, c_in, K)."""
-    _check(H, P)
-    taps = H[None]
-    for p in P:
-        taps = append_pair(taps, p, dim=0)
-    return taps.permute(1, 2, 0).contiguous()
+    return _append_pairs(H, P)
+
+
+def _append_pairs(H: Tensor, *families: Sequence[Tensor] | Tensor) -> Tensor:
+    """Append a pair of each family in turn, one family along each axis of taps."""
+    fits = H.dim() == 2 and H.shape[0] <= H.shape[1]
+    require(fits, "H to be a matrix (c_out, c_in) with c_out ≤ c_in", f"shape {tuple(H.shape)}")
+    counts, n = [len(family) for family in families], H.shape[-1]
+    require(len(set(counts)) == 1, "as many projectors P as Q", " and ".join(map(str, counts)))
+    taps = H[(None,) * len(families)]
+    for projectors in zip(*families, strict=True):
+        for dim, projector in enumerate(projectors):
+            require(projector.shape == (n, n), f"projectors of shape ({n}, {n})", tuple(projector.shape))
+            taps = append_pair(taps, projector, dim)
+    return taps.movedim((-2, -1), (0, 1)).contiguous()
 
 
 def append_pair(taps: Tensor, projector: Tensor, dim: int) -> Tensor:
     """W □ [P I−P] along tap axis `dim`, for a kernel with its taps first: (taps…, c_out, c_in)."""
-    near, far = _shifts(taps, dim)
+    inner_axes = [0, 0] * (taps.dim() - 1 - dim)
+    near, far = F.pad(taps, [*inner_axes, 0, 1]), F.pad(taps, [*inner_axes, 1, 0])  # W_i and W_{i−1} for i = 0 … K
     return far + (near - far) @ projector
 
 
@@ -173,8 +168,6 @@ class _AppendPair(Function):
         count = taps.shape[dim]
         inside = (taps.flatten(basis.dim() - 2, -2) @ basis @ basis.mT).view(taps.shape)
         outside = taps - inside
-        if count == 1:
-            return torch.cat([inside, outside], dim)
         middle = inside.narrow(dim, 1, count - 1) + outside.narrow(dim, 0, count - 1)
         return torch.cat([inside.narrow(dim, 0, 1), middle, outside.narrow(dim, count - 1, 1)], dim)
 
@@ -199,21 +192,3 @@ class _AppendPair(Function):
                 inner = taps.flatten(basis.dim() - 2, -2).mT @ rows
                 of_basis = (inner + inner.mT) @ basis
         return of_taps, of_basis, None
-
-
-def _shifts(taps: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """W_i and W_{i−1} for i = 0 … K, with zeros out of range."""
-    before_dim = [0, 0] * (taps.dim() - 1 - dim)
-    return F.pad(taps, [*before_dim, 0, 1]), F.pad(taps, [*before_dim, 1, 0])
-
-
-def _check(H: Tensor, *families: Sequence[Tensor] | Tensor) -> None:
-    if H.dim() != 2 or H.shape[0] > H.shape[1]:
-        raise IsoconvError(f"Expected H to be a matrix (c_out, c_in) with c_out ≤ c_in. Got shape {tuple(H.shape)}.")
-    if len({len(family) for family in families}) > 1:
-        raise IsoconvError(f"Expected as many projectors P as Q. Got {len(families[0])} and {len(families[1])}.")
-    n = H.shape[1]
-    for family in families:
-        for projector in family:
-            if projector.shape != torch.Size((n, n)):
-                raise IsoconvError(f"Expected projectors of shape ({n}, {n}). Got {tuple(projector.shape)}.")

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, gamma, mul_up, root_up, sqrt_up, up
 from isoconv.linalg.spectrum import fold_kernel
+from isoconv.records import require
 
 _SQUARINGS = 13  # the bound is then at most n^(1/2^15) above the truth: 2e-4 for n = 512
 # More than all that can underflow in a product of matrices scaled to 1, or in the square root of a sum of squares: entries
@@ -40,8 +40,7 @@ _TINY = 2.0**-480
 
 def matrix_norm_bound(matrix: Tensor) -> float:
     """An upper bound of the spectral norm of a real matrix (m, n), of any floating dtype (read exactly)."""
-    if matrix.dim() != 2:
-        raise IsoconvError(f"Expected a matrix (m, n). Got shape {tuple(matrix.shape)}.")
+    require(matrix.dim() == 2, "a matrix (m, n)", f"shape {tuple(matrix.shape)}")
     scaled, exponent = _scaled(matrix)
     if exponent is None:
         return 0.0
@@ -64,10 +63,8 @@ def conv_norm_bound(
     Without `input_size` it holds for every image size and for circular and zero padding alike. With the spatial size of
     the input it can be tighter, and then holds for that size and `padding_mode` ("circular" or "zeros") only.
     """
-    if padding_mode not in ("circular", "zeros"):
-        raise IsoconvError(f"Expected padding_mode 'circular' or 'zeros'. Got {padding_mode!r}.")
-    if kernel.dim() not in (3, 4):
-        raise IsoconvError(f"Expected a kernel (c_out, c_in, K) or (c_out, c_in, K, K'). Got {tuple(kernel.shape)}.")
+    require(padding_mode in ("circular", "zeros"), "padding_mode 'circular' or 'zeros'", repr(padding_mode))
+    require(kernel.dim() in (3, 4), "a kernel (c_out, c_in, K) or (c_out, c_in, K, K')", tuple(kernel.shape))
     scaled, exponent = _scaled(kernel)
     if exponent is None:
         return 0.0
@@ -79,9 +76,9 @@ def conv_norm_bound(
         if padding_mode == "zeros":
             # n pixels touch at most ⌈(n − 1)/s⌉ + 1 blocks of s, wherever the padding makes the first one begin.
             grid = [(n + s - 2) // s + k for n, s, k in zip(size, strides, folded.shape[2:], strict=True)]
-        elif any(n % s for n, s in zip(size, strides, strict=True)):
-            raise IsoconvError(f"Expected an input size that the stride {strides} divides. Got {size}.")
         else:
+            divides = not any(n % s for n, s in zip(size, strides, strict=True))
+            require(divides, f"an input size that the stride {strides} divides", size)
             grid = [n // s for n, s in zip(size, strides, strict=True)]
         grid = grid if folded[0, 0].numel() > 1 else [1] * len(grid)  # one tap is the same matrix at every frequency
         bounds.append(_per_frequency(folded, grid, min(bounds)))
@@ -96,15 +93,11 @@ def largest_absolute_sums(weight: Tensor) -> tuple[float, float]:
     scaled, exponent = _scaled(weight)
     if exponent is None:
         return 0.0, 0.0
-    sizes = scaled.abs()
-    found = []
-    for sums, terms in (
-        (sizes.flatten(1).sum(dim=1), sizes[0].numel()),
-        (sizes.transpose(0, 1).flatten(1).sum(dim=1), sizes[:, 0].numel()),
-    ):
-        largest = add_up(mul_up(float(sums.max()), 1 + gamma(terms + 2)), _TINY)
-        found.append(root_up(largest, exponent, 0))
-    return found[0], found[1]
+    sums = []
+    for terms in (scaled.abs().flatten(1), scaled.abs().transpose(0, 1).flatten(1)):
+        largest = float(terms.sum(dim=1).max())
+        sums.append(root_up(add_up(mul_up(largest, 1 + gamma(terms.shape[1] + 2)), _TINY), exponent, 0))
+    return sums[0], sums[1]
 
 
 def row_distance_bounds(matrix: Tensor) -> Tensor:
@@ -117,10 +110,9 @@ def row_distance_bounds(matrix: Tensor) -> Tensor:
     growth = 1 + gamma(n + 8)  # each difference rounds, then n squares, n sums and a root
     for i in range(m):
         distances = torch.linalg.vector_norm(scaled - scaled[i], dim=1).tolist()
-        for j, distance in enumerate(distances):
-            if i != j:
-                bounds[i, j] = root_up(add_up(mul_up(distance, growth), _TINY), exponent, 0)
-    return torch.maximum(bounds, bounds.mT)
+        upper = [root_up(add_up(mul_up(distance, growth), _TINY), exponent, 0) for distance in distances]
+        bounds[i] = torch.tensor(upper, dtype=torch.float64)
+    return torch.maximum(bounds, bounds.mT).fill_diagonal_(0)
 
 
 def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
@@ -132,33 +124,28 @@ def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
     for axis, s in enumerate(strides, start=2):
         padding = [0, 0] * (kernel.dim() - 1 - axis) + [0, -kernel.shape[axis] % s]
         kernel = torch.nn.functional.pad(kernel, padding)
-    c_out, c_in, *taps = kernel.shape
-    if len(taps) == 1:
-        return kernel.reshape(c_out, c_in, -1, strides[0]).transpose(2, 3).reshape(c_out, c_in * strides[0], -1)
-    p, q = strides
-    split = kernel.reshape(c_out, c_in, taps[0] // p, p, taps[1] // q, q)
-    return split.permute(0, 1, 3, 5, 2, 4).reshape(c_out, c_in * p * q, taps[0] // p, taps[1] // q)
+    c_out, c_in, *sizes = kernel.shape
+    taps = [k // s for k, s in zip(sizes, strides, strict=True)]
+    split = kernel.reshape(c_out, c_in, *[n for pair in zip(taps, strides, strict=True) for n in pair])
+    phases, positions = range(3, split.dim(), 2), range(2, split.dim(), 2)
+    return split.permute(0, 1, *phases, *positions).reshape(c_out, c_in * math.prod(strides), *taps)
 
 
 def _per_axis(what: str, given: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
     numbers = (given,) * dimensions if isinstance(given, int) else tuple(given)
-    if len(numbers) != dimensions or any(n < 1 for n in numbers):
-        raise IsoconvError(f"Expected one positive {what} for each of {dimensions} dimensions. Got {given}.")
+    fits = len(numbers) == dimensions and all(n >= 1 for n in numbers)
+    require(fits, f"one positive {what} for each of {dimensions} dimensions", given)
     return numbers
 
 
 def _scaled(weights: Tensor) -> tuple[Tensor, int | None]:
     """Float64 weights times a power of two that brings the largest to [½, 1), and the exponent taken out."""
-    if not weights.is_floating_point():
-        raise IsoconvError(f"Expected real floating-point weights. Got {weights.dtype}, complex ones or integers.")
-    if math.ulp(0.0) + 0.0 == 0.0:
-        raise IsoconvError(
-            "Expected subnormal numbers to be kept. Got torch.set_flush_denormal(True): no bound is proved."
-        )
+    require(weights.is_floating_point(), "real floating-point weights, not complex ones or integers", weights.dtype)
+    flushed = math.ulp(0.0) + 0.0 == 0.0
+    require(not flushed, "subnormal numbers to be kept: else no bound is proved", "torch.set_flush_denormal(True)")
     weights = weights.detach().to(torch.float64)
     largest = float(weights.abs().amax()) if weights.numel() else 0.0
-    if not largest < math.inf:
-        raise IsoconvError("Expected finite weights. Got NaN or infinity.")
+    require(largest < math.inf, "finite weights", "NaN or infinity")
     if largest == 0:
         return weights, None
     exponent = math.frexp(largest)[1]
@@ -188,10 +175,9 @@ def _orthogonal_convolution(kernel: Tensor) -> float:
         kernel = kernel.transpose(0, 1)
     taps = kernel.unsqueeze(-1) if kernel.dim() == 3 else kernel
     rows, columns = taps.shape[2:]
-    centre = [(0, 0)]
-    half_plane = [(i, j) for i in range(rows) for j in range(1 - columns, columns) if (i, j) > (0, 0)]
+    half_plane = [(i, j) for i in range(rows) for j in range(1 - columns, columns) if (i, j) >= (0, 0)]
     correlations = []
-    for i, j in centre + half_plane:
+    for i, j in half_plane:
         left = taps[:, :, : rows - i, max(0, -j) : columns - max(0, j)]
         right = taps[:, :, i:, max(0, j) : columns - max(0, -j)]
         correlations.append(left.flatten(1) @ right.flatten(1).mT)
@@ -228,11 +214,8 @@ def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float) -> float:
     gram_imaginary = torch.cat([imaginary, -real], dim=-1) @ rows.mT
     largest = max(math.sqrt(float((rows * rows).sum(dim=(-2, -1)).amax())), 0.0)
     size = add_up(mul_up(largest, 1 + gamma(rows[0].numel() + 8)), _TINY)
-    error = add_up(
-        mul_up(sqrt_up(2.0), gamma(2 * length), size, size),
-        mul_up(symbol_error, add_up(2 * size, symbol_error)),
-        _TINY,
-    )
+    of_symbol = mul_up(symbol_error, add_up(2 * size, symbol_error))
+    error = add_up(mul_up(sqrt_up(2.0), gamma(2 * length), size, size), of_symbol, _TINY)
     return _largest_eigenvalue(gram_real, gram_imaginary, error, known)
 
 
@@ -244,14 +227,10 @@ def _twiddles(taps: Sequence[int], grid: Sequence[int], device: torch.device) ->
     numerators, denominator = torch.zeros(1, 1, dtype=torch.int64, device=device), math.lcm(*grid)
     for axis, (k, n) in enumerate(zip(taps, grid, strict=True)):
         frequencies = n // 2 + 1 if axis == len(grid) - 1 else n
-        turn = (
-            torch.arange(frequencies, device=device)[:, None] * torch.arange(k, device=device) % n * (denominator // n)
-        )
-        numerators = (numerators[:, None, :, None] + turn[None, :, None, :]).reshape(
-            numerators.shape[0] * frequencies, numerators.shape[1] * k
-        )
-    numerators = numerators % denominator
-    angles = numerators.to(torch.float64) * (2 * math.pi / denominator)
+        turns = torch.arange(frequencies, device=device)[:, None] * torch.arange(k, device=device) % n
+        numerators = numerators[:, None, :, None] + turns[None, :, None, :] * (denominator // n)
+        numerators = numerators.flatten(2).flatten(0, 1)
+    angles = (numerators % denominator).to(torch.float64) * (2 * math.pi / denominator)
     return torch.cos(angles), -torch.sin(angles)
 
 
@@ -283,8 +262,6 @@ def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float, to
             real = real @ real
         else:
             stacked = torch.cat([real, imaginary], dim=-2)
-            real, imaginary = (
-                torch.cat([real, -imaginary], dim=-1) @ stacked,
-                torch.cat([imaginary, real], dim=-1) @ stacked,
-            )
+            rows = torch.cat([real, -imaginary], dim=-1), torch.cat([imaginary, real], dim=-1)
+            real, imaginary = rows[0] @ stacked, rows[1] @ stacked
     return best

@@ -15,11 +15,11 @@ through G loses nothing: an error of eps·‖G‖ in G is one of that size in th
 
 Note [The positive part by products]
 On a GPU eigenvectors of many small matrices are slow, products of them are not. T = (G − I)₊ is Π(G − I)Π, with the
-projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `linalg.polar`). It has converged
-for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is wrong by less than that. (½(G − I)(I + sign)
-would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.) Then h = T q(T),
-with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the numbers; whether
-T stayed below `_TAME` is looked at afterwards.
+projector Π = ½(I + sign(G − I)), and the sign is a composition of odd quintics (see `linalg.orthogonalisation`). It has
+converged for eigenvalues further than `_RESOLVED` from 1; for those that are closer, T is wrong by less than that.
+(½(G − I)(I + sign) would be T too, but an error of the sign would enter it in full, and not only where something exceeds 1.)
+Then h = T q(T), with a polynomial q close to (1 − (1 + t)^(−½))/t on [0, `_TAME`]. All of this runs without a look at the
+numbers; whether T stayed below `_TAME` is looked at afterwards.
 
 Note [Many kernels at once]
 The matrices of one kernel are so few and small that a GPU takes longer to begin with them than to be done. So kernels of
@@ -28,15 +28,15 @@ more), and nothing touches their bits again; those that hold NaN leave at the fi
 eigenvectors, all of them get these.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isoconv.linalg.matrices import add_product, frobenius, identity_like
-from isoconv.linalg.polar import Quintic, best_quintic
+from isoconv.linalg.orthogonalisation import Quintic, best_quintic
 from isoconv.linalg.spectrum import fold_kernel
 
 _LOOK_EVERY = 10  # blind iterations between two looks, each of which makes the host wait for the device
@@ -59,18 +59,15 @@ def clip_and_mask(kernel: Tensor, grid: tuple[int, int], iterations: int = 1, me
     single = kernel.flatten(0, -4)  # whose output channel it is does not matter to the folding
     folded = fold_kernel(single, grid)
     c_out, c_in, height, width = *kernel.shape[-4:-2], *folded.shape[2:]
-    turned = c_out > c_in
-    wide = folded.reshape(-1, c_out, c_in, height, width)
-    wide = wide.transpose(1, 2) if turned else wide
-    taps = wide.permute(0, 3, 4, 1, 2)
+    there, back = ((0, 3, 4, 2, 1), (0, 4, 3, 1, 2)) if c_out > c_in else ((0, 3, 4, 1, 2), (0, 3, 4, 1, 2))
+    taps = folded.reshape(-1, c_out, c_in, height, width).permute(there)  # (networks, K, K', m, n) with m ≤ n
     stacked = taps.reshape(len(taps), -1, taps.shape[-1])
     by_products = (kernel.is_cuda and kernel.dtype == torch.float32) if method is None else method == "products"
     clipped = _iterate(stacked, _waves(grid, (height, width), kernel.dtype, kernel.device), iterations, by_products)
     if clipped is stacked and folded is single:
         return kernel
-    wide = clipped.reshape(taps.shape).permute(0, 3, 4, 1, 2)
     result = torch.zeros_like(kernel)
-    result[..., :height, :width] = (wide.transpose(1, 2) if turned else wide).reshape(*kernel.shape[:-2], height, width)
+    result[..., :height, :width] = clipped.reshape(taps.shape).permute(back).reshape(*kernel.shape[:-2], height, width)
     return result
 
 
@@ -84,7 +81,9 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
     while left > 0:
         gram = _gram(kernels, waves)
         exceeding = _exceeds(gram, 1.0)
-        going_on = (exceeding.any(0) & _usable(kernels)).nonzero().flatten()
+        # Far from overflow all Gram matrices are numbers. NaN could keep a GPU's `eigh` from ending.
+        usable = frobenius(kernels) < 1e-3 * torch.finfo(kernels.dtype).max ** 0.5
+        going_on = (exceeding.any(0) & usable).nonzero().flatten()
         if len(going_on) < len(kernels):
             result = _with_rows(result, rows, kernels)
             if len(going_on) == 0:
@@ -103,11 +102,6 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
     return _with_rows(result, rows, kernels)
 
 
-def _usable(kernels: Tensor) -> Tensor:
-    """For each kernel, whether its Gram matrices are all numbers, by far. NaN could keep a GPU's `eigh` from ending."""
-    return frobenius(kernels) < 1e-3 * torch.finfo(kernels.dtype).max ** 0.5
-
-
 def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
     """The kernels, those in `rows` (ascending) replaced; where that is all of them, the new ones themselves."""
     return new if len(new) == len(kernels) else kernels.index_copy(0, rows, new)
@@ -115,32 +109,26 @@ def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
 
 def _excess_where(exceeding: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
     """h(G) at those frequencies where any kernel exceeds 1 (zero for one that does not), and which these are."""
-    found = _by_eigenvectors(gram[exceeding])
-    if gram.shape[1] == 1:  # spares small kernels on a CPU some time
-        return found.unsqueeze(1), exceeding[:, 0]
     chosen = exceeding.any(1)
-    excess = found.new_zeros(int(chosen.sum()), *gram.shape[1:])
-    excess[exceeding[chosen]] = found
+    excess = gram.new_zeros(int(chosen.sum()), *gram.shape[1:])
+    excess[exceeding[chosen]] = _by_eigenvectors(gram[exceeding])
     return excess, chosen
 
 
 def _blindly(kernels: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple[Tensor, Tensor]:
     """That many iterations without a look, and a bound of all the positive parts after the first, which is known."""
-    excess, size = _by_products(gram.flatten(0, 1))
-    kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
-    largest = torch.zeros_like(size)
-    for _ in range(steps - 1):
-        excess, size = _by_products(_gram(kernels, waves).flatten(0, 1))
-        largest = torch.maximum(largest, size)
+    largest = [gram.real.new_zeros(())]
+    for step in range(steps):
+        excess, sizes = _by_products((_gram(kernels, waves) if step else gram).flatten(0, 1))
+        largest += [sizes.amax()] if step else []
         kernels = _minus_excess(kernels, excess.reshape(gram.shape), waves)
-    return kernels, largest.amax()
+    return kernels, torch.stack(largest).amax()
 
 
 # Between taps and frequencies -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Waves:
+class _Waves(NamedTuple):
     """One frequency of each conjugate pair, and what leads from taps to frequencies and back.
 
     there : (2·frequencies, differences), the real parts of e^{−iωτ}, then the imaginary ones

@@ -29,7 +29,8 @@ from isoconv.linalg.matrices import (
     matmul_precision,
     orthonormality_tolerance,
 )
-from isoconv.linalg.polar import polar_value
+from isoconv.linalg.orthogonalisation import polar_value
+from isoconv.records import require
 
 _HIGHEST_ORDER = 12
 
@@ -84,7 +85,32 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
     if steps is None and (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(matrix)):
         return _retract_opaquely(matrix)
     with matmul_precision(matrix, "highest"):
-        return _retract_looking(matrix) if steps is None else _retract_blindly(matrix, steps, precision)
+        if steps is not None:
+            return _retract_blindly(matrix, steps, precision)
+        tall, wide = as_tall(matrix)
+        rounding = orthonormality_tolerance(tall)
+        residual = gram_residual(tall)
+        size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
+        # What has been retracted must count as orthonormal when it is looked at again, rounded in another order perhaps:
+        # hence two thresholds, the stricter one for stopping.
+        if size <= 2 * rounding:
+            return matrix
+        if not size < 0.5:
+            return _polar_or_svd(matrix)
+        while size > rounding:
+            # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough. Its products
+            # are of small matrices; another look and another step would be two more of the large one.
+            order = 1
+            while order < _HIGHEST_ORDER and size ** (order + 1) > rounding / 8:
+                order += 1
+            tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
+            if size <= 8 * rounding:  # it was rounding already; another look could not tell more
+                break
+            size **= order + 1
+            if size > rounding / 8:
+                residual = gram_residual(tall)
+                size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
+        return tall.mT if wide else tall
 
 
 @torch.library.custom_op("isoconv::retract", mutates_args=())
@@ -105,43 +131,14 @@ def _(info: object, in_dims: tuple[int], matrix: Tensor) -> tuple[Tensor, int]:
     return _retract_opaquely(matrix.movedim(in_dims[0], 0)), 0
 
 
-def _retract_looking(matrix: Tensor) -> Tensor:
-    tall, wide = as_tall(matrix)
-    rounding = orthonormality_tolerance(tall)
-    residual = gram_residual(tall)
-    size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
-    # What has been retracted must count as orthonormal when it is looked at again, rounded in another order perhaps:
-    # hence two thresholds, the stricter one for stopping.
-    if size <= 2 * rounding:
-        return matrix
-    if not size < 0.5:
-        return _polar_or_svd(matrix)
-    while size > rounding:
-        # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough. Its products
-        # are of small matrices; another look and another step would be two more of the large one.
-        order = 1
-        while order < _HIGHEST_ORDER and size ** (order + 1) > rounding / 8:
-            order += 1
-        tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
-        if size <= 8 * rounding:  # it was rounding already; another look could not tell more
-            break
-        size **= order + 1
-        if size > rounding / 8:
-            residual = gram_residual(tall)
-            size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
-    return tall.mT if wide else tall
-
-
 def _polar_or_svd(matrix: Tensor) -> Tensor:
-    if not bool(torch.isfinite(matrix).all()):
-        raise IsoconvError(
-            f"Expected finite parameters. Got NaN or infinity in a matrix {tuple(matrix.shape)}: has training diverged?"
-        )
+    got = f"NaN or infinity in a matrix {tuple(matrix.shape)}"
+    require(bool(torch.isfinite(matrix).all()), "finite parameters, of a training that has not diverged", got)
     try:
         return polar_value(matrix)
     except IsoconvError:  # rank-deficient: there are many closest matrices, and the SVD picks one
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-        return _retract_looking(left @ right)
+        return retract(left @ right)
 
 
 def _retract_blindly(matrix: Tensor, steps: int, precision: str) -> Tensor:

@@ -15,20 +15,18 @@ _NOTHING_TO_SET: AbstractContextManager[None] = nullcontext()
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[None]:
     """Multiply and convolve tensors like this one without autocast and without TF32, within this context."""
-    if not tensor.is_cuda and not torch.is_autocast_enabled(tensor.device.type):
-        return _NOTHING_TO_SET  # torch's own contexts take longer to enter than a small layer takes to build
-    return _precision(tensor, "highest", convolutions=True)
+    return matmul_precision(tensor, "highest", convolutions=True)
 
 
-def matmul_precision(tensor: Tensor, precision: str) -> AbstractContextManager[None]:
+def matmul_precision(tensor: Tensor, precision: str, convolutions: bool = False) -> AbstractContextManager[None]:
     """Multiply float32 matrices like `tensor` in "highest" (float32) or "high" (TF32) precision, without autocast.
 
     TF32 keeps ten bits: enough for a direction or for a small correction, never for what decides orthonormality. It
     changes nothing on a CPU, nor in a compiled function, which makes its own choice.
     """
     if not tensor.is_cuda and not torch.is_autocast_enabled(tensor.device.type):
-        return _NOTHING_TO_SET
-    return _precision(tensor, precision, convolutions=False)
+        return _NOTHING_TO_SET  # torch's own contexts take longer to enter than a small layer takes to build
+    return _precision(tensor, precision, convolutions)
 
 
 @contextmanager
@@ -71,9 +69,8 @@ class Function(torch.autograd.Function):
 def as_tall(matrix: Tensor) -> tuple[Tensor, bool]:
     """Return the matrix with at least as many rows as columns, and whether it had to be transposed for that."""
     if matrix.dim() < 2 or not matrix.is_floating_point():
-        raise IsoconvError(
-            f"Expected a real floating-point matrix (…, m, n). Got {matrix.dtype} of shape {tuple(matrix.shape)}."
-        )
+        got = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+        raise IsoconvError(f"Expected a real floating-point matrix (…, m, n). Got {got}.")
     wide = matrix.shape[-2] < matrix.shape[-1]
     return (matrix.mT if wide else matrix), wide
 
@@ -118,8 +115,9 @@ def gram_residual(tall: Tensor) -> Tensor:
     return add_product(identity_like(tall), tall.mT, tall, -1)
 
 
-#: ½, ⅜, … : (−1)ᵖ C(−½, p), the Taylor coefficients of (1 − q)^(−½).
-_COEFFICIENTS = tuple(comb(2 * p, p) / 4**p for p in range(64))
+#: 1, ½, ⅜, … : (−1)ᵖ C(−½, p), the Taylor coefficients of (1 − q)^(−½). A step of order p multiplies what is small by their
+#: sum up to p.
+SERIES = tuple(comb(2 * p, p) / 4**p for p in range(64))
 
 
 def inverse_sqrt_correction(residual: Tensor, order: int) -> Tensor:
@@ -127,15 +125,10 @@ def inverse_sqrt_correction(residual: Tensor, order: int) -> Tensor:
 
     Without the I because A + A·(small) rounds far less than A·(I + small).
     """
-    series = _COEFFICIENTS[order] * residual
+    series = SERIES[order] * residual
     for p in range(order - 1, 0, -1):  # Horner's rule
-        series = add_product(_COEFFICIENTS[p] * residual, residual, series)
+        series = add_product(SERIES[p] * residual, residual, series)
     return series
-
-
-def inverse_sqrt_growth(order: int) -> float:
-    """Return what one step of that polynomial multiplies a small singular value by."""
-    return sum(_COEFFICIENTS[: order + 1])
 
 
 def orthonormality_tolerance(tall: Tensor) -> float:
@@ -167,11 +160,10 @@ def norm_upper_bound(matrix: Tensor) -> Tensor:
     holds for the computed number and not only in exact arithmetic. A power iteration would give a *lower* bound.
     """
     tall, _ = as_tall(matrix)
-    rows, columns = tall.shape[-2:]
-    if rows == 0 or columns == 0:
+    if tall.numel() == 0:
         return tall.new_zeros(tall.shape[:-2])
-    unit, largest = _by_largest_entry(tall)
-    bound = _unit_norm_bound(unit) * largest[..., 0, 0]
+    largest = largest_entry(tall)
+    bound = _unit_norm_bound(tall / torch.where(largest > 0, largest, 1.0)) * largest[..., 0, 0]
     return torch.where(bound > 0, torch.nextafter(bound, torch.full_like(bound, torch.inf)), bound)
 
 
@@ -180,16 +172,10 @@ def scaled_to_one(tall: Tensor) -> Tensor:
 
     The scale counts as a constant: what is orthogonalised afterwards does not depend on it.
     """
-    _, largest = _by_largest_entry(tall.detach())
+    largest = largest_entry(tall.detach())
     unit = tall / torch.where(largest > 0, largest, 1.0)
     bound = _unit_norm_bound(unit.detach())[..., None, None]
     return unit / torch.where(bound > 0, bound, 1.0)
-
-
-def _by_largest_entry(tall: Tensor) -> tuple[Tensor, Tensor]:
-    """Each matrix divided by its largest entry, and that (…, 1, 1); a zero matrix is divided by 1."""
-    largest = largest_entry(tall)
-    return tall / torch.where(largest > 0, largest, 1.0), largest
 
 
 def _unit_norm_bound(unit: Tensor) -> Tensor:

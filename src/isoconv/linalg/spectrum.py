@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
+from isoconv.records import require
 
 
 def fold_kernel(kernel: Tensor, input_size: Sequence[int]) -> Tensor:
@@ -28,10 +28,12 @@ def circular_symbol(kernel: Tensor, input_size: int | Sequence[int]) -> Tensor:
     `kernel` is (c_out, c_in, K) or (c_out, c_in, K, K'), at stride 1. Where the taps are centred only multiplies each
     matrix by a phase, which no singular value sees.
     """
-    size = _as_size(input_size, kernel.dim() - 2)
+    dimensions = kernel.dim() - 2
+    size = (input_size,) * dimensions if isinstance(input_size, int) else tuple(input_size)
+    fits = dimensions in (1, 2) and len(size) == dimensions and min(size) >= 1
+    require(fits, "a 1-D or 2-D kernel and one positive size per dimension", f"{dimensions} and {input_size}")
     folded = fold_kernel(kernel, size)
-    axes = tuple(range(2, kernel.dim()))
-    return torch.fft.fftn(folded, s=size, dim=axes).movedim((0, 1), (-2, -1))
+    return torch.fft.fftn(folded, s=size, dim=tuple(range(2, kernel.dim()))).movedim((0, 1), (-2, -1))
 
 
 def circular_singular_values(kernel: Tensor, input_size: int | Sequence[int]) -> Tensor:
@@ -41,12 +43,3 @@ def circular_singular_values(kernel: Tensor, input_size: int | Sequence[int]) ->
     bound: for that see `isoconv.linalg.bounds`.
     """
     return torch.linalg.svdvals(circular_symbol(kernel, input_size)).flatten().sort(descending=True).values
-
-
-def _as_size(input_size: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
-    size = (input_size,) * dimensions if isinstance(input_size, int) else tuple(input_size)
-    if dimensions not in (1, 2) or len(size) != dimensions or any(n < 1 for n in size):
-        raise IsoconvError(
-            f"Expected a 1-D or 2-D kernel and one positive size per dimension. Got {dimensions} and {input_size}."
-        )
-    return size

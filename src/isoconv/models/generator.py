@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
-from isoconv.models.layers import checked_shape
+from isoconv.models.networks import check_shape
+from isoconv.records import require
 
 LATENT = 62
 
@@ -72,7 +72,6 @@ def _start(network: nn.Module) -> None:
 
 
 def _divisible_by_four(image_shape: Sequence[int]) -> tuple[int, int, int]:
-    shape = checked_shape(image_shape)
-    if shape[1] % 4 or shape[2] % 4:
-        raise IsoconvError(f"Expected images whose height and width 4 divides. Got {shape[1]}×{shape[2]}.")
-    return shape
+    channels, height, width = check_shape(image_shape)
+    require(height % 4 == width % 4 == 0, "images whose height and width 4 divides", f"{height}×{width}")
+    return channels, height, width

@@ -1,12 +1,14 @@
 """The networks of the paper: the classifiers Small, Large and FC-3 (its appendix E), and the critic. A few lines each."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
 
-from isoconv.errors import IsoconvError
-from isoconv.models.layers import LayerMaker
+from isoconv.nn.methods import ACTIVATIONS, METHODS
+from isoconv.records import require
 
 
 class Classifier(nn.Sequential):
@@ -28,13 +30,42 @@ class Classifier(nn.Sequential):
         activation: str = "maxmin",
         orthogonalisation: str = "manifold",
     ) -> None:
-        if not isinstance(classes, int) or classes < 1:
-            raise IsoconvError(f"Expected at least one class. Got {classes!r}.")
-        make = LayerMaker(input_shape, conv, activation, orthogonalisation)
+        require(isinstance(classes, int) and classes >= 1, "at least one class", repr(classes))
+        require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
+        require(activation in ACTIVATIONS, f"activation to be one of {', '.join(ACTIVATIONS)}", repr(activation))
+        method, shape = METHODS[conv], check_shape(input_shape)
         layers: list[nn.Module] = []
-        for channels, kernel_size, stride in self.convolutions:
-            layers += [make.convolution(channels, kernel_size, stride), make.activation()]
-        super().__init__(*layers, *make.head(self.hidden, classes))
+        for out_channels, kernel_size, stride in self.convolutions:
+            channels, height, width = shape
+            require(
+                height % stride == 0 and width % stride == 0,
+                "an image whose height and width can be halved by each strided convolution: multiples of 4 for small and "
+                "large, of 16 for dcgan",
+                f"{height}×{width} before a convolution of stride {stride}",
+            )
+            convolution = method.make(
+                channels,
+                out_channels,
+                kernel_size,
+                stride,
+                orthogonalisation=orthogonalisation,
+                input_size=(height, width),
+            )
+            layers += [convolution, ACTIVATIONS[activation].make()]
+            shape = out_channels, height // stride, width // stride
+        layers.append(nn.Flatten())
+        for in_features, out_features in itertools.pairwise([math.prod(shape), *self.hidden, classes]):
+            linear = method.make_linear(in_features, out_features, orthogonalisation)
+            layers += [linear, ACTIVATIONS[activation].make()]
+        super().__init__(*layers[:-1])  # the last linear layer gives the logits
+
+
+def check_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return (channels, height, width). Raise if it is something else."""
+    shape = tuple(input_shape)
+    right = len(shape) == 3 and all(isinstance(n, int) and n >= 1 for n in shape)
+    require(right, "input_shape (channels, height, width)", repr(input_shape))
+    return shape[0], shape[1], shape[2]
 
 
 class Small(Classifier):

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from isoconv.errors import IsoconvError
-from isoconv.models.layers import checked_shape
+from isoconv.models.networks import check_shape
 from isoconv.nn import (
     BCOPConv2d,
     ChannelShift,
@@ -16,6 +15,7 @@ from isoconv.nn import (
     OrthogonalLinear,
     PositionBias,
 )
+from isoconv.records import require
 
 
 class ShiftNet(nn.Sequential):
@@ -42,15 +42,14 @@ class ShiftNet(nn.Sequential):
         share: float = 1 / 8,
         orthogonalisation: str = "manifold",
     ) -> None:
-        width, *size = checked_shape(input_shape)
-        if not isinstance(classes, int) or classes < 1:
-            raise IsoconvError(f"Expected at least one class. Got {classes!r}.")
-        if not blocks or any(not isinstance(count, int) or count < 1 for count in blocks):
-            raise IsoconvError(f"Expected at least one block in every stage. Got blocks={blocks!r}.")
+        width, *size = check_shape(input_shape)
+        require(isinstance(classes, int) and classes >= 1, "at least one class", repr(classes))
+        full = bool(blocks) and all(isinstance(count, int) and count >= 1 for count in blocks)
+        require(full, "at least one block in every stage", f"blocks={blocks!r}")
         halvings = len(blocks) - 1
         for name, value, unit in (("patch", patch, 2**halvings), ("channels", channels, 4**halvings)):
-            if not isinstance(value, int) or value < 1 or value % unit:
-                raise IsoconvError(f"Expected {name} that {unit} divides, for {len(blocks)} stages. Got {value!r}.")
+            divides = isinstance(value, int) and value >= 1 and value % unit == 0
+            require(divides, f"{name} that {unit} divides, for {len(blocks)} stages", repr(value))
         layers: list[nn.Module] = []
         if any(side % patch for side in size):
             missing = [-side % patch for side in size]

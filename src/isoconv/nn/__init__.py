@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from isoconv.nn.bcop import BCOPConv1d as BCOPConv1d
     from isoconv.nn.bcop import BCOPConv2d as BCOPConv2d
     from isoconv.nn.bcop import BCOPConvTranspose2d as BCOPConvTranspose2d
+    from isoconv.nn.built_weight import fixed_weights as fixed_weights
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling

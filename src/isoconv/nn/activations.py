@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
+from isoconv.records import require
 
 
 class MaxMin(nn.Module):
@@ -31,8 +32,8 @@ class GroupSort(nn.Module):
 
     def __init__(self, group_size: int | None = 2) -> None:
         super().__init__()
-        if group_size is not None and (not isinstance(group_size, int) or group_size < 1):
-            raise IsoconvError(f"Expected a group size of at least 1, or None for all channels. Got {group_size!r}.")
+        fits = group_size is None or (isinstance(group_size, int) and group_size >= 1)
+        require(fits, "a group size of at least 1, or None for all channels", repr(group_size))
         self.group_size = group_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ class Scale(nn.Module):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not math.isfinite(factor):
-            raise IsoconvError(f"Expected a finite number to scale by. Got {factor!r}.")
+        finite = isinstance(factor, (int, float)) and not isinstance(factor, bool) and math.isfinite(factor)
+        require(finite, "a finite number to scale by", repr(factor))
         self.factor = float(factor)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,25 +7,17 @@
 Algorithm 1 is `_bcop_taps` below; everything else is arguments and shapes.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import append_pair_from_basis
 from isoconv.linalg.matrices import identity_like
-from isoconv.nn.built_weight import OrthogonalisedLayer
-from isoconv.nn.convolution import (
-    LipschitzConvolution,
-    convolve_same,
-    evaluation_weight,
-    plain_convolution,
-    same_padding,
-)
+from isoconv.nn.convolution import OrthogonalisedConvolution, convolve_same, plain_convolution, same_padding
 from isoconv.nn.downsampling import upsample
+from isoconv.records import require
 
 
 def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tensor:
@@ -40,18 +32,7 @@ def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tenso
     return W
 
 
-class _BCOP(LipschitzConvolution, OrthogonalisedLayer):
-    """What the layers of this file share. Frozen, they are the paper's BCOP-Fixed: random and orthogonal."""
-
-    O: nn.Parameter
-
-    def reset_parameters(self) -> None:
-        """Random orthonormal matrices; the bias uniform within ±1/√c_out."""
-        self._reset_matrices(gain=1 / math.sqrt(self.O.shape[1]))
-        self._reset_bias(1 / math.sqrt(self.out_channels))
-
-
-class _BCOP2d(_BCOP):
+class _BCOP2d(OrthogonalisedConvolution):
     """The parameters of Algorithm 1 for a kernel of `kernel_shape`, and the kernel that they make.
 
     O is the algorithm's O, (small, large) for the two channel counts; MN holds M₁, N₁, …, M_{K−1}, N_{K−1} in one tensor,
@@ -60,7 +41,7 @@ class _BCOP2d(_BCOP):
     channel, whose projectors have rank 0).
     """
 
-    _matrix_names = ("O", "MN")
+    O: nn.Parameter
     MN: nn.Parameter | None
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
@@ -69,6 +50,7 @@ class _BCOP2d(_BCOP):
         self.O = nn.Parameter(torch.empty(small, large, **factory))
         has_choice = taps > 1 and large > 1
         self.MN = nn.Parameter(torch.empty(2 * (taps - 1), large, large // 2, **factory)) if has_choice else None
+        self._matrix_names = ("O", "MN") if has_choice else ("O",)
 
     def _build(self, O: Tensor, MN: Tensor | None = None) -> Tensor:
         c_out, c_in, taps, _ = self.kernel_shape
@@ -98,16 +80,9 @@ class BCOPConv2d(_BCOP2d):
 
         It undoes the layer exactly where out_channels ≥ in_channels·s²: `layer.transposed()(layer(x) - bias) = x`.
         """
-        adjoint = BCOPConvTranspose2d(
-            self.out_channels,
-            self.in_channels,
-            self.kernel_size,
-            self.stride,
-            bias=False,
-            padding_mode=self.padding_mode,
-            orthogonalisation=self.orthogonalisation,
-            device="meta",
-        )
+        sizes = (self.out_channels, self.in_channels, self.kernel_size, self.stride)
+        options: dict[str, Any] = {"padding_mode": self.padding_mode, "orthogonalisation": self.orthogonalisation}
+        adjoint = BCOPConvTranspose2d(*sizes, bias=False, device="meta", **options)
         adjoint.O, adjoint.MN, adjoint.frozen = self.O, self.MN, self.frozen
         return adjoint.train(self.training)
 
@@ -133,13 +108,13 @@ class BCOPConvTranspose2d(_BCOP2d):
         return y if x.dim() == batch.dim() else y[0]
 
     def plain(self) -> nn.Module:
-        kernel, padding = _adjoint(evaluation_weight(self))
+        kernel, padding = _adjoint(self.evaluation_weight())
         bias = None if self.bias is None else self.bias.repeat_interleave(self.stride**2)
         convolution = plain_convolution(kernel, bias, 1, padding, self.padding_mode)
         return convolution if self.stride == 1 else nn.Sequential(convolution, nn.PixelShuffle(self.stride))
 
 
-class BCOPConv1d(_BCOP):
+class BCOPConv1d(OrthogonalisedConvolution):
     """An orthogonal 1-D convolution, H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}]: for equal channel counts, any that there is.
 
     Replaces `torch.nn.Conv1d` with "same" padding; `weight` is (out_channels, in_channels·s, k/s).
@@ -159,7 +134,11 @@ class BCOPConv1d(_BCOP):
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         c_out, c_in, taps = self.kernel_shape
         small, large = sorted((c_out, c_in))
-        self.ranks = _checked_ranks(self.ranks, taps - 1, large)
+        ranks, count = large // 2 if self.ranks is None else self.ranks, taps - 1
+        each = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,) * count
+        fits = len(each) == count and all(isinstance(rank, int) and 0 <= rank <= large for rank in each)
+        require(fits, f"ranks: {count} numbers between 0 and {large}, or one for all", repr(ranks))
+        self.ranks = each
         self.O = nn.Parameter(torch.empty(small, large, **factory))
         # A projector of rank 0 or c has no parameters: it is 0 or I.
         bases = [f"M{i}" for i, rank in enumerate(self.ranks) if 0 < rank < large]
@@ -183,11 +162,3 @@ def _adjoint(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """The kernel and padding of the transposed operator: channels swapped, taps and padding mirrored."""
     before, after = same_padding(weight.shape[-1])
     return weight.transpose(0, 1).flip(2, 3), (after, before)
-
-
-def _checked_ranks(ranks: int | Sequence[int] | None, count: int, channels: int) -> tuple[int, ...]:
-    chosen = channels // 2 if ranks is None else ranks
-    given = tuple(chosen) if isinstance(chosen, Sequence) else (chosen,) * count
-    if len(given) != count or any(not isinstance(r, int) or not 0 <= r <= channels for r in given):
-        raise IsoconvError(f"Expected ranks: {count} numbers between 0 and {channels}, or one for all. Got {ranks!r}.")
-    return given

@@ -10,8 +10,8 @@ Note [When a weight is rebuilt]
 A built weight is kept together with a copy of the numbers that it was built from, and every forward pass compares. So
 whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
 fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
-wait for its result; so there the first layer of a model that is asked compares for all layers of that model, once in each
-call of the model (`_compare_in_one_go`). A compiled function builds in its graph, and keeps nothing.
+wait for its result; within `fixed_weights(model)` each layer compares once and not again. A compiled
+function builds in its graph, and keeps nothing.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -21,12 +21,11 @@ often as it is needed. In evaluation that graph is made only if somebody asks. H
 offloading) do not see this graph: it outlives the pass that they are for.
 """
 
-import sys
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from operator import attrgetter
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -38,14 +37,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from isoconv.errors import IsoconvError
 from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.polar import bjorck
+from isoconv.linalg.orthogonalisation import bjorck
 from isoconv.nn.methods import ORTHOGONALISATIONS
+from isoconv.records import require
 
 
 class BuiltWeight(nn.Module):
     """A layer with a `weight` that is a function of its parameters. Subclasses say which and how."""
 
-    #: Set by a training engine for the time of a step: called whenever the weight is asked for.
+    #: Set for the time of a training step or of `fixed_weights`: called whenever the weight is asked for.
     weight_source: Callable[[], Tensor] | None
 
     def __init__(self) -> None:
@@ -88,17 +88,26 @@ class BuiltWeight(nn.Module):
         """The effective weight, the one that the layer applies. See Note [When a weight is rebuilt]."""
         if self.weight_source is not None:
             return self.weight_source()
-        if torch.compiler.is_compiling():
-            return self._weight_in_graph()
-        if torch._C._are_functorch_transforms_active():
-            return self._weight_under_transform()
-        if torch._C._get_tracing_state() is not None:
+        sources, updating = self._sources(), self.training and torch.is_grad_enabled()
+        compiling = torch.compiler.is_compiling()
+        if not compiling and torch._C._get_tracing_state() is not None:
             self._refuse("torch.jit.trace")
-        sources = self._sources()
-        build = self._current_build(sources)
-        if not torch.is_grad_enabled() or not build.differentiable:
-            return build.value
-        return _Built.apply(build, build.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
+        if not compiling and torch._C._are_functorch_transforms_active():
+            return self._weight_under_transform(sources)
+        if updating:
+            self._before_training_forward()
+        if compiling:
+            return self._weight_in_graph(sources, updating)
+        if self._kept is None or not self._kept.is_of(sources):
+            self._kept = _Build(self, sources, updating)
+        if not torch.is_grad_enabled() or not any(self._kept.wanted):
+            return self._kept.value
+        return _Built.apply(self._kept, self._kept.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
+
+    def evaluation_weight(self) -> Tensor:
+        """Return the weight that the layer applies in evaluation, whatever mode it is in; its state is left alone."""
+        with self._in_evaluation():
+            return self.weight.detach()
 
     def refresh(self) -> None:
         """Forget the built weight, which frees its memory. The next pass builds it again."""
@@ -106,41 +115,31 @@ class BuiltWeight(nn.Module):
 
     # How it is done -----------------------------------------------------------------------------------------------
 
-    def _current_build(self, sources: Sequence[Tensor]) -> "_Build":
-        updating = self.training and torch.is_grad_enabled()
-        if updating:
-            self._before_training_forward()
-        if self._kept is None or not self._kept.is_of(self, sources):
-            self._kept = _Build(self, sources, updating)
-        return self._kept
-
-    def _weight_in_graph(self) -> Tensor:
-        updating = self.training and torch.is_grad_enabled()
-        if updating:
-            self._before_training_forward()
-        return self._weight_of(self._sources(), write_back=updating and self._writes_back)
-
-    def _weight_under_transform(self) -> Tensor:
+    def _weight_under_transform(self, sources: Sequence[Tensor]) -> Tensor:
         """For torch.func: a constant to the transform, unless it is the parameters that are transformed."""
-        sources = self._sources()
         if not any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
             with temporarily_clear_interpreter_stack():
-                return self._current_build(sources).value
-        training, self.training = self.training, False  # a transform stores nothing, as evaluation does not
-        try:
-            return self._weight_of(sources)
-        finally:
-            self.training = training
+                return self.weight.detach()
+        with self._in_evaluation():  # a transform stores nothing, as evaluation does not
+            return self._weight_in_graph(sources, updating=False)
 
-    def _weight_of(self, sources: Sequence[Tensor], write_back: bool = False) -> Tensor:
+    def _weight_in_graph(self, sources: Sequence[Tensor], updating: bool) -> Tensor:
         """Build the weight of these sources, joined to their gradient; nothing is kept."""
         with full_precision(sources[0]):
             precise = [source.to(constraint_dtype(source)) for source in sources]
             with torch.no_grad():
                 points = self._settle(*precise)
-                for source, point in zip(sources, points, strict=True) if write_back else ():
+                for source, point in zip(sources, points, strict=True) if updating and self._writes_back else ():
                     source.copy_(point)
             return self._build(*self._join(precise, points)).to(sources[0].dtype)
+
+    @contextmanager
+    def _in_evaluation(self) -> Iterator[None]:
+        training, self.training = self.training, False
+        try:
+            yield
+        finally:
+            self.training = training
 
     def __getstate__(self) -> dict[str, Any]:
         # For copy.deepcopy and pickle: a copy builds its own.
@@ -162,6 +161,23 @@ class BuiltWeight(nn.Module):
         )
 
 
+@contextmanager
+def fixed_weights(model: nn.Module) -> Iterator[None]:
+    """Promise that the parameters of a model do not change in this context: its layers compare them on entry only.
+
+    For evaluation on a GPU, where each comparison makes the host wait. The weights are constants there: gradients reach the
+    inputs and the biases, not the matrices.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BuiltWeight) and not module.weight_source]
+    try:
+        for layer in layers:
+            layer.weight_source = partial(Tensor.detach, layer.evaluation_weight())
+        yield
+    finally:
+        for layer in layers:
+            layer.weight_source = None
+
+
 class OrthogonalisedLayer(BuiltWeight):
     """A layer some of whose parameters stand for orthonormal matrices (batches of them), named in `_matrix_names`.
 
@@ -172,23 +188,16 @@ class OrthogonalisedLayer(BuiltWeight):
     * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
     """
 
-    _matrix_names: tuple[str, ...] = ()
+    _matrix_names: tuple[str, ...]
 
     def __init__(self, orthogonalisation: str = "manifold") -> None:
         super().__init__()
-        if orthogonalisation not in ORTHOGONALISATIONS:
-            raise IsoconvError(
-                f"Expected orthogonalisation to be one of {ORTHOGONALISATIONS}. Got {orthogonalisation!r}."
-            )
+        known = orthogonalisation in ORTHOGONALISATIONS
+        require(known, f"orthogonalisation to be one of {ORTHOGONALISATIONS}", repr(orthogonalisation))
         self.orthogonalisation = orthogonalisation
 
     def _sources(self) -> tuple[Tensor, ...]:
-        sources: list[Tensor] = []
-        for name in self._matrix_names:
-            matrix = getattr(self, name)
-            if matrix is not None:
-                sources.append(matrix)
-        return tuple(sources)
+        return tuple([getattr(self, name) for name in self._matrix_names])
 
     def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
         if self.orthogonalisation == "bjorck":
@@ -197,20 +206,15 @@ class OrthogonalisedLayer(BuiltWeight):
         return tuple([retract(source, steps, "highest" if steps is None else "high") for source in sources])
 
     def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self.orthogonalisation == "bjorck":
-            return points
-        return [on_manifold(source, point) for source, point in zip(sources, points, strict=True)]
+        return points if self.orthogonalisation == "bjorck" else list(map(on_manifold, sources, points))
 
     @property
     def _writes_back(self) -> bool:
-        if self.orthogonalisation == "bjorck":
-            return False
-        for name in self._matrix_names:
-            matrix = getattr(self, name)
-            # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
-            if matrix is not None and not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
+        # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
+        for matrix in self._sources():
+            if not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
                 return False
-        return True
+        return self.orthogonalisation == "manifold"
 
     def _orthonormal(self, point: Tensor) -> Tensor:
         """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
@@ -219,26 +223,23 @@ class OrthogonalisedLayer(BuiltWeight):
         batch = point.flatten(0, -3) if point.dim() > 3 else point
         return bjorck(batch, iterations=20, order=1).reshape(point.shape)
 
-    def _reset_matrices(self, gain: float) -> None:
-        """Draw random orthonormal matrices; times `gain` in the paper's way, where the scale is the parameter's own."""
-        with torch.no_grad():
-            for parameter in self._sources():
-                if parameter.is_meta:
-                    continue
-                for matrix in parameter.reshape(-1, *parameter.shape[-2:]):
-                    precise = torch.empty_like(matrix, dtype=constraint_dtype(matrix))
-                    nn.init.orthogonal_(precise, gain if self.orthogonalisation == "bjorck" else 1.0)
-                    matrix.copy_(precise)
+    @torch.no_grad()
+    def _reset_matrices(self) -> None:
+        """Draw random orthonormal matrices; in the paper's way over √n, the scale being the parameter's own."""
+        sources = [source for source in self._sources() if not source.is_meta]
+        for matrix in (matrix for source in sources for matrix in source.reshape(-1, *source.shape[-2:])):
+            precise = torch.empty_like(matrix, dtype=constraint_dtype(matrix))
+            gain = 1.0 if self.orthogonalisation == "manifold" else 1 / math.sqrt(sources[0].shape[1])
+            matrix.copy_(nn.init.orthogonal_(precise, gain))
 
 
 class _Build:
     """One built weight: its value, a copy of what it was built from, and, where needed, the graph from one to the other."""
 
     def __init__(self, layer: BuiltWeight, sources: Sequence[Tensor], updating: bool) -> None:
-        self.build, self.join, self.dtype = layer._build, layer._join, sources[0].dtype
+        self.layer, self.dtype = layer, sources[0].dtype
         self.key = (layer.training, *map(_KIND, sources))
         self.wanted = list(map(_REQUIRES_GRAD, sources))
-        self.differentiable = any(self.wanted)
         self.graph: tuple[Tensor, list[Tensor]] | None = None
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
@@ -250,23 +251,20 @@ class _Build:
                     if point is not before:
                         source.copy_(point)
                 self.copies = self.points
-            if updating and self.differentiable:
+            if updating and any(self.wanted):
                 self.value = self._make_graph()[0].detach()
             else:
-                self.value = self.build(*self.points).to(self.dtype)
+                self.value = layer._build(*self.points).to(self.dtype)
 
-    def is_of(self, layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
+    def is_of(self, sources: Sequence[Tensor]) -> bool:
         """Compare the layer's parameters with those that this was built from."""
-        if self.key != (layer.training, *map(_KIND, sources)):
-            return False
-        if sources[0].device.type in COMPARED_IN_ONE_GO and not layer._forward_pre_hooks:
-            return _compare_in_one_go(layer, sources)
-        return all(map(torch.equal, sources, self.copies))
+        key = (self.layer.training, *map(_KIND, sources))
+        return self.key == key and all(map(torch.equal, sources, self.copies))
 
     def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
         with torch.enable_grad(), _unseen_by_hooks():
             leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
-            self.graph = self.build(*self.join(leaves, leaves)).to(self.dtype), leaves
+            self.graph = self.layer._build(*self.layer._join(leaves, leaves)).to(self.dtype), leaves
         return self.graph
 
     def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
@@ -307,58 +305,8 @@ def constraint_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-# Comparing a whole model at once ----------------------------------------------------------------------------------------
-
-#: Where the host has to wait for the result of a comparison.
-COMPARED_IN_ONE_GO = {"cuda", "xpu", "mps"}
-
-
-class _Call(threading.local):
-    """The outermost call of a module that is going on in this thread, and which of its layers are unchanged."""
-
-    def __init__(self) -> None:
-        self.frame: FrameType | None = None
-        self.unchanged: dict[BuiltWeight, bool] = {}
-
-
-_CALL = _Call()
-
-
-def _compare_in_one_go(layer: BuiltWeight, sources: Sequence[Tensor]) -> bool:
-    """Compare all layers of the model that is being called, the first time that one of them asks; the host waits once.
-
-    Each answer serves one use. A layer that is used on its own, or again in one call, is compared alone.
-    """
-    frame, outermost = sys._getframe(), None
-    while frame is not None:
-        outermost = frame if frame.f_code is nn.Module._call_impl.__code__ else outermost
-        frame = frame.f_back  # type: ignore[assignment]
-    if outermost is not None and _CALL.frame is not outermost:
-        # The frame itself is kept, not its address, which a later call could have too.
-        modules = outermost.f_locals["self"].modules()
-        layers = [module for module in modules if isinstance(module, BuiltWeight) and module._kept is not None]
-        found = _find_unchanged(layers, sources[0])
-        _CALL.frame, _CALL.unchanged = outermost, {one: one in found for one in layers}
-    if outermost is None or layer not in _CALL.unchanged:
-        return layer in _find_unchanged([layer], sources[0])
-    unchanged = _CALL.unchanged.pop(layer)
-    if not _CALL.unchanged:
-        _CALL.frame = None  # which holds the model's input
-    return unchanged
-
-
-def _find_unchanged(layers: Iterable[BuiltWeight], like: Tensor) -> set[BuiltWeight]:
-    """Return the layers whose kept weight is that of their sources, of those with the dtype and device of `like`."""
-    pairs = [
-        (layer, source, copy)
-        for layer in layers
-        if layer._kept is not None
-        for source, copy in zip(layer._sources(), layer._kept.copies, strict=True)
-        if (source.dtype, source.device, source.shape) == (like.dtype, like.device, copy.shape)
-        and (copy.dtype, copy.device) == (like.dtype, like.device)
-    ]
-    with torch.no_grad():
-        differences = torch._foreach_sub([source for _, source, _ in pairs], [copy for _, _, copy in pairs])
-        sizes = torch.stack(torch._foreach_norm(differences, float("inf"))).tolist() if pairs else []
-    unchanged = [layer for (layer, _, _), size in zip(pairs, sizes, strict=True) if size == 0]
-    return {layer for layer in unchanged if unchanged.count(layer) == len(layer._sources())}
+def with_parameters(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Give copies of a weight and a bias to an ordinary module that was made on the meta device: no number is drawn."""
+    module.register_parameter("weight", nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format)))
+    module.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
+    return module

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
+from isoconv.records import require
 
 
 class InvertibleDownsampling(nn.Module):
@@ -11,8 +12,7 @@ class InvertibleDownsampling(nn.Module):
 
     def __init__(self, factor: int = 2) -> None:
         super().__init__()
-        if not isinstance(factor, int) or factor < 1:
-            raise IsoconvError(f"Expected a whole factor of at least 1. Got {factor!r}.")
+        require(isinstance(factor, int) and factor >= 1, "a whole factor of at least 1", repr(factor))
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,51 +33,40 @@ def downsample(x: Tensor, factor: int) -> Tensor:
     """The function behind `InvertibleDownsampling`."""
     if factor == 1:
         return x
-    if x.dim() not in (3, 4):
-        raise IsoconvError(f"Expected (N, C, L) or (N, C, H, W). Got shape {tuple(x.shape)}.")
-    if any(size % factor for size in x.shape[2:]):
-        raise IsoconvError(f"Expected an image size that the stride {factor} divides. Got {_size(x)}.")
-    if x.dim() == 4 and x.numel():
-        return _downsample_channels_last(x, factor) if _channels_last(x) else F.pixel_unshuffle(x, factor)
-    if x.dim() == 4:  # which torch refuses for an empty batch
-        n, channels, height, width = x.shape
-        return x.reshape(n, channels * factor**2, height // factor, width // factor)
-    n, channels, length = x.shape
-    split = x.reshape(n, channels, length // factor, factor)
-    return split.transpose(2, 3).reshape(n, channels * factor, length // factor)
+    size = _image_size(x)
+    if any(length % factor for length in size):
+        got = "×".join(map(str, size))
+        raise IsoconvError(f"Expected an image size that the stride {factor} divides. Got {got}.")
+    if len(size) == 1:
+        return x.unflatten(2, (size[0] // factor, factor)).transpose(2, 3).flatten(1, 2)
+    if x.numel() and not _is_channels_last(x):
+        return F.pixel_unshuffle(x, factor)
+    # torch's function would give the usual layout to its result, and so to all that follows; and it refuses empty batches.
+    pixels = x.movedim(1, -1).unflatten(2, (size[1] // factor, factor)).unflatten(1, (size[0] // factor, factor))
+    return pixels.permute(0, 1, 3, 5, 2, 4).flatten(3).movedim(-1, 1)
 
 
 def upsample(x: Tensor, factor: int) -> Tensor:
     """The function behind `InvertibleUpsampling`."""
     if factor == 1:
         return x
-    if x.dim() not in (3, 4):
-        raise IsoconvError(f"Expected (N, C, L) or (N, C, H, W). Got shape {tuple(x.shape)}.")
-    block = factor ** (x.dim() - 2)
+    size = _image_size(x)
+    block = factor ** len(size)
     if x.shape[1] % block:
         raise IsoconvError(f"Expected a number of channels that {block} divides. Got {x.shape[1]}.")
-    if x.dim() == 4 and x.numel():
-        return F.pixel_shuffle(x, factor)
-    if x.dim() == 4:
-        n, channels, height, width = x.shape
-        return x.reshape(n, channels // block, height * factor, width * factor)
-    n, channels, length = x.shape
-    split = x.reshape(n, channels // factor, factor, length)
-    return split.transpose(2, 3).reshape(n, channels // factor, length * factor)
+    if len(size) == 1:
+        return x.unflatten(1, (x.shape[1] // factor, factor)).transpose(2, 3).flatten(2)
+    if not x.numel():  # which torch refuses
+        return x.reshape(len(x), x.shape[1] // block, size[0] * factor, size[1] * factor)
+    return F.pixel_shuffle(x, factor)
 
 
-def _channels_last(x: Tensor) -> bool:
+def _image_size(x: Tensor) -> tuple[int, ...]:
+    if x.dim() not in (3, 4):
+        raise IsoconvError(f"Expected (N, C, L) or (N, C, H, W). Got shape {tuple(x.shape)}.")
+    return tuple(x.shape[2:])
+
+
+def _is_channels_last(x: Tensor) -> bool:
     """Whether an image's channels lie side by side in memory. (torch's own question has two answers for one channel.)"""
     return x.stride(1) == 1 and x.stride(3) == x.shape[1]
-
-
-def _downsample_channels_last(x: Tensor, factor: int) -> Tensor:
-    """`pixel_unshuffle`, which would give its result the usual layout, and so to all that follows."""
-    n, channels, height, width = x.shape
-    blocks = x.movedim(1, -1).reshape(n, height // factor, factor, width // factor, factor, channels)
-    pixels = blocks.permute(0, 1, 3, 5, 2, 4).reshape(n, height // factor, width // factor, channels * factor**2)
-    return pixels.movedim(-1, 1)
-
-
-def _size(x: Tensor) -> str:
-    return "×".join(str(size) for size in x.shape[2:])

@@ -5,11 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from isoconv.errors import IsoconvError
-from isoconv.nn.built_weight import OrthogonalisedLayer
-from isoconv.nn.convolution import evaluation_weight
+from isoconv.nn.built_weight import OrthogonalisedLayer, with_parameters
+from isoconv.records import require
 
 
 class OrthogonalLinear(OrthogonalisedLayer):
@@ -32,8 +31,8 @@ class OrthogonalLinear(OrthogonalisedLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(orthogonalisation)
-        if in_features < 1 or out_features < 1:
-            raise IsoconvError(f"Expected at least one feature on each side. Got {in_features} and {out_features}.")
+        features = f"{in_features} and {out_features}"
+        require(min(in_features, out_features) >= 1, "at least one feature on each side", features)
         self.in_features, self.out_features = in_features, out_features
         self.matrix = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
@@ -41,9 +40,9 @@ class OrthogonalLinear(OrthogonalisedLayer):
 
     def reset_parameters(self) -> None:
         """A random orthonormal matrix; the bias uniform within ±1/√in_features."""
-        bound = 1 / math.sqrt(self.in_features)
-        self._reset_matrices(gain=bound)
+        self._reset_matrices()
         if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features)
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _build(self, matrix: Tensor) -> Tensor:
@@ -59,12 +58,5 @@ class OrthogonalLinear(OrthogonalisedLayer):
 
     def plain(self) -> nn.Module:
         """The same function as `nn.Linear`."""
-        weight = evaluation_weight(self)
-        size, place = (self.in_features, self.out_features), {"device": weight.device, "dtype": weight.dtype}
-        linear = skip_init(nn.Linear, *size, self.bias is not None, **place)  # draws no random numbers
-        assert isinstance(linear, nn.Linear)
-        with torch.no_grad():
-            linear.weight.copy_(weight)
-            if self.bias is not None:
-                linear.bias.copy_(self.bias)
-        return linear
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        return with_parameters(linear, self.evaluation_weight(), self.bias)

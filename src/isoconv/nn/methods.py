@@ -68,29 +68,18 @@ def load(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
+_BCOP, _TORCH_LINEAR = "isoconv.nn.bcop:BCOPConv2d", "torch.nn:Linear"
+_STANDARD = "isoconv.nn.convolution:StandardConv2d"
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("bcop", "BCOP", "isoconv.nn.bcop:BCOPConv2d", "orthogonal: the paper's method", on_manifold=True),
-        Method(
-            "bcop-fixed",
-            "BCOP-Fixed",
-            "isoconv.nn.bcop:BCOPConv2d",
-            "orthogonal, random, not trained",
-            True,
-            options={"frozen": True},
-        ),
+        Method("bcop", "BCOP", _BCOP, "orthogonal: the paper's method", on_manifold=True),
+        Method("bcop-fixed", "BCOP-Fixed", _BCOP, "orthogonal, random, not trained", True, options={"frozen": True}),
         Method("rko", "RKO", "isoconv.nn.reshaped:RKOConv2d", "1-Lipschitz: an orthonormal matrix as kernel", True),
         Method("ossn", "OSSN", "isoconv.nn.ossn:OSSNConv2d", "divided by an estimate of its norm", sized=True),
         Method("svcm", "SVCM", "isoconv.nn.svcm:SVCMConv2d", "projected now and then", sized=True),
         Method("rkl2ne", "RK-L2NE", "isoconv.nn.reshaped:RKL2NEConv2d", "1-Lipschitz: divided by a bound of its norm"),
-        Method(
-            "standard",
-            "ordinary",
-            "isoconv.nn.convolution:StandardConv2d",
-            "unconstrained, for comparison",
-            linear="torch.nn:Linear",
-        ),
+        Method("standard", "ordinary", _STANDARD, "unconstrained, for comparison", linear=_TORCH_LINEAR),
     )
 }
 

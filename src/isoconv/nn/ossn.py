@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d, convolve_same, same_padding
+from isoconv.records import require
 
 PROJECTIONS = ("forward", "after_update")
 
@@ -37,10 +37,8 @@ class OSSNConv2d(SizedConv2d):
         projection: str = "forward",
         **keywords: Any,
     ) -> None:
-        if projection not in PROJECTIONS:
-            raise IsoconvError(f"Expected projection to be one of {PROJECTIONS}. Got {projection!r}.")
-        if power_iterations < 1:
-            raise IsoconvError(f"Expected at least one power iteration. Got {power_iterations}.")
+        require(projection in PROJECTIONS, f"projection to be one of {PROJECTIONS}", repr(projection))
+        require(power_iterations >= 1, "at least one power iteration", power_iterations)
         super().__init__(*arguments, input_size=input_size, **keywords)
         self.power_iterations, self.projection = power_iterations, projection
         start = torch.randn(1, self.kernel_shape[1], *self.convolved_size).to(self.kernel)
@@ -48,27 +46,27 @@ class OSSNConv2d(SizedConv2d):
 
     def power_iterate(self, iterations: int | None = None) -> None:
         """Sharpen the estimate of the norm by more iterations; changes only the stored vector."""
+        iterations = self.power_iterations if iterations is None else iterations
         with torch.no_grad(), full_precision(self.kernel):
-            kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
-            self.vector.copy_(
-                self._iterated(kernel, vector, self.power_iterations if iterations is None else iterations)
-            )
+            self.vector.copy_(self._iterate(*self._precise_sources(), iterations))
 
-    @torch.no_grad()
     def project(self) -> None:
         """Divide the parameter by max(1, σ̂): what training calls after each update with `projection="after_update"`."""
         self.power_iterate()
-        with full_precision(self.kernel):
-            kernel, vector = (tensor.to(constraint_dtype(tensor)) for tensor in (self.kernel, self.vector))
-            self.kernel.copy_(self._normalised(kernel, vector))
+        with torch.no_grad(), full_precision(self.kernel):
+            self.kernel.copy_(self._normalise(*self._precise_sources()))
 
     def norm_estimate(self) -> float:
         """σ̂ of the parameter, from below, with the stored vector."""
         with torch.no_grad(), full_precision(self.kernel):
-            return float(torch.linalg.vector_norm(self._convolved(self.kernel, self.vector)))
+            return float(torch.linalg.vector_norm(self._convolve(self.kernel, self.vector)))
 
     def _sources(self) -> tuple[Tensor, ...]:
         return (self.kernel, self.vector)
+
+    def _precise_sources(self) -> tuple[Tensor, Tensor]:
+        dtype = constraint_dtype(self.kernel)
+        return self.kernel.to(dtype), self.vector.to(dtype)
 
     def _before_training_forward(self) -> None:
         if self.projection == "forward":
@@ -79,25 +77,25 @@ class OSSNConv2d(SizedConv2d):
         if self.projection == "after_update" or self.training:
             return kernel, vector
         # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
-        return kernel, self._iterated(kernel.detach(), vector, self.power_iterations)
+        return kernel, self._iterate(kernel.detach(), vector, self.power_iterations)
 
     def _build(self, kernel: Tensor, vector: Tensor) -> Tensor:
-        return kernel.clone() if self.projection == "after_update" else self._normalised(kernel, vector)
+        return kernel.clone() if self.projection == "after_update" else self._normalise(kernel, vector)
 
-    def _normalised(self, kernel: Tensor, vector: Tensor) -> Tensor:
-        image = self._convolved(kernel, vector.detach())
+    def _normalise(self, kernel: Tensor, vector: Tensor) -> Tensor:
+        image = self._convolve(kernel, vector.detach())
         direction = F.normalize(image.detach().flatten(), dim=0).reshape(image.shape)
         return kernel / (direction * image).sum().clamp_min(1)
 
-    def _convolved(self, kernel: Tensor, vector: Tensor) -> Tensor:
+    def _convolve(self, kernel: Tensor, vector: Tensor) -> Tensor:
         return convolve_same(vector, kernel, None, self.padding_mode)
 
-    def _iterated(self, kernel: Tensor, vector: Tensor, iterations: int) -> Tensor:
+    def _iterate(self, kernel: Tensor, vector: Tensor, iterations: int) -> Tensor:
         """v ← AᵀAv / ‖AᵀAv‖, `iterations` times."""
         before, after = same_padding(kernel.shape[-1])
         adjoint = kernel.transpose(0, 1).flip(2, 3)
         mirrored = ((after, before), (after, before))
         for _ in range(iterations):
-            back = convolve_same(self._convolved(kernel, vector), adjoint, None, self.padding_mode, mirrored)
+            back = convolve_same(self._convolve(kernel, vector), adjoint, None, self.padding_mode, mirrored)
             vector = F.normalize(back.flatten(), dim=0).reshape(vector.shape)
         return vector

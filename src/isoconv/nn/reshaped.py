@@ -4,17 +4,15 @@ Every pixel occurs in k² patches (k the kernel size after downsampling), so ‖
 attained, so these layers shrink gradients.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.nn.built_weight import OrthogonalisedLayer
-from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution
+from isoconv.nn.convolution import Conv2dWithKernel, OrthogonalisedConvolution
 
 
-class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
+class RKOConv2d(OrthogonalisedConvolution):
     """Reshaped kernel orthogonalisation: an orthonormal (c_out, c_in·k²) matrix, divided by k and reshaped to a kernel.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding; stride by invertible downsampling. 1-Lipschitz for every image
@@ -26,11 +24,6 @@ class RKOConv2d(LipschitzConvolution, OrthogonalisedLayer):
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         c_out, c_in, taps, _ = self.kernel_shape
         self.matrix = nn.Parameter(torch.empty(c_out, c_in * taps**2, **factory))
-
-    def reset_parameters(self) -> None:
-        """A random orthonormal matrix; the bias uniform within ±1/√c_out."""
-        self._reset_matrices(gain=1 / math.sqrt(self.matrix.shape[1]))
-        self._reset_bias(1 / math.sqrt(self.out_channels))
 
     def _build(self, matrix: Tensor) -> Tensor:
         return self._orthonormal(matrix).reshape(*matrix.shape[:-2], *self.kernel_shape) / self.kernel_shape[-1]

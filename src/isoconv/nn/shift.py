@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
+from isoconv.records import require
 
 
 class ChannelShift(nn.Module):
@@ -19,8 +20,8 @@ class ChannelShift(nn.Module):
 
     def __init__(self, share: float = 1 / 8) -> None:
         super().__init__()
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1 / 4:
-            raise IsoconvError(f"Expected a share between 0 and 1/4 of the channels. Got {share!r}.")
+        number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        require(number and 0 <= share <= 1 / 4, "a share between 0 and 1/4 of the channels", repr(share))
         self.share = float(share)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,8 +49,8 @@ class PositionBias(nn.Module):
         self, height: int, width: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        if any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in (height, width)):
-            raise IsoconvError(f"Expected a height and a width of at least 1. Got {height!r} and {width!r}.")
+        whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in (height, width))
+        require(whole, "a height and a width of at least 1", f"{height!r} and {width!r}")
         self.height, self.width = height, width
         self.bias = nn.Parameter(torch.zeros(height * width, device=device, dtype=dtype))
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d
+from isoconv.records import require
 
 
 class SVCMConv2d(SizedConv2d):
@@ -45,8 +45,7 @@ class SVCMConv2d(SizedConv2d):
 @torch.no_grad()
 def project_together(layers: Iterable[SVCMConv2d], iterations: int = 50) -> None:
     """Project each layer; all that agree in kernel shape, image size, dtype and device at once, which suits a GPU."""
-    if iterations < 1:
-        raise IsoconvError(f"Expected at least one projection. Got {iterations}.")
+    require(iterations >= 1, "at least one projection", iterations)
     alike: dict[tuple[object, ...], list[SVCMConv2d]] = {}
     for layer in layers:
         kind = layer.kernel.shape, layer._projected_size, layer.kernel.dtype, layer.kernel.device

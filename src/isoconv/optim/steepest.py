@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from isoconv.errors import IsoconvError
-from isoconv.linalg.polar import approximate_polar, descend
+from isoconv.linalg.orthogonalisation import descend
+from isoconv.records import require
 
 
 class SteepestDescent(Optimizer):
@@ -36,24 +36,13 @@ class SteepestDescent(Optimizer):
         eps: float = 1e-8,
         steps: int = 3,
     ) -> None:
-        rates = [rate for rate in (lr, vector_lr) if rate is not None and not isinstance(rate, Tensor)]
-        if not all(0 <= rate < math.inf for rate in rates):
-            wrong = next(rate for rate in rates if not 0 <= rate < math.inf)
-            raise IsoconvError(f"Expected a learning rate of at least 0. Got {wrong}.")
-        if not all(0 <= beta < 1 for beta in betas) or not eps >= 0:
-            raise IsoconvError(f"Expected betas in [0, 1) and eps of at least 0. Got {betas} and {eps}.")
-        if not 0 <= momentum < 1:
-            raise IsoconvError(f"Expected momentum in [0, 1). Got {momentum}.")
-        if steps < 1:
-            raise IsoconvError(f"Expected at least one step. Got {steps}.")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "vector_lr": vector_lr,
-            "betas": betas,
-            "eps": eps,
-            "steps": steps,
-        }
+        for rate in (lr, 0 if vector_lr is None else vector_lr):
+            require(isinstance(rate, Tensor) or 0 <= rate < math.inf, "a learning rate of at least 0", rate)
+        fading = all(0 <= beta < 1 for beta in betas) and eps >= 0
+        require(fading, "betas in [0, 1) and eps of at least 0", f"{betas} and {eps}")
+        require(0 <= momentum < 1, "momentum in [0, 1)", momentum)
+        require(steps >= 1, "at least one step", steps)
+        defaults = {"lr": lr, "momentum": momentum, "vector_lr": vector_lr, "betas": betas, "eps": eps, "steps": steps}
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -74,7 +63,7 @@ class SteepestDescent(Optimizer):
         if matrices:
             buffers = [self._momentum(p) for p in matrices]
             torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, _gradients(matrices))
+            torch._foreach_add_(buffers, [p.grad for p in matrices if p.grad is not None])
             for p, buffer in zip(matrices, buffers, strict=True):
                 self._move_matrix(p, buffer, group)
         for kind in dict.fromkeys((p.device, p.dtype) for p in vectors):
@@ -89,11 +78,10 @@ class SteepestDescent(Optimizer):
     def _move_matrix(self, p: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
         precise = momentum.to(torch.promote_types(momentum.dtype, torch.float32))
         matrix = precise.flatten(1) if p.dim() > 3 else precise
-        if p.dtype == precise.dtype and p.is_contiguous():
-            descend(p.view(matrix.shape), matrix, group["lr"], group["steps"])
-        else:
-            direction = approximate_polar(matrix, group["steps"])
-            p.sub_((direction * group["lr"]).reshape(p.shape).to(p.dtype))
+        moved = p.to(matrix.dtype).contiguous()  # the parameter itself, unless it is in half precision or strided
+        descend(moved.view(matrix.shape), matrix, group["lr"], group["steps"])
+        if moved is not p:
+            p.copy_(moved)
 
     def _move_vectors(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Adam, for vectors of one dtype and device. Step counts live there too, so that a captured graph advances them."""
@@ -105,10 +93,7 @@ class SteepestDescent(Optimizer):
                 self.state[p]["second"] = torch.zeros_like(p, dtype=precise)
             # `load_state_dict` leaves a count where it was read to; there a captured graph could not advance it.
             self.state[p]["step"] = self.state[p]["step"].to(p.device)
-        gradients = [
-            gradient.to(self.state[p]["first"].dtype)
-            for p, gradient in zip(parameters, _gradients(parameters), strict=True)
-        ]
+        gradients = [p.grad.to(self.state[p]["first"].dtype) for p in parameters if p.grad is not None]
         counts, first, second = ([self.state[p][key] for p in parameters] for key in ("step", "first", "second"))
         beta1, beta2 = group["betas"]
         rate = group["lr"] * 0.1 if group["vector_lr"] is None else group["vector_lr"]
@@ -124,7 +109,3 @@ class SteepestDescent(Optimizer):
         change = size.to(m.dtype) * m / (v.sqrt() / root.to(v.dtype) + group["eps"])
         changes = [one.view_as(p).to(p.dtype) for one, p in zip(change.split(lengths), parameters, strict=True)]
         torch._foreach_sub_(parameters, changes)
-
-
-def _gradients(parameters: list[Tensor]) -> list[Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]

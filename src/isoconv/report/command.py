@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from isoconv.data.load import FROM_FILES
+from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.report.run_files import RunFiles
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.run_folder import seeds_in
 
 # What the command line can set; everything else follows from the data, the recipe and the method.
 _OPTIONS = (
-    *("model", "conv", "activation", "epochs", "batch_size", "optimiser", "lr", "schedule", "loss", "margin"),
-    *("temperature", "offset", "orthogonalisation", "precision", "crop_padding", "flip"),
+    *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
+    *("optimiser", "lr", "schedule", "epochs", "batch_size", "crop_padding", "flip", "precision"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
-_SIDES = {"digits": (28, 28), "mnist": (28, 28), "cifar10": (32, 32), "stl10": (96, 96)}
 
 
 def command_of(run: RunFiles) -> str | None:
@@ -38,20 +37,22 @@ def train_command(
     """
     settings = recipe_settings(config.recipe, config.data, config.conv, config.model)
     usual = TrainConfig(config.data, config.input_shape, config.classes, **settings)
-    names = [field.name for field in fields(config) if field.name not in _APART]
-    changed = [name for name in names if getattr(config, name) != getattr(usual, name)]
-    if any(name not in _OPTIONS for name in changed):
+    changed = {field.name for field in fields(config) if getattr(config, field.name) != getattr(usual, field.name)}
+    if changed - {*_APART, *_OPTIONS}:
         return None
     words = ["isoconv", "train", config.data]
     if config.data in FROM_FILES:
         words += ["--data", "DIR"]
     height, width = config.input_shape[1:]
-    if _SIDES.get(config.data) != (height, width):
+    if config.data not in DATASETS or DATASETS[config.data].shape[1:] != (height, width):
         words += ["--size", str(height) if height == width else f"{height}x{width}"]
     if config.recipe != "default":
         words += ["--recipe", config.recipe]
-    for name in changed:
+    for name in (name for name in _OPTIONS if name in changed):
         value, option = getattr(config, name), name.replace("_", "-")
+        if name == "loss_options":
+            words += [word for pair in value.items() for word in ("--loss-option", f"{pair[0]}={pair[1]}")]
+            continue
         words.append(f"--no-{option}" if value is False else f"--{option}")
         words += [] if isinstance(value, bool) else [str(value)]
     wanted = list(seeds) or [config.seed]

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from isoconv.data.load import FROM_FILES
-from isoconv.errors import IsoconvError
-from isoconv.files import write_text
+from isoconv.data.datasets import FROM_FILES
+from isoconv.errors import require
+from isoconv.files import read_bytes, write_text
 from isoconv.report.command import command_of
 from isoconv.report.run_files import RunFiles, read_run_files
 from isoconv.train.diagnostics import Gallery
@@ -64,8 +64,7 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
 
     `notes` are sentences to show with a run: why something is missing. An existing file is replaced if it is such a page.
     """
-    if not runs:
-        raise IsoconvError("Expected at least one run to report on. Got none.")
+    require(len(runs) > 0, "at least one run to report on", "none")
     check_replaceable(out)
     read = [read_run_files(path) for path in dict.fromkeys(runs)]
     names = name_runs([run.path for run in read])
@@ -76,27 +75,18 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
             view.gallery = None
             view.notes.append("The gallery is left out to keep the page small: make a page of this run alone.")
             page = _render(views)
-    if len(page.encode()) > LARGEST:
-        raise IsoconvError(
-            f"Expected runs that fit into a page of {LARGEST // 10**6} MB. Got {len(views)}: make pages of fewer runs."
-        )
+    fits, problem = len(page.encode()) <= LARGEST, f"{len(views)}: make pages of fewer runs"
+    require(fits, f"runs that fit into a page of {LARGEST // 10**6} MB", problem)
     write_text(out, page)
     return len(page.encode())
 
 
 def check_replaceable(out: Path) -> None:
     """Raise unless a page may be written there: a report is replaced, anything else is left alone."""
-    if out.is_dir():
-        raise IsoconvError(f"Expected a file for the report, such as {out / 'report.html'}. Got {out}, a folder.")
-    if not out.parent.is_dir():
-        raise IsoconvError(f"Expected a folder to write the report to. There is no {out.parent}.")
-    try:
-        if out.exists() and _MARK not in out.read_bytes()[:4096]:
-            raise IsoconvError(
-                f"Expected a new file, or an isoconv report to replace. {out} is something else: name another (--out)."
-            )
-    except OSError as error:
-        raise IsoconvError(f"Cannot write the report to {out}: {error.strerror}.") from None
+    require(not out.is_dir(), f"a file for the report, such as {out / 'report.html'}", f"{out}, a folder")
+    require(out.parent.is_dir(), "a folder to write the report to", f"{out.parent}, which is not there")
+    ours = not out.exists() or _MARK in read_bytes(out)[:4096]
+    require(ours, "a new file, or an isoconv report to replace (--out)", f"{out}, which is something else")
 
 
 def _notes(run: RunFiles, notes: Mapping[Path, Sequence[str]]) -> list[str]:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from isoconv.errors import IsoconvError
 from isoconv.records import SLACK, Record, require
@@ -15,7 +15,6 @@ from isoconv.train.diagnostics import Diagnostics, Gallery
 from isoconv.train.runs import AttackRecord, CertifiedRecord
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,17 @@ def read_run_files(path: Path) -> RunFiles:
         raise IsoconvError(
             f"The run in {path} is not finished: it has no result.json. Go on: isoconv train --resume --out {quoted}."
         )
-    remake = "Delete it and make the report again"
-    certify = f"Make it again: isoconv certify {quoted}"
-    result = _read(path / "result.json", _parse(TrainResult), "Train again")
-    certified = _read_if_there(path / "certified.json", _parse(CertifiedRecord), certify)
+    remake, certify = "Delete it and make the report again", f"Make it again: isoconv certify {quoted}"
+    result = _read(path / "result.json", TrainResult.from_fields, "Train again")
+    certified = _read_if_there(path / "certified.json", CertifiedRecord.from_fields, certify)
     if certified is not None and not _same_network(result, certified):
         raise IsoconvError(
             f"{path / 'certified.json'}: Expected the radii of this run's network. Got those of another, with a clean "
             f"accuracy of {certified.clean:g} instead of {result.clean:g}. {certify}."
         )
 
-    def parse_gallery(text: str) -> Gallery:
-        gallery = _parse(Gallery)(text)
+    def make_gallery(fields: object) -> Gallery:
+        gallery = Gallery.from_fields(fields)
         gallery.check_classes(len(config.classes))
         return gallery
 
@@ -71,11 +69,11 @@ def read_run_files(path: Path) -> RunFiles:
         path,
         config,
         result,
-        _read(path / "metrics.jsonl", lambda text: tuple(map(_parse(Epoch), text.splitlines())), "Train again"),
+        _read(path / "metrics.jsonl", lambda rows: tuple(map(Epoch.from_fields, rows)), "Train again"),
         certified,
-        _read_if_there(path / "attacks.json", _parse_attacks, f"Make it again: isoconv attack {quoted}") or (),
-        _read_if_there(path / "diagnostics.json", _parse(Diagnostics), remake),
-        _read_if_there(path / "gallery.json", parse_gallery, remake),
+        _read_if_there(path / "attacks.json", _make_attacks, f"Make it again: isoconv attack {quoted}") or (),
+        _read_if_there(path / "diagnostics.json", Diagnostics.from_fields, remake),
+        _read_if_there(path / "gallery.json", make_gallery, remake),
     )
 
 
@@ -86,13 +84,21 @@ def _same_network(result: TrainResult, certified: CertifiedRecord) -> bool:
     return abs(result.clean - certified.clean) <= 100 / certified.images + SLACK
 
 
-def _read_if_there(path: Path, parse: Callable[[str], T], remedy: str) -> T | None:
-    return _read(path, parse, remedy) if path.exists() else None
+def _make_attacks(rows: list[object]) -> tuple[AttackRecord, ...]:
+    require(isinstance(rows, list), "a list of attacks", type(rows).__name__)
+    # A search within each image's own certified radius has no budget to draw it at.
+    return tuple(row for row in map(AttackRecord.from_fields, rows) if row.epsilon is not None)
 
 
-def _read(path: Path, parse: Callable[[str], T], remedy: str) -> T:
+def _read_if_there(path: Path, make: Callable[[Any], T], remedy: str) -> T | None:
+    return _read(path, make, remedy) if path.exists() else None
+
+
+def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
+    """Return what `make` makes of the JSON in a file, or of that in its lines."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return make([json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text))
     except IsoconvError as error:
         reason = str(error)
     except OSError as error:
@@ -100,14 +106,3 @@ def _read(path: Path, parse: Callable[[str], T], remedy: str) -> T:
     except (ValueError, RecursionError, OverflowError):
         reason = "Expected JSON. Got something else."
     raise IsoconvError(f"{path}: {reason} {remedy}.")
-
-
-def _parse(kind: type[R]) -> Callable[[str], R]:
-    return lambda text: kind.from_fields(json.loads(text))
-
-
-def _parse_attacks(text: str) -> tuple[AttackRecord, ...]:
-    rows = json.loads(text)
-    require(isinstance(rows, list), "a list of attacks", type(rows).__name__)
-    # A search within each image's own certified radius has no budget to draw it at.
-    return tuple(row for row in map(AttackRecord.from_fields, rows) if row.epsilon is not None)

@@ -32,8 +32,8 @@ from math import cos, sin
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
-from isoconv.theory.orthogonality import describe, require_one_shape
+from isoconv.records import require
+from isoconv.theory.orthogonality import describe, is_square, require_one_shape
 
 
 def zero_padded_matrix(kernel: Tensor, length: int) -> Tensor:
@@ -43,13 +43,10 @@ def zero_padded_matrix(kernel: Tensor, length: int) -> Tensor:
     index, channels the inner one. In the precision of the kernel.
     """
     half = _half(kernel)
-    if length < 1:
-        raise IsoconvError(f"Expected a length of at least 1. Got {length}.")
-    blocks = kernel.new_zeros(length, kernel.shape[0], length, kernel.shape[1])
-    for i in range(length):
-        for j in range(max(0, i - half), min(length, i + half + 1)):
-            blocks[i, :, j] = kernel[:, :, j - i + half]
-    return blocks.reshape(length * kernel.shape[0], length * kernel.shape[1])
+    require(length >= 1, "a length of at least 1", length)
+    reach = min(half, length - 1)
+    shifts = {j: torch.diag(kernel.new_ones(length - abs(j)), j) for j in range(-reach, reach + 1)}
+    return torch.stack([torch.kron(shift, kernel[:, :, j + half]) for j, shift in shifts.items()]).sum(0)
 
 
 def zero_padding_loss(kernel: Tensor) -> Tensor:
@@ -64,13 +61,12 @@ def halved_residual_loss(jacobian: Tensor) -> tuple[Tensor, Tensor]:
 
     The first, tr(I − GᵀG) with G = (J + I)/2, is never below the second; see Note [Residual connections].
     """
-    if jacobian.dim() != 2 or jacobian.shape[0] != jacobian.shape[1]:
-        raise IsoconvError(f"Expected a square Jacobian (n, n). Got shape {tuple(jacobian.shape)}.")
+    require(is_square(jacobian), "a square Jacobian (n, n)", describe(jacobian))
     finite = bool(jacobian.isfinite().all())
     norm = float(torch.linalg.matrix_norm(jacobian, ord=2)) if finite else float("nan")
-    if not norm <= 1 + 10 * jacobian.shape[0] * torch.finfo(jacobian.dtype).eps:
-        raise IsoconvError(f"Expected a Jacobian of norm at most 1. Got {norm:.6g}.")
-    eye = torch.eye(jacobian.shape[0], dtype=jacobian.dtype, device=jacobian.device)
+    tolerance = 10 * len(jacobian) * torch.finfo(jacobian.dtype).eps
+    require(norm <= 1 + tolerance, "a Jacobian of norm at most 1", f"{norm:.6g}")
+    eye = torch.eye(len(jacobian), dtype=jacobian.dtype, device=jacobian.device)
     averaged = (jacobian + eye) / 2
     return (eye - averaged.mT @ averaged).trace(), (jacobian - eye).square().sum() / 4
 
@@ -81,8 +77,8 @@ def rotation_branch(angle: float, *, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def _half(kernel: Tensor) -> int:
-    if kernel.dim() != 3 or kernel.shape[-1] % 2 == 0:
-        raise IsoconvError(f"Expected a 1-D kernel (c_out, c_in, K) of odd size. Got shape {tuple(kernel.shape)}.")
+    odd = kernel.dim() == 3 and kernel.shape[-1] % 2 == 1
+    require(odd, "a 1-D kernel (c_out, c_in, K) of odd size", describe(kernel))
     return kernel.shape[-1] // 2
 
 
@@ -93,10 +89,9 @@ def steepest_direction(gradient: Tensor) -> Tensor:
     Those below max(m, n)·eps·λ_max count as zero. A zero gradient gives a zero direction. In the precision of the
     gradient.
     """
-    if gradient.dim() < 2 or not gradient.is_floating_point():
-        raise IsoconvError(f"Expected a floating-point matrix (…, m, n). Got {describe(gradient)}.")
-    if not bool(gradient.isfinite().all()):
-        raise IsoconvError("Expected a finite gradient. Got infinities or NaN.")
+    fits = gradient.dim() >= 2 and gradient.is_floating_point()
+    require(fits, "a floating-point matrix (…, m, n)", describe(gradient))
+    require(bool(gradient.isfinite().all()), "a finite gradient", "infinities or NaN")
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     threshold = max(gradient.shape[-2:]) * torch.finfo(gradient.dtype).eps * values[..., :1]
     return -(left * (values > threshold)[..., None, :]) @ right

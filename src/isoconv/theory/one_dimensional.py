@@ -1,6 +1,7 @@
 """1-D kernels: every orthogonal one is H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}], and two invariants tell components apart.
 
-The invariants are the sign of det H and the sum of the projectors' ranks: no path of orthogonal kernels changes them.
+The invariants are the sign of det H and the sum of the projectors' ranks: no path of orthogonal kernels changes them. Many
+factors make one kernel: rank moves between neighbouring projectors (the paper, "Equivalent SOCK Construction").
 
 Note [Rank sum]
 With A(z) = Σ_j A_j z^j = H Π_i (P_i + z(I − P_i)) and each factor equal to zI + (1 − z)P_i, multiplying out gives
@@ -32,32 +33,44 @@ direction in which the outer taps are of size s is found with an error of eps/s 
 What remains: where s is small, P can differ by eps/s from the one that the kernel was made from, and the middle taps
 notice. Then another order of peeling from the right and from the left does better; `factorise` tries some and keeps
 the best.
+
+Note [Pair equivalence]
+The product of two neighbouring factors depends on their sum and product only:
+
+    [P I−P] □ [Q I−Q] = [PQ,  P + Q − 2PQ,  I − P − Q + PQ].
+
+A unit vector x in the range of P and orthogonal to the range of Q can be handed over, P − xxᵀ and Q + xxᵀ: the sum
+stays, and both products stay since (P − xxᵀ)(Q + xxᵀ) = PQ − x(Qx)ᵀ + (Px)xᵀ − xxᵀ = PQ. If rank P > rank Q there
+always is such an x, for the two subspaces' dimensions add up to more than n. So rank flows from the larger to the
+smaller neighbour, and every kernel can be written with ranks as equal as their sum allows.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice, pairwise, permutations, product
 from math import comb
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel_1d, projector_from_basis
 from isoconv.linalg.spectrum import circular_symbol
+from isoconv.records import require
 from isoconv.theory.orthogonality import (
     determinant_sign,
     leading_projector,
     nearest_orthogonal,
     orthogonality_residual,
     orthogonality_tolerance,
+    range_basis,
     require_one_shape,
     require_orthogonal,
+    require_projector,
     signed_identity,
 )
-from isoconv.theory.rank_balancing import Factors, canonical_ranks
 
 _MOST_ORDERS = 64
+Factors = tuple[Tensor, list[Tensor]]
 
 
 class Component(NamedTuple):
@@ -76,15 +89,12 @@ def kernel_elements(kernel: Tensor) -> Tensor:
 
     This is the Corollary "Triangular Map between A and B", solved: B_k = Σ_{j ≤ k} C(K−1−j, k−j) A_j.
     """
-    m = _degree(kernel)
-    return _apply(kernel, [[comb(m - j, k - j) if j <= k else 0 for j in range(m + 1)] for k in range(m + 1)])
+    return _combine_taps(kernel, 1)
 
 
 def kernel_from_elements(elements: Tensor) -> Tensor:
     """Return the inverse of `kernel_elements`: A_j = Σ_{i ≤ j} (−1)^{j−i} C(K−1−i, j−i) B_i, the Lemma as it is stated."""
-    m = _degree(elements)
-    coefficients = [[(-1) ** (j - i) * comb(m - i, j - i) if i <= j else 0 for i in range(m + 1)] for j in range(m + 1)]
-    return _apply(elements, coefficients)
+    return _combine_taps(elements, -1)
 
 
 def rank_sum(kernel: Tensor, *, tolerance: float | None = None) -> int:
@@ -110,10 +120,8 @@ def component(kernel: Tensor, *, tolerance: float | None = None) -> Component:
 
 def exhibit_components(n: int, K: int, *, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Component, Tensor]]:
     """Yield one kernel (n, n, K) from each of the 2(K − 1)n + 2 components, with the component that it was built for."""
-    families = projector_families(n, K, dtype)
-    for sign in (1, -1):
-        for total, projectors in enumerate(families):
-            yield Component(sign, total), bcop_kernel_1d(signed_identity(n, sign, dtype), projectors)
+    for sign, (total, projectors) in product((1, -1), enumerate(projector_families(n, K, dtype))):
+        yield Component(sign, total), bcop_kernel_1d(signed_identity(n, sign, dtype), projectors)
 
 
 def separation(kernel_a: Tensor, kernel_b: Tensor, *, frequencies: int = 256) -> float:
@@ -130,20 +138,17 @@ def separation(kernel_a: Tensor, kernel_b: Tensor, *, frequencies: int = 256) ->
 
 def projector_families(n: int, K: int, dtype: torch.dtype) -> list[list[Tensor]]:
     """Return K − 1 diagonal projectors for each rank sum from 0 to (K − 1)n."""
-    if n < 1 or K < 1:
-        raise IsoconvError(f"Expected n, K ≥ 1. Got n = {n} and K = {K}.")
+    require(n >= 1 and K >= 1, "n, K ≥ 1", f"n = {n} and K = {K}")
     totals = range((K - 1) * n + 1)
     return [[leading_projector(n, rank, dtype) for rank in canonical_ranks(n, K, total)] for total in totals]
 
 
-def _degree(kernel: Tensor) -> int:
-    if kernel.dim() != 3 or kernel.shape[-1] == 0:
-        raise IsoconvError(f"Expected a 1-D kernel (c_out, c_in, K). Got shape {tuple(kernel.shape)}.")
-    return kernel.shape[-1] - 1
-
-
-def _apply(kernel: Tensor, coefficients: list[list[int]]) -> Tensor:
-    """Return the taps Σ_j coefficients[k][j] · tap j for each k."""
+def _combine_taps(kernel: Tensor, sign: int) -> Tensor:
+    """Return the taps Σ_{j ≤ k} sign^{k−j} C(K−1−j, k−j) · tap j for each k."""
+    fits = kernel.dim() == 3 and kernel.shape[-1] > 0
+    require(fits, "a 1-D kernel (c_out, c_in, K)", f"shape {tuple(kernel.shape)}")
+    K = kernel.shape[-1]
+    coefficients = [[sign ** (k - j) * comb(K - 1 - j, k - j) if j <= k else 0 for j in range(K)] for k in range(K)]
     return kernel @ torch.tensor(coefficients, dtype=kernel.dtype, device=kernel.device).mT
 
 
@@ -159,10 +164,9 @@ def factorise(kernel: Tensor, *, tolerance: float | None = None) -> Factors:
     an exact kernel, but it need not be as close as the residual says: the set of orthogonal kernels has singular
     points. The scalar taps (ε, 1, −ε) have a residual of ε² and are ε away; with more taps it can be worse.
     """
-    require_orthogonal(kernel, 1, tolerance)
-    taps = kernel.detach().double()
+    total, taps = rank_sum(kernel, tolerance=tolerance), kernel.detach().double()
     n, _, K = taps.shape
-    ranks = canonical_ranks(n, K, rank_sum(kernel, tolerance=tolerance))
+    ranks = canonical_ranks(n, K, total)
     good_enough = orthogonality_tolerance(taps) + 2 * orthogonality_residual(kernel)
     H, projectors, best_error = taps[..., 0], list[Tensor](), float("inf")
     for order in islice(_orders(K - 1), _MOST_ORDERS):
@@ -229,3 +233,79 @@ def _symmetrised(projector: Tensor) -> Tensor:
     """Return the same projector, rid of the rounding of a change of basis."""
     vectors = torch.linalg.eigh((projector + projector.mT) / 2)
     return projector_from_basis(vectors.eigenvectors[:, vectors.eigenvalues > 0.5])
+
+
+def move_rank(donor: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
+    """Move one unit of rank from `donor` to `receiver`; their sum and both products stay (see Note [Pair equivalence]).
+
+    This is the Lemma "Symmetric Projector Pair Equivalence under Product and Sum". It does not matter which of the two
+    comes first in the kernel. Always possible if the donor has the larger rank; otherwise only if some vector of
+    the donor's range is orthogonal to the receiver's, and refused if there is none. In the precision of the input.
+    """
+    require_one_shape("projectors", donor, receiver)
+    given, taken = range_basis(donor), range_basis(receiver)
+    # x = given·v with takenᵀ·given·v = 0. Right singular vectors beyond the number of rows are null vectors without
+    # any decision about what counts as zero: that is the case of the larger donor.
+    _, values, right = torch.linalg.svd(taken.mT @ given)
+    rank, other = given.shape[1], taken.shape[1]
+    tolerance = 10 * len(donor) * torch.finfo(donor.dtype).eps
+    exists = rank > other or (rank > 0 and bool(values[rank - 1] <= tolerance))
+    require(exists, "a vector of the donor's range orthogonal to the receiver's", f"none, ranks {rank} and {other}")
+    # `right` ends with the smallest singular value's vector (a null vector): it goes, the others stay.
+    stays, moves = given @ right[:-1].mT, given @ right[-1:].mT
+    grown = torch.linalg.qr(torch.cat([taken, moves], dim=1)).Q
+    return projector_from_basis(stays), projector_from_basis(grown)
+
+
+def imbalance_score(ranks: Sequence[int]) -> int:
+    """Return Σ r_i²: least, for a given sum, exactly if all ranks are within one of each other."""
+    return sum(rank * rank for rank in ranks)
+
+
+def canonical_ranks(n: int, K: int, rank_sum: int) -> tuple[int, ...]:
+    """Return the canonical rank tuple: K − 1 ranks within one of each other, ascending, with the given sum."""
+    fits = K >= 1 and n >= 1 and 0 <= rank_sum <= (K - 1) * n
+    require(fits, "n, K ≥ 1 and 0 ≤ rank sum ≤ (K − 1)n", f"n = {n}, K = {K}, {rank_sum}")
+    low, larger = divmod(rank_sum, max(1, K - 1))
+    return (low,) * (K - 1 - larger) + (low + 1,) * larger
+
+
+def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield moves (donor, receiver) between neighbours that lead from `ranks` to the canonical tuple.
+
+    Lemmas "Balancing Subspace Dominates" and "Rank Balancing": while two ranks differ by two or more, take the
+    closest such pair; everything between them lies one above the smaller and one below the larger, so a unit can
+    travel from the larger to the smaller through the chain. Then "SOCKs with Balanced Rank Tuple are Equivalent":
+    bubble sort. In every move the donor's rank exceeds the receiver's, which is what `move_rank` needs.
+    """
+    current = list(ranks)
+    pairs = sorted(permutations(range(len(current)), 2), key=lambda pair: (abs(pair[0] - pair[1]), min(pair)))
+    while unequal := [(low, high) for low, high in pairs if current[high] - current[low] >= 2]:
+        low, high = unequal[0]
+        step = 1 if low > high else -1
+        for donor in range(high, low, step):
+            yield donor, donor + step
+        current[high] -= 1
+        current[low] += 1
+    for _ in current:
+        for i in range(len(current) - 1):
+            if current[i] > current[i + 1]:
+                yield i, i + 1
+                current[i], current[i + 1] = current[i + 1], current[i]
+
+
+def canonicalise(H: Tensor, P: Sequence[Tensor]) -> Factors:
+    """Return the same 1-D kernel, with its projectors' ranks in canonical order (Lemma "Canonical Submanifold Dominates").
+
+    In the precision of the input: each move leaves an error of a few eps.
+    """
+    projectors = list(P)
+    for donor, receiver in balancing_moves([require_projector(p) for p in projectors]):
+        projectors[donor], projectors[receiver] = move_rank(projectors[donor], projectors[receiver])
+    return H, projectors
+
+
+def projector_dimension(n: int, rank: int) -> int:
+    """Return the dimension of P(n, rank), the symmetric n×n projectors of that rank: rank·(n − rank), largest at n/2."""
+    require(0 <= rank <= n, f"a rank between 0 and {n}", rank)
+    return rank * (n - rank)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import block_convolve, is_projector, projector_rank
+from isoconv.records import require
 
 
 def orthogonality_residual(kernel: Tensor) -> float:
@@ -37,42 +37,38 @@ def orthogonality_tolerance(kernel: Tensor) -> float:
     return 10 * kernel[0].numel() * torch.finfo(kernel.dtype).eps
 
 
-def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None = None) -> None:
-    """Raise if this is not the kernel of a square orthogonal convolution, and say by how much it is not."""
+def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None = None) -> float:
+    """Raise if this is not the kernel of a square orthogonal convolution to the tolerance, and return that."""
     shape = "(n, n" + ", K" * dimensions + ")"
     square = kernel.dim() == 2 + dimensions and kernel.shape[0] == kernel.shape[1] and len(set(kernel.shape[2:])) == 1
-    if not (square and kernel.numel() and kernel.is_floating_point()):
-        raise IsoconvError(f"Expected a square floating-point kernel {shape}. Got {describe(kernel)}.")
+    fits = square and kernel.numel() > 0 and kernel.is_floating_point()
+    require(fits, f"a square floating-point kernel {shape}", describe(kernel))
     tolerance = orthogonality_tolerance(kernel) if tolerance is None else tolerance
     residual = orthogonality_residual(kernel)
-    if not residual <= tolerance:  # so that NaN is refused too
-        raise IsoconvError(
-            f"Expected an orthogonal kernel, ‖W □ Wᵀ − I‖_max ≤ {tolerance:.1e}. Got a residual of {residual:.1e}."
-        )
+    bound = f"an orthogonal kernel, ‖W □ Wᵀ − I‖_max ≤ {tolerance:.1e}"
+    require(residual <= tolerance, bound, f"a residual of {residual:.1e}")  # NaN is refused too
+    return tolerance
 
 
 def require_orthonormal_rows(matrix: Tensor) -> None:
     """Raise if the rows of H, which BCOP's kernels are built on, are not orthonormal."""
     residual = orthogonality_residual(matrix[..., None]) if matrix.dim() == 2 and matrix.numel() else float("nan")
-    if not residual <= orthogonality_tolerance(matrix):
-        raise IsoconvError(
-            f"Expected H to have orthonormal rows. Got a residual of {residual:.1e} at shape {tuple(matrix.shape)}."
-        )
+    got = f"a residual of {residual:.1e} at shape {tuple(matrix.shape)}"
+    require(residual <= orthogonality_tolerance(matrix), "H to have orthonormal rows", got)
 
 
 def require_projector(projector: Tensor) -> int:
     """Return the rank of a symmetric projector, and raise if this is none."""
-    if projector.dim() != 2 or not projector.is_floating_point() or not is_projector(projector):
-        raise IsoconvError(f"Expected a symmetric projector, P = Pᵀ = P². Got shape {tuple(projector.shape)}.")
+    fits = projector.dim() == 2 and projector.is_floating_point() and is_projector(projector)
+    require(fits, "a symmetric projector, P = Pᵀ = P²", describe(projector))
     return int(projector_rank(projector))
 
 
-def range_and_null(projector: Tensor) -> tuple[Tensor, Tensor]:
-    """Return orthonormal bases (n, rank) and (n, n − rank) of the range and of the null space of a symmetric projector."""
+def range_basis(projector: Tensor) -> Tensor:
+    """Return an orthonormal basis (n, rank) of the range of a symmetric projector."""
     rank = require_projector(projector)
     # Eigenvalues come in ascending order, and a projector's are zeros and ones.
-    vectors = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors
-    return vectors[:, projector.shape[0] - rank :], vectors[:, : projector.shape[0] - rank]
+    return torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, len(projector) - rank :]
 
 
 def nearest_orthogonal(matrix: Tensor) -> Tensor:
@@ -96,16 +92,18 @@ def describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
+def is_square(matrix: Tensor) -> bool:
+    return matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]
+
+
 def require_one_shape(what: str, a: Tensor, b: Tensor) -> None:
     """Raise if two tensors differ in shape."""
-    if a.shape != b.shape:
-        raise IsoconvError(f"Expected two {what} of one shape. Got {tuple(a.shape)} and {tuple(b.shape)}.")
+    require(a.shape == b.shape, f"two {what} of one shape", f"{tuple(a.shape)} and {tuple(b.shape)}")
 
 
 def require_orthogonal_matrix(H: Tensor) -> int:
     """Raise if H is not a square orthogonal matrix, and return the sign of its determinant."""
-    if H.dim() != 2 or H.shape[0] != H.shape[1]:
-        raise IsoconvError(f"Expected a square matrix H (n, n). Got shape {tuple(H.shape)}.")
+    require(is_square(H), "a square matrix H (n, n)", describe(H))
     require_orthonormal_rows(H)
     return determinant_sign(H)
 
@@ -121,10 +119,7 @@ def jacobian_spectrum(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     `x` is a batch of one, (1, …). A model with parameters should be in evaluation mode, so that the same function is
     differentiated for every output. In the precision of the input and the model; one backward pass for each output.
     """
-    if x.dim() < 2 or x.shape[0] != 1 or not x.is_floating_point():
-        raise IsoconvError(f"Expected a floating-point batch of one input (1, …). Got {describe(x)}.")
-    point = x.detach().clone().requires_grad_(True)
-    with torch.enable_grad():
-        outputs = model(point).flatten()
-        rows = [torch.autograd.grad(output, point, retain_graph=True)[0].flatten() for output in outputs]
-    return torch.linalg.svdvals(torch.stack(rows))
+    fits = x.dim() >= 2 and x.shape[0] == 1 and x.is_floating_point()
+    require(fits, "a floating-point batch of one input (1, …)", describe(x))
+    jacobian = torch.autograd.functional.jacobian(model, x.detach())
+    return torch.linalg.svdvals(jacobian.reshape(-1, x.numel()))

@@ -7,6 +7,7 @@ as the ends were, so it is orthogonal by construction, and its speed is bounded 
 """
 
 from collections.abc import Callable
+from itertools import combinations
 from math import atan2, cos, sin
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
-from isoconv.theory.doubling import BCOPFactors
+from isoconv.records import require
 from isoconv.theory.one_dimensional import component, factorise
-from isoconv.theory.orthogonality import range_and_null, require_one_shape, require_orthogonal_matrix, require_projector
+from isoconv.theory.orthogonality import range_basis, require_one_shape, require_orthogonal_matrix, require_projector
+from isoconv.theory.two_dimensional import BCOPFactors
 
 Path = Callable[[float], Tensor]
 
@@ -32,9 +34,8 @@ def path(kernel_a: Tensor, kernel_b: Tensor) -> Path:
     if invariants[0] != invariants[1]:
         raise IsoconvError(f"Expected two kernels of one component: no path joins others. Got {invariants}.")
     (H_a, P_a), (H_b, P_b) = factorise(kernel_a), factorise(kernel_b)
-    rotate = rotation_path(H_a, H_b)
-    turns = [grassmann_path(a, b) for a, b in zip(P_a, P_b, strict=True)]
-    return lambda t: bcop_kernel_1d(rotate(t), [turn(t) for turn in turns])
+    rotate, turn = rotation_path(H_a, H_b), _join(P_a, P_b)
+    return lambda t: bcop_kernel_1d(rotate(t), turn(t))
 
 
 def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
@@ -47,10 +48,8 @@ def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
     signatures = _signature(a), _signature(b)
     if signatures[0] != signatures[1]:
         raise IsoconvError(f"Expected factors with one sign of det H and equal ranks of P and Q. Got {signatures}.")
-    rotate = rotation_path(a.H, b.H)
-    down = [grassmann_path(p, q) for p, q in zip(a.P, b.P, strict=True)]
-    across = [grassmann_path(p, q) for p, q in zip(a.Q, b.Q, strict=True)]
-    return lambda t: bcop_kernel(rotate(t), [turn(t) for turn in down], [turn(t) for turn in across])
+    rotate, down, across = rotation_path(a.H, b.H), _join(a.P, b.P), _join(a.Q, b.Q)
+    return lambda t: bcop_kernel(rotate(t), down(t), across(t))
 
 
 def rotation_path(start: Tensor, end: Tensor) -> Path:
@@ -59,16 +58,14 @@ def rotation_path(start: Tensor, end: Tensor) -> Path:
     Not the geodesic: its logarithm is not defined at an eigenvalue −1, and Givens' rotations are, without exceptions.
     """
     require_one_shape("orthogonal matrices", start, end)
-    if require_orthogonal_matrix(start) != require_orthogonal_matrix(end):
-        raise IsoconvError("Expected two orthogonal matrices of one determinant. Got +1 and −1.")
+    signs = require_orthogonal_matrix(start), require_orthogonal_matrix(end)
+    require(signs[0] == signs[1], "two orthogonal matrices of one determinant", signs)
     rotations = _plane_rotations(start.mT @ end)
 
     def at(t: float) -> Tensor:
         matrix = start.clone()
         for i, j, angle in rotations:
-            c, s = cos(t * angle), sin(t * angle)
-            column_i, column_j = matrix[:, i].clone(), matrix[:, j].clone()
-            matrix[:, i], matrix[:, j] = c * column_i + s * column_j, c * column_j - s * column_i
+            _rotate_rows(matrix.mT, i, j, t * angle)
         return matrix
 
     return at
@@ -78,9 +75,8 @@ def grassmann_path(start: Tensor, end: Tensor) -> Path:
     """Return the shortest path between two symmetric projectors of equal rank: each principal angle grows with t."""
     ranks = require_projector(start), require_projector(end)
     require_one_shape("projectors", start, end)
-    if ranks[0] != ranks[1]:
-        raise IsoconvError(f"Expected two projectors of one rank. Got ranks {ranks[0]} and {ranks[1]}.")
-    basis_a, basis_b = range_and_null(start)[0], range_and_null(end)[0]
+    require(ranks[0] == ranks[1], "two projectors of one rank", f"ranks {ranks[0]} and {ranks[1]}")
+    basis_a, basis_b = range_basis(start), range_basis(end)
     left, _, right = torch.linalg.svd(basis_a.mT @ basis_b)
     from_, to = basis_a @ left, basis_b @ right.mT
     cosines = (from_ * to).sum(0)
@@ -92,6 +88,11 @@ def grassmann_path(start: Tensor, end: Tensor) -> Path:
     return lambda t: projector_from_basis(from_ * torch.cos(t * angles) + directions * torch.sin(t * angles))
 
 
+def _join(start: list[Tensor], end: list[Tensor]) -> Callable[[float], list[Tensor]]:
+    turns = [grassmann_path(p, q) for p, q in zip(start, end, strict=True)]
+    return lambda t: [turn(t) for turn in turns]
+
+
 def _plane_rotations(rotation: Tensor) -> list[tuple[int, int, float]]:
     """Return (i, j, angle) of rotations that, multiplied from left to right, give a matrix of SO(n).
 
@@ -99,16 +100,18 @@ def _plane_rotations(rotation: Tensor) -> list[tuple[int, int, float]]:
     entry of +1; with determinant 1 the last one is +1 too.
     """
     remaining = rotation.clone()
-    n = rotation.shape[0]
-    rotations: list[tuple[int, int, float]] = []
-    for i in range(n - 1):
-        for j in range(i + 1, n):
-            angle = atan2(float(remaining[j, i]), float(remaining[i, i]))
-            c, s = cos(angle), sin(angle)
-            row_i, row_j = remaining[i].clone(), remaining[j].clone()
-            remaining[i], remaining[j] = c * row_i + s * row_j, c * row_j - s * row_i
-            rotations.append((i, j, angle))
+    rotations = []
+    for i, j in combinations(range(len(rotation)), 2):
+        angle = atan2(float(remaining[j, i]), float(remaining[i, i]))
+        _rotate_rows(remaining, i, j, angle)
+        rotations.append((i, j, angle))
     return rotations
+
+
+def _rotate_rows(matrix: Tensor, i: int, j: int, angle: float) -> None:
+    """Rotate the plane of rows i and j, in place."""
+    (a, b), c, s = matrix[[i, j]], cos(angle), sin(angle)
+    matrix[i], matrix[j] = c * a + s * b, c * b - s * a
 
 
 def _signature(factors: BCOPFactors) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import compose_kernels, projector_column, projector_row
-from isoconv.theory.orthogonality import describe, leading_projector, range_and_null
+from isoconv.records import require
+from isoconv.theory.orthogonality import describe, leading_projector, require_projector
 
 
 class RotatedShift(NamedTuple):
@@ -51,8 +51,13 @@ class RotatedShift(NamedTuple):
 
 def bcop_as_shifts(P: Sequence[Tensor], Q: Sequence[Tensor]) -> list[RotatedShift]:
     """Return the factors of H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ … behind H as rotated shifts; see Note [Rotated shifts]."""
-    pairs = ((projector, axis) for pair in zip(P, Q, strict=True) for axis, projector in enumerate(pair))
-    return [RotatedShift(torch.cat(bases := range_and_null(p), dim=1), bases[0].shape[1], axis) for p, axis in pairs]
+    shifts = []
+    for pair in zip(P, Q, strict=True):
+        for axis, projector in enumerate(pair):
+            # Eigenvalues come in ascending order, and a projector's are zeros and ones.
+            rotation = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors.flip(1)
+            shifts.append(RotatedShift(rotation, require_projector(projector), axis))
+    return shifts
 
 
 def kernel_of_shifts(H: Tensor, shifts: Sequence[RotatedShift]) -> Tensor:
@@ -78,8 +83,8 @@ def depthwise_shift(kernel: Tensor) -> DepthwiseShift:
     By Note [Isometric depthwise convolutions] a circular convolution with one filter per channel that is an isometry on
     every size moves each channel by whole pixels, up to the sign. Computed in float64.
     """
-    if kernel.dim() not in (3, 4) or kernel.shape[1] != 1 or not kernel.numel() or not kernel.is_floating_point():
-        raise IsoconvError(f"Expected a depthwise kernel (C, 1, K) or (C, 1, K, K'). Got {describe(kernel)}.")
+    fits = kernel.dim() in (3, 4) and kernel.shape[1] == 1 and kernel.numel() > 0 and kernel.is_floating_point()
+    require(fits, "a depthwise kernel (C, 1, K) or (C, 1, K, K')", describe(kernel))
     taps = kernel.detach().double().reshape(len(kernel), 1, kernel.shape[2], -1)
     rows, columns = taps.shape[2:]
     products = F.conv2d(taps.transpose(0, 1), taps, padding=(rows - 1, columns - 1), groups=len(taps))[0]

@@ -1,28 +1,29 @@
 """Training classifiers: seeds side by side, from data to run folders."""
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify import robust_accuracy
+from isoconv.certify import RobustAccuracy, robust_accuracy
 from isoconv.data import EpochBatches, ImageSet
-from isoconv.errors import IsoconvError
-from isoconv.records import Count, Percent, Record, Size, require
+from isoconv.records import Count, Pattern, Percent, Size, require
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import SETTINGS, Observer, fit
+from isoconv.train.engine import Observer, fit
 from isoconv.train.losses import LOSSES
-from isoconv.train.run_folder import RunFolder, locked
+from isoconv.train.run_folder import Finding, RunFolder, locked
+
+#: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
+Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
 
 
 @dataclass(frozen=True)
-class TrainResult(Record):
+class TrainResult(Finding):
     """The final figures of one seed, as result.json holds them. Accuracies are in percent, None without test images.
 
     robust : certified accuracy of the plain network, run in float64, by the radius as text
@@ -30,7 +31,6 @@ class TrainResult(Record):
     """
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound",)
-    ignores_unknown: ClassVar[bool] = True
 
     seed: int
     epochs: int
@@ -41,14 +41,13 @@ class TrainResult(Record):
     peak_memory_mib: float | None = None
     images: Count | None = None
     clean: Percent | None = None
-    robust: dict[str, Percent] | None = None
+    robust: dict[Radius, Percent] | None = None
     lipschitz_bound: Size | None = None
     finished: str = ""
 
     def __post_init__(self) -> None:
         missing = {value is None for value in (self.clean, self.images, self.lipschitz_bound)}
         require(len(missing) == 1, "clean, images and lipschitz_bound together", "a part of them")
-        require(all(map(_is_radius, self.robust or ())), "radii in robust", ", ".join(self.robust or ()))
 
     @property
     def certified_accuracy(self) -> dict[float, float]:
@@ -57,16 +56,7 @@ class TrainResult(Record):
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data, without those of an evaluation that did not take place."""
-        absent = {"images", "clean", "robust", "lipschitz_bound"} if self.images is None else set()
-        absent |= set() if self.finished else {"finished"}
-        return {name: value for name, value in super().to_fields().items() if name not in absent}
-
-
-def _is_radius(text: str) -> bool:
-    try:
-        return 0 <= float(text) < math.inf
-    except ValueError:
-        return False
+        return {name: value for name, value in super().to_fields().items() if value not in (None, "")}
 
 
 class Classification:
@@ -87,7 +77,7 @@ class Classification:
 
 def train_classifiers(
     configs: Sequence[TrainConfig],
-    folders: Sequence[RunFolder],
+    folders: Sequence[RunFolder] | None,
     train: ImageSet,
     test: ImageSet | None,
     epsilons: Sequence[float],
@@ -101,50 +91,33 @@ def train_classifiers(
 ) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
 
-    The folders must have been started. Return each seed's result, which is also in its folder. The test set is looked at
-    once, after the last update.
+    The folders must have been started; without any, nothing is written. Return each seed's result, which is also in its
+    folder. The test set is looked at once, after the last update.
 
     models : the networks, where `build_networks` has built them already
     options : other arguments of `fit`, such as `should_stop` and `save_every`
     """
-    processes = processes or Processes()
+    processes, first = processes or Processes(), configs[0]
     models = build_networks(configs, train, device, processes) if models is None else models
-    torch_device, first = processes.device(device), configs[0]
-    batches = [_batches(config, train, torch_device, processes) for config in configs]
-    with locked(folders if processes.first else ()):
-        if resume and all(
-            folder.result.exists() and folder.updates_done() == len(batch) * first.epochs
-            for folder, batch in zip(folders, batches, strict=True)
-        ):
+    target = processes.device(device)
+    batches = [_batches(config, train, target, processes) for config in configs]
+    with locked(folders if folders and processes.first else ()):
+        steps = len(batches[0]) * first.epochs
+        if resume and folders and all(folder.result.exists() and folder.updates_done() == steps for folder in folders):
             return [TrainResult.read(folder.result) for folder in folders]
-        fits = fit(
-            models,
-            batches,
-            Classification(first),
-            first.optimiser,
-            **{name: getattr(first, name) for name in SETTINGS},
-            folder=folders,
-            resume=resume,
-            device=torch_device,
-            observer=observer,
-            processes=processes,
-            **options,
-        )
+        training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
+        fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
-        for config, model, folder, fitted in zip(configs, models, folders, fits, strict=True):
-            evaluation = {} if test is None else evaluate(model.eval(), test, epsilons, torch_device)
-            result = TrainResult(
-                seed=config.seed,
-                epochs=config.epochs,
-                train_seconds=fitted.seconds,
-                replicas=len(configs),
-                device=device_name(torch_device),
-                torch=torch.__version__,
-                peak_memory_mib=_peak_memory(torch_device),
-                **evaluation,
-            )
-            if processes.first:
-                folder.finish(model.eval(), result.to_fields())
+        for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
+            figures = {} if test is None else figures_of(robust_accuracy(model.eval(), test, epsilons))
+            figures |= {
+                "device": device_name(target),
+                "torch": torch.__version__,
+                "peak_memory_mib": _peak_memory(target),
+            }
+            result = TrainResult(config.seed, config.epochs, fitted.seconds, len(configs), **figures)
+            if folders and processes.first:
+                folders[k].finish(model.eval(), result.to_fields())
             results.append(result)
         processes.wait()
     return results
@@ -154,34 +127,25 @@ def build_networks(
     configs: Sequence[TrainConfig], train: ImageSet, device: str, processes: Processes
 ) -> list[nn.Module]:
     """Build the network of each configuration; raise if they cannot be trained, before anything is written."""
-    if processes.count > 1 and len(configs) > 1:
-        raise IsoconvError(f"Expected one seed at a time under torchrun. Got {len(configs)}.")
-    if device == "cuda" and len(configs) > STREAMS_IN_POOL:
-        raise IsoconvError(f"Expected at most {STREAMS_IN_POOL} seeds side by side on a GPU. Got {len(configs)}.")
+    count = len(configs)
+    require(processes.count == 1 or count == 1, "one seed at a time under torchrun", count)
+    most = STREAMS_IN_POOL if device == "cuda" else count
+    require(count <= most, f"at most {most} seeds side by side on a GPU", count)
     _batches(configs[0], train, torch.device("cpu"), processes)
     return [make_model(config) for config in configs]
 
 
-def evaluate(
-    model: nn.Module, data: ImageSet, epsilons: Sequence[float], device: torch.device, batch_size: int = 500
-) -> dict[str, Any]:
-    """Return the accuracy in percent, clean and certified at each radius, as arguments of `TrainResult`."""
-    accuracy = robust_accuracy(model.to(device), data, epsilons, batch_size=batch_size)
-    robust = {str(epsilon): accuracy.certified[epsilon] for epsilon in epsilons}
-    return {"images": len(data), "clean": accuracy.clean, "robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
+def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
+    """Return the accuracy in percent, clean and certified at each radius, as a record of a run names it."""
+    figures: dict[str, Any] = {"images": len(accuracy.labels), "clean": accuracy.clean}
+    robust = {str(radius): percent for radius, percent in accuracy.certified.items()}
+    return figures | {"robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
 
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
-    return EpochBatches(
-        train,
-        config.batch_size,
-        seed=config.seed,
-        device=device,
-        padding=config.crop_padding,
-        flip=config.flip,
-        rank=processes.rank,
-        world_size=processes.count,
-    )
+    options: dict[str, Any] = {"seed": config.seed, "padding": config.crop_padding, "flip": config.flip}
+    options |= {"device": device, "rank": processes.rank, "world_size": processes.count}
+    return EpochBatches(train, config.batch_size, **options)
 
 
 def device_name(device: torch.device) -> str:

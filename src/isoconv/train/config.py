@@ -1,22 +1,23 @@
-"""All that is needed to repeat a run, and the recipes that fill it in."""
+"""All that is needed to repeat a run, and the recipes that fill it in. Does not import torch."""
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoconv.data.datasets import DATASETS, OWN_IMAGES
 from isoconv.errors import IsoconvError
 from isoconv.models.catalogue import MODELS
-from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
-from isoconv.records import Record
+from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
+from isoconv.records import Record, require
 from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from isoconv.train.run_folder import RunFolder
 
 PRECISIONS = ("float32", "bf16")
 CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
@@ -25,100 +26,158 @@ RECIPES = {"default": "the best settings found on validation splits", "paper": "
 
 @dataclass(frozen=True)
 class Optimiser:
-    """What is known of an optimiser: `make(parameters, rate, momentum)`, with the learning rate in a tensor.
+    """What is known of an optimiser: what users write, what tables print, "module:class".
 
     warm_up : eager steps before a step is captured as a CUDA graph. PyTorch asks for a few. The first steps of Adam are
         so long (every entry of a matrix moves by the full rate, all in step) that the captured retraction, which cannot
         look at the matrix, would not quite make up for them. A steepest-descent step is never longer than its rate.
+    on_gpu : arguments that it takes there, so that its steps can be captured
     """
 
     name: str
     title: str
-    make: "Callable[[Iterable[Tensor], Tensor, float], Optimizer]"
+    kind: str
     warm_up: int = 20
+    on_gpu: tuple[str, ...] = ()
+    has_momentum: bool = False
+
+    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
+        """Return the optimiser of these parameters, with the learning rate in a tensor."""
+        options: dict[str, Any] = dict.fromkeys(self.on_gpu, rate.is_cuda)
+        options |= {"momentum": momentum} if self.has_momentum else {}
+        return load(self.kind)(parameters, lr=rate, **options)  # type: ignore[no-any-return]
 
 
-def _steepest(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
-    from isoconv.optim import SteepestDescent
-
-    return SteepestDescent(parameters, lr=rate, momentum=momentum)
-
-
-def _adam(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
-    from torch.optim import Adam
-
-    return Adam(parameters, lr=rate, fused=rate.is_cuda, capturable=rate.is_cuda)
-
-
-def _rmsprop(parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
-    from torch.optim import RMSprop
-
-    return RMSprop(parameters, lr=rate, capturable=rate.is_cuda)
-
-
+_STEEPEST = "steepest descent under the operator norm"
 OPTIMISERS = {
-    "steepest": Optimiser("steepest", "steepest descent under the operator norm", _steepest, warm_up=3),
-    "adam": Optimiser("adam", "Adam", _adam),
-    "rmsprop": Optimiser("rmsprop", "RMSprop", _rmsprop),
+    optimiser.name: optimiser
+    for optimiser in (
+        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, has_momentum=True),
+        Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
+        Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
+    )
 }
 
 
-@dataclass(frozen=True)
-class TrainConfig(Record):
-    """One seed of one run. `config.json` holds it whole.
+class Settings(Record):
+    """Base of configurations, which are checked when they are made.
 
-    listing : for a user's own images, a hash of which ones there were: with others, others would be held out
-    margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
+    counts, positive : fields that are at least 1, and those that are positive numbers
+    choices : fields that are one of some names
+    not_compared : fields that may be others when a run is resumed
     """
 
-    data: str
-    input_shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-    listing: str = ""
-    model: str = "large"
+    counts: ClassVar[tuple[str, ...]] = ()
+    positive: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[Mapping[str, Collection[str]]] = {}
+    not_compared: ClassVar[tuple[str, ...]] = ()
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.choices.items():
+            require(
+                getattr(self, name) in allowed, f"{name} to be one of {', '.join(allowed)}", repr(getattr(self, name))
+            )
+        for name in self.counts:
+            require(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
+        for name in self.positive:
+            require(0 < getattr(self, name) < math.inf, f"{name} to be a positive number", getattr(self, name))
+        require(0 <= self.seed < 2**32, "a seed from 0 to 2³² − 1", self.seed)
+
+    def require_same(self, folder: "RunFolder") -> None:
+        """Raise unless the run in the folder has this configuration."""
+        asked = {name: value for name, value in vars(self).items() if name not in self.not_compared}
+        refuse_other_options(vars(type(self).read(folder.config)), asked)
+
+
+def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise if a run that is to be resumed has others of the options that are asked for."""
+    for name, value in asked.items():
+        if stored[name] != value:
+            values = f"Got {name} {value}, where it has {stored[name]}."
+            raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings(Settings):
+    """What a network of this library is made of and trained by, whatever it is trained for."""
+
+    counts: ClassVar[tuple[str, ...]] = ("epochs", "batch_size", "project_every", "project_iterations")
+    positive: ClassVar[tuple[str, ...]] = ("lr",)
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        "conv": METHODS,
+        "orthogonalisation": ORTHOGONALISATIONS,
+        "optimiser": OPTIMISERS,
+        "schedule": SCHEDULES,
+        "precision": PRECISIONS,
+        "recipe": RECIPES,
+    }
+
     conv: str = "bcop"
     activation: str = "maxmin"
     orthogonalisation: str = "manifold"
-    loss: str = "hinge"
-    margin: float = 0.7071
-    temperature: float = 0.125
-    offset: float = 0.7071
     optimiser: str = "steepest"
     lr: float = 0.01
     momentum: float = 0.9
     schedule: str = "linear"
     epochs: int = 60
     batch_size: int = 128
-    crop_padding: int = 0
-    flip: bool = False
     project_every: int = 100
     project_iterations: int = 50
     precision: str = "float32"
     seed: int = 0
     recipe: str = "default"
-    loss_options: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """The settings that `fit` takes, as its keyword arguments."""
+        names = ("optimiser", "lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class TrainConfig(NetworkSettings):
+    """One seed of one run. `config.json` holds it whole.
+
+    listing : for a user's own images, a hash of which ones there were: with others, others would be held out
+    margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
+    """
+
+    positive = ("lr", "margin", "temperature")
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **NetworkSettings.choices,
+        "model": CLASSIFIERS,
+        "activation": ACTIVATIONS,
+        "loss": LOSSES,
+    }
+
+    data: str
+    input_shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    listing: str = ""
+    model: str = "large"
+    loss: str = "hinge"
+    margin: float = 0.7071
+    temperature: float = 0.125
+    offset: float = 0.7071
+    crop_padding: int = 0
+    flip: bool = False
+    loss_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise IsoconvError(f"Expected {name} to be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
-        for name in ("epochs", "batch_size", "project_every", "project_iterations"):
-            if getattr(self, name) < 1:
-                raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
-        if not MODELS[self.model].has_methods and (self.conv, self.activation) != ("bcop", "maxmin"):
-            got = f"{self.conv} and {self.activation}"
-            raise IsoconvError(f"Expected no conv and no activation for {self.model}, which has its own. Got {got}.")
-        if self.crop_padding < 0:
-            raise IsoconvError(f"Expected crop_padding of at least 0. Got {self.crop_padding}.")
-        if not math.isfinite(self.offset):
-            raise IsoconvError(f"Expected offset to be a number. Got {self.offset}.")
-        for name in ("lr", "margin", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
-        if not all(1 <= size <= 2**16 for size in self.input_shape):
-            raise IsoconvError(f"Expected input_shape (channels, height, width). Got {self.input_shape}.")
-        if unknown := self.loss_options.keys() - LOSSES[self.loss].options.keys():
-            raise IsoconvError(f"Expected the options of the loss {self.loss}. Got {min(unknown)!r}.")
+        super().__post_init__()
+        fits = MODELS[self.model].has_methods or (self.conv, self.activation) == ("bcop", "maxmin")
+        got = f"{self.conv} and {self.activation}"
+        require(fits, f"no conv and no activation for {self.model}, which has its own", got)
+        require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
+        require(math.isfinite(self.offset), "offset to be a number", self.offset)
+        shape = self.input_shape
+        require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
+        for name, value in self.loss_options.items():
+            known = LOSSES[self.loss].options
+            require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))
+            least = 0 if name in self.positive else -math.inf
+            require(least < value < math.inf, f"a number above {least:g} for the option {name}", value)
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data; `loss_options` only where there are any."""
@@ -137,26 +196,8 @@ def make_model(config: TrainConfig) -> "nn.Module":
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return MODELS[config.model].make(  # type: ignore[no-any-return]
-            config.input_shape,
-            classes=len(config.classes),
-            conv=config.conv,
-            activation=config.activation,
-            orthogonalisation=config.orthogonalisation,
-        )
-
-
-_CHOICES: dict[str, Iterable[str]] = {
-    "model": CLASSIFIERS,
-    "conv": METHODS,
-    "activation": ACTIVATIONS,
-    "orthogonalisation": ORTHOGONALISATIONS,
-    "loss": LOSSES,
-    "optimiser": OPTIMISERS,
-    "schedule": SCHEDULES,
-    "precision": PRECISIONS,
-    "recipe": RECIPES,
-}
+        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
+        return MODELS[config.model].make(config.input_shape, len(config.classes), **options)  # type: ignore[no-any-return]
 
 
 def default_epsilons(data: str) -> tuple[float, ...]:
@@ -166,10 +207,8 @@ def default_epsilons(data: str) -> tuple[float, ...]:
 
 def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> dict[str, Any]:
     """Return the settings of a recipe for a data set, a method and a network, as keyword arguments of `TrainConfig`."""
-    if recipe not in RECIPES:
-        raise IsoconvError(f"Expected recipe to be one of {', '.join(RECIPES)}. Got {recipe!r}.")
-    if conv not in METHODS:
-        raise IsoconvError(f"Expected conv to be one of {', '.join(METHODS)}. Got {conv!r}.")
+    require(recipe in RECIPES, f"recipe to be one of {', '.join(RECIPES)}", repr(recipe))
+    require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
     defaults = DATASETS.get(data, OWN_IMAGES)
     settings = {name: getattr(defaults, name) for name in ("margin", "crop_padding", "flip")} | {"recipe": recipe}
     if recipe == "paper":

@@ -7,25 +7,26 @@ Both carry the hash of the weights that they were made from, so that what is lef
 """
 
 import base64
+import copy
 import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.attacks.nearest import nearest
+from isoconv.attacks.gradient import nearest
 from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
-from isoconv.records import Index, Picture, Range, Record, Size, require
+from isoconv.records import Index, Picture, Range, Size, require
 from isoconv.train.config import TrainConfig, make_model
-from isoconv.train.run_folder import load_run
+from isoconv.train.run_folder import Finding
 from isoconv.train.runs import Progress, TrainedRun
 
 CERTIFIED, DIAGNOSTICS, GALLERY = "certified.json", "diagnostics.json", "gallery.json"
@@ -37,12 +38,8 @@ _LARGEST = 64  # pixels of a picture's longer side; larger images are shown smal
 # The files -------------------------------------------------------------------------------------------------------------
 
 
-class _Part(Record):
-    ignores_unknown: ClassVar[bool] = True
-
-
 @dataclass(frozen=True)
-class Histogram(_Part):
+class Histogram(Finding):
     min: Size
     mean: float
     max: Size
@@ -50,7 +47,7 @@ class Histogram(_Part):
 
 
 @dataclass(frozen=True)
-class LayerHistograms(_Part):
+class LayerHistograms(Finding):
     """The singular values of a layer, in bins centred at 0, width, 2·width, …"""
 
     title: str
@@ -66,7 +63,7 @@ class LayerHistograms(_Part):
 
 
 @dataclass(frozen=True)
-class NormSummary(_Part):
+class NormSummary(Finding):
     """Mean, 10 % and 90 % quantile over images, for each place in the network."""
 
     mean: tuple[Size, ...]
@@ -75,7 +72,7 @@ class NormSummary(_Part):
 
 
 @dataclass(frozen=True)
-class GradientNorms(_Part):
+class GradientNorms(Finding):
     images: int
     places: tuple[str, ...]
     before: NormSummary
@@ -88,14 +85,14 @@ class GradientNorms(_Part):
 
 
 @dataclass(frozen=True)
-class Diagnostics(_Part):
+class Diagnostics(Finding):
     weights_sha256: str
     layers: tuple[LayerHistograms, ...]
     gradient_norms: GradientNorms | None = None
 
 
 @dataclass(frozen=True)
-class Adversarial(_Part):
+class Adversarial(Finding):
     """The smallest perturbation found that misleads the network, and what it then predicts; pictures as data URIs."""
 
     norm: Size
@@ -105,7 +102,7 @@ class Adversarial(_Part):
 
 
 @dataclass(frozen=True)
-class GalleryImage(_Part):
+class GalleryImage(Finding):
     """One test image. `adversarial` is None where the network is wrong to begin with, or where nothing was found."""
 
     index: Index
@@ -117,7 +114,7 @@ class GalleryImage(_Part):
 
 
 @dataclass(frozen=True)
-class Gallery(_Part):
+class Gallery(Finding):
     weights_sha256: str
     images: tuple[GalleryImage, ...]
 
@@ -127,6 +124,8 @@ class Gallery(_Part):
             numbers = [image.label, image.prediction, image.adversarial.prediction if image.adversarial else 0]
             require(max(numbers) < count, f"classes from 0 to {count - 1}", max(numbers))
 
+
+_R = TypeVar("_R", Diagnostics, Gallery)
 
 # Making them -----------------------------------------------------------------------------------------------------------
 
@@ -145,44 +144,43 @@ def complete_run(
     Without test images, `data`, only the singular values are made. `accuracy` is of this network, if it was certified
     before. The gallery has so many `images`.
     """
-    made = []
-    if data is not None and accuracy is None and not (run.folder / CERTIFIED).exists():
+    folder, made = run.folder, []
+    if data is not None and accuracy is None and not (folder / CERTIFIED).exists():
         accuracy, record = run.certify(data, device=device, progress=progress)
         run.keep(CERTIFIED, record.to_fields())
         made.append(CERTIFIED)
-    model, config = load_run(run.folder)
-    diagnostics, gallery, weights = _current(run.folder, model)
+    model, config = copy.deepcopy(run.model).cpu(), run.config
+    diagnostics, gallery, weights = _current(folder, model)
     if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
-        _diagnose(config, model, data, weights).write(run.folder / DIAGNOSTICS)
+        _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
         made.append(DIAGNOSTICS)
     if gallery is None and data is not None:
         certifier = accuracy.certifier if accuracy is not None else Certifier(model.to(device), config.input_shape)
         show = partial(progress, "searching examples")
         entries = gallery_entries(certifier, data, images, seed=config.seed, progress=show)
-        Gallery(weights, tuple(entries)).write(run.folder / GALLERY)
+        Gallery(weights, tuple(entries)).write(folder / GALLERY)
         made.append(GALLERY)
     elif gallery is None:
-        (run.folder / GALLERY).unlink(missing_ok=True)  # of another network
+        (folder / GALLERY).unlink(missing_ok=True)  # of another network
     return made
 
 
 def lacks_images(run: TrainedRun) -> bool:
     """Return True if `complete_run` has something to do that it needs test images for."""
     diagnostics, gallery, _ = _current(run.folder, run.model)
-    there = (run.folder / CERTIFIED).exists() and gallery is not None
-    return not there or diagnostics is None or diagnostics.gradient_norms is None
+    complete = diagnostics is not None and diagnostics.gradient_norms is not None and gallery is not None
+    return not (complete and (run.folder / CERTIFIED).exists())
 
 
 def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Gallery | None, str]:
     """Return what the two files hold, None if one is not there or of other weights, and the hash of the weights."""
     weights = weights_sha256(model)
-    diagnostics = Diagnostics.read(folder / DIAGNOSTICS) if (folder / DIAGNOSTICS).exists() else None
-    gallery = Gallery.read(folder / GALLERY) if (folder / GALLERY).exists() else None
-    return (
-        diagnostics if diagnostics and diagnostics.weights_sha256 == weights else None,
-        gallery if gallery and gallery.weights_sha256 == weights else None,
-        weights,
-    )
+
+    def read(kind: type[_R], name: str) -> _R | None:
+        found = kind.read(folder / name) if (folder / name).exists() else None
+        return found if found is not None and found.weights_sha256 == weights else None
+
+    return read(Diagnostics, DIAGNOSTICS), read(Gallery, GALLERY), weights
 
 
 def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
@@ -256,12 +254,8 @@ def gallery_entries(
 
 def _of_all_classes(labels: Tensor, count: int) -> list[int]:
     """Return the first image of each class, in their order, then the second of each, …"""
-    seen: dict[int, int] = {}
-    turns = []
-    for index, label in enumerate(labels.tolist()):
-        seen[label] = seen.get(label, 0) + 1
-        turns.append((seen[label], index))
-    return [index for _, index in sorted(turns)[:count]]
+    turns = nn.functional.one_hot(labels).cumsum(dim=0).gather(1, labels[:, None])[:, 0]
+    return turns.argsort(stable=True)[:count].tolist()
 
 
 def _visible(change: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
-from isoconv.records import Record
-from isoconv.train.capture import make_stepper
-from isoconv.train.config import OPTIMISERS
+from isoconv.records import Record, require
+from isoconv.train.capture import Stepper
+from isoconv.train.config import OPTIMISERS, NetworkSettings, Settings
 from isoconv.train.distributed import Processes
-from isoconv.train.run_folder import RunFolder, locked
-from isoconv.train.schedules import Schedule, schedule_factor
+from isoconv.train.run_folder import RunFolder, locked, open_runs
+from isoconv.train.schedules import SCHEDULES, Schedule
 
 #: A batch, as the loss takes it.
 Batch = Sequence[Tensor]
@@ -28,8 +28,6 @@ LossFunction = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 #: The name of an optimiser, or a function of the parameters and the learning rate, which is a tensor.
 OptimiserChoice = str | Callable[[Iterable[Tensor], Tensor], torch.optim.Optimizer]
 
-#: What a configuration says of training, by the names of the arguments that take it.
-SETTINGS = ("lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
 _CPU = torch.device("cpu")
 _FIRST_SAVE = 1.0  # seconds after the start; the time to the next one doubles, up to `save_every`
 
@@ -40,11 +38,17 @@ class EpochReport:
 
     epoch: int
     epochs: int
-    loss: float
-    accuracy: float
+    metrics: Mapping[str, float]
     images_per_second: float
     seconds_left: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        return self.metrics["loss"]
+
+    @property
+    def accuracy(self) -> float:
+        return self.metrics.get("accuracy", 0.0)
 
 
 class Observer(Protocol):
@@ -78,6 +82,10 @@ class Stopped(Exception):  # noqa: N818  (not an error: the run was asked to sto
     """Training was interrupted; everything is saved."""
 
 
+class Diverged(IsoconvError):  # noqa: N818  (as `Stopped`: what happened to the run)
+    """The loss or the weights are no numbers any more."""
+
+
 @dataclass(frozen=True)
 class FitResult(Record):
     """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch."""
@@ -88,7 +96,7 @@ class FitResult(Record):
 
 
 @dataclass(frozen=True)
-class FitConfig(Record):
+class FitConfig(Settings):
     """What `fit` writes into a folder that it starts itself: enough to refuse to go on with other settings."""
 
     model: str
@@ -98,6 +106,13 @@ class FitConfig(Record):
     epochs: int
     steps_per_epoch: int
     seed: int
+
+    @classmethod
+    def of(cls, learner: "Learner", seed: int) -> "FitConfig":
+        kinds = learner.choice, learner.schedule
+        optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
+        length = learner.epochs, learner.steps_per_epoch
+        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed)
 
 
 @dataclass(eq=False)
@@ -125,6 +140,8 @@ class Learner:
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
 
     def __post_init__(self) -> None:
+        for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES)):
+            require(not isinstance(name, str) or name in known, f"one of {', '.join(known)}", repr(name))
         self.device = torch.device(self.device)  # its name will do
         self.called = self.wrap(self.model.to(self.device).train())
         self.steps = self.steps_per_epoch * self.epochs
@@ -140,23 +157,21 @@ class Learner:
 
     @classmethod
     def from_config(
-        cls, config: Any, model: nn.Module, loss: LossFunction, steps_per_epoch: int, **options: Any
+        cls, config: NetworkSettings, model: nn.Module, loss: LossFunction, steps_per_epoch: int, **options: Any
     ) -> Self:
         """Return a learner with the settings of a configuration: its optimiser, rate, schedule and projections."""
-        settings = {name: getattr(config, name) for name in SETTINGS}
-        return cls(model, loss, config.optimiser, steps_per_epoch=steps_per_epoch, **settings, **options)
+        settings = config.training
+        return cls(model, loss, settings.pop("optimiser"), steps_per_epoch=steps_per_epoch, **settings, **options)
 
     def make_optimiser(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Return the chosen optimiser of these parameters."""
-        if not isinstance(self.choice, str):
-            optimiser = self.choice(parameters, self.rate)
-            for group in optimiser.param_groups:
-                if "capturable" in group and self.rate.is_cuda:
-                    group["capturable"] = True
-            return optimiser
-        if self.choice not in OPTIMISERS:
-            raise IsoconvError(f"Expected an optimiser out of {', '.join(OPTIMISERS)}. Got {self.choice!r}.")
-        return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum)
+        if isinstance(self.choice, str):
+            return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum)
+        optimiser = self.choice(parameters, self.rate)
+        for group in optimiser.param_groups:
+            if "capturable" in group and self.rate.is_cuda:
+                group["capturable"] = True
+        return optimiser
 
     @property
     def warm_up(self) -> int:
@@ -165,7 +180,8 @@ class Learner:
 
     def scheduled_rate(self) -> float:
         """Return the learning rate of the next step."""
-        return self.lr * schedule_factor(self.schedule, self.done, self.steps, self.steps_per_epoch)
+        schedule = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
+        return self.lr * schedule(self.done, self.steps, self.steps_per_epoch)
 
     def step(self, batch: Batch) -> None:
         """Update the network on a batch, eagerly: one step of the optimiser, or what it was told to do instead."""
@@ -247,31 +263,27 @@ def fit(
     several = not isinstance(models, nn.Module)
     networks, sources = _listed(models, several), _listed(batches, several)
     count, steps = len(networks), _steps_per_epoch(sources)
-    if len(sources) != count:
-        raise IsoconvError(f"Expected batches for each of {count} networks. Got them for {len(sources)}.")
+    require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes = processes or Processes()
-    shared: dict[str, Any] = {"momentum": momentum, "epochs": epochs, "steps_per_epoch": steps, "update": update}
-    shared |= {"project_every": project_every, "project_iterations": project_iterations, "device": device}
-    shared |= {"wrap": processes.wrap}
-    own = zip(*(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
-    learners = [Learner(network, *settings, **shared) for network, settings in zip(networks, own, strict=True)]
+    each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
+    shared = momentum, epochs, steps, project_every, project_iterations, update, torch.device(device), processes.wrap
+    learners = [Learner(*own, *shared) for own in each]  # type: ignore[call-arg]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
-    owned = [(learners[k], folders[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
-    if processes.first:
-        for learner, run in owned:
-            _start(learner, run, seed, resume)
+    owned = [(folders[k], learners[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
+    if processes.first and owned:
+        going_on = resume and any(run.exists for run, _ in owned)
+        configs = [FitConfig.of(learner, seed) for _, learner in owned]
+        open_runs([run for run, _ in owned], configs, going_on, overwrite=False)
     processes.wait()
     generators = [learners[0].device] if learners[0].device.type == "cuda" else []
     with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
-        if resume:
-            for learner, run in zip(learners, folders, strict=True):
-                run.load(learner)
+        for learner, run in zip(learners, folders, strict=True) if resume else ():
+            run.load(learner)
         loop = _Loop(learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every)
         loop.run()
-        if processes.first:
-            for learner, run in owned:
-                run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
+        for run, learner in owned if processes.first else ():
+            run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
     return [FitResult(one.done, one.seconds, line) for one, line in zip(learners, loop.lines, strict=True)]
 
 
@@ -285,29 +297,11 @@ def _for_each(value: Any, count: int) -> list[Any]:
 
 def _steps_per_epoch(sources: Sequence[Any]) -> int:
     """Return how many batches an epoch has, which must be as many for each network."""
-    if not all(hasattr(source, "__len__") for source in sources):
-        raise IsoconvError("Expected batches that have a length, so that the schedule is known. Got an iterator.")
-    lengths = {len(source) for source in sources}
-    if len(lengths) != 1 or 0 in lengths:
-        raise IsoconvError(f"Expected as many batches for each network, and at least one. Got {sorted(lengths)}.")
-    return lengths.pop()
-
-
-def _start(learner: Learner, run: RunFolder, seed: int, resume: bool) -> None:
-    """Begin a run in a folder that is the loop's own, or raise if the one to go on with has other settings."""
-    optimiser, schedule = (
-        one if isinstance(one, str) else getattr(one, "__name__", "") for one in (learner.choice, learner.schedule)
-    )
-    model, length = type(learner.model).__name__, (learner.epochs, learner.steps_per_epoch)
-    config = FitConfig(model, optimiser, learner.lr, schedule, *length, seed)
-    if not (resume and run.exists):
-        run.start(config, overwrite=False)
-    elif (stored := FitConfig.read(run.config)) != config:
-        name = next(name for name, value in vars(config).items() if getattr(stored, name) != value)
-        raise IsoconvError(
-            f"Expected the settings of the run in {run.path}, whose {name} is {getattr(stored, name)}. "
-            f"Got {getattr(config, name)}."
-        )
+    counted = all(hasattr(source, "__len__") for source in sources)
+    require(counted, "batches that have a length, so that the schedule is known", "an iterator")
+    lengths = sorted({len(source) for source in sources})
+    require(len(lengths) == 1 and lengths[0] > 0, "as many batches for each network, and at least one", lengths)
+    return lengths[0]
 
 
 @dataclass
@@ -325,11 +319,10 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
-        self.stepper = make_stepper(self.learners, captured=self.processes.count == 1)
+        self.stepper = Stepper(self.learners, captured=self.processes.count == 1)
         metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
-        self.seconds_before = [learner.seconds for learner in self.learners]
-        self.began = self.saved = self.stepped = time.monotonic()
+        self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
         self.pause = min(_FIRST_SAVE, self.save_every)
 
     def run(self) -> None:
@@ -342,45 +335,40 @@ class _Loop:
 
     def _run_epoch(self, epoch: int) -> None:
         started, before = time.monotonic(), [learner.done for learner in self.learners]
-        first, taken, stopping = epoch * self.steps, 0, False
+        first, last = epoch * self.steps, (epoch + 1) * self.steps
+        samples, taken, stopping = [0] * len(self.learners), 0, False
         torch.manual_seed(epoch_generator(self.seed, epoch, "fit").initial_seed())
         streams = [iter(s.epoch(epoch) if hasattr(s, "epoch") else s) for s in self.sources]
-        samples = [0] * len(streams)
-        for step in range(first, first + self.steps):
+        for step in range(first, last):
             if first < step == min(before):
                 _restore_random_numbers(self.learners[before.index(step)])
             drawn = [_as_batch(next(stream, None)) for stream in streams]
             samples = [count + len(batch[0]) for count, batch in zip(samples, drawn, strict=True)]
-            due = [learner for learner in self.learners if learner.done == step]
-            if not due:  # done before the run was stopped
+            due = [batch if one.done == step else None for one, batch in zip(self.learners, drawn, strict=True)]
+            if all(batch is None for batch in due):  # done before the run was stopped
                 continue
-            pairs = zip(self.learners, drawn, strict=True)
-            self.stepper.step([batch if learner in due else None for learner, batch in pairs])
+            self.stepper.step(due)
             self.stepper.project_where_due()
             taken += 1
             self.observer.step(1)
             stopping = self.processes.any(self.should_stop())
-            if (stopping or self._save_is_due()) and step + 1 < first + self.steps:
+            if (stopping or self._save_is_due()) and step + 1 < last:
                 self._save(epoch + 1)
                 if stopping:
                     self.processes.wait()
                     raise Stopped
-        lines = []
-        for k, learner in enumerate(self.learners):
-            if before[k] < first + self.steps:  # else its line was written before
-                self.lines[k] = self._epoch_line(learner, epoch + 1, samples[k], started)
-                lines.append(self.lines[k])
-                if self.processes.first and self.folders:
-                    self.folders[k].append_metrics(self.lines[k])
+        ended = [k for k in range(len(self.learners)) if before[k] < last]  # the line of others was written before
+        for k in ended:
+            self.lines[k] = self._epoch_line(self.learners[k], epoch + 1, samples[k], started)
+            if self.processes.first and self.folders:
+                self.folders[k].append_metrics(self.lines[k])
         if self.processes.any(stopping or self._save_is_due() or epoch + 1 == self.epochs):
             self._save(epoch + 1)
             self.processes.wait()
         seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
-        means = {name: sum(line[name] for line in lines) / len(lines) for name in lines[0]}
-        speed = share * sum(samples) * self.processes.count / seconds
-        left = (self.epochs - epoch - 1) * seconds / share
-        accuracy = means.get("accuracy", 0.0)
-        self.observer.epoch(EpochReport(epoch + 1, self.epochs, means["loss"], accuracy, speed, left, means))
+        means = {name: sum(self.lines[k][name] for k in ended) / len(ended) for name in self.lines[ended[0]]}
+        speed, left = share * sum(samples) * self.processes.count / seconds, (self.epochs - epoch - 1) * seconds / share
+        self.observer.epoch(EpochReport(epoch + 1, self.epochs, means, speed, left))
         if stopping:
             raise Stopped
 
@@ -391,8 +379,8 @@ class _Loop:
         totals = self.processes.total([float(value) for value in sums.values()])
         line: dict[str, float] = {"epoch": epoch}
         for (name, value), total in zip(sums.items(), totals, strict=True):
-            per_step, percent = total / self.steps / self.processes.count, 100 * total / samples / self.processes.count
-            line[name] = per_step if value.is_floating_point() else percent
+            mean = total / self.steps if value.is_floating_point() else 100 * total / samples
+            line[name] = mean / self.processes.count
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
 
@@ -413,13 +401,13 @@ class _Loop:
                 folder.save(learner)
 
     def _read_clock(self) -> None:
-        """Add this session's seconds to those that the networks have been trained for."""
+        """Add the seconds since it was last read to those that the networks have been trained for."""
         self.stepper.wait()
         if self.learners[0].device.type == "cuda":
             torch.cuda.synchronize(self.learners[0].device)
-        elapsed = time.monotonic() - self.began
-        for learner, before in zip(self.learners, self.seconds_before, strict=True):
-            learner.seconds = before + elapsed if learner.done else before
+        elapsed, self.read = time.monotonic() - self.read, time.monotonic()
+        for learner in self.learners:
+            learner.seconds += elapsed if learner.done else 0.0
 
 
 def _as_batch(batch: Any) -> Batch:
@@ -440,7 +428,7 @@ def _restore_random_numbers(learner: Learner) -> None:
 def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
     tensors = (*learner.sums.values(), *learner.model.parameters())
     if not math.isfinite(loss) or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-        raise IsoconvError(
+        raise Diverged(
             f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
             f"Try a smaller learning rate than {learner.lr:g}."
         )

@@ -1,8 +1,7 @@
 """Train classifiers by name: from a data set or a folder of pictures to run folders, in one call."""
 
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
 from isoconv.data.load import FROM_FILES
 from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
+from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings, refuse_other_options
 from isoconv.train.distributed import Processes, choose_device
-from isoconv.train.engine import Observer, Silent
-from isoconv.train.run_folder import RunFolder, seed_folders, seeds_in
+from isoconv.train.engine import Diverged, Observer, Silent
+from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
 
 Say = Callable[[str], None]
@@ -55,8 +55,8 @@ def train(
     device, out, models = choose_device(device), Path(out), None
     processes = processes or Processes.join(device)
     say = say if processes.first else lambda line: None
-    if resume and (overwrite or search is not None):
-        raise IsoconvError("Expected --overwrite and --search for a new run. Got --resume, and one of both.")
+    new = not resume or not (overwrite or search is not None)
+    require(new, "--overwrite and --search for a new run", "--resume, and one of both")
     started = seeds_in(out) if resume and not RunFolder(out).exists else []
     numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
@@ -77,7 +77,7 @@ def train(
         if len(folders) > 1 and RunFolder(out).exists:
             raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")
         for run in folders if processes.first else ():
-            run.check_free(overwrite)  # before any is touched
+            run.check_free(overwrite)  # before the search, which takes its time
         if search is not None:
             best, scores = search_learning_rate(configs[0], splits.train, search, device, processes)
             configs = [replace(config, lr=best) for config in configs]
@@ -85,31 +85,20 @@ def train(
                 mark = "  ← chosen" if rate == best else ""
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
         if processes.first:
-            for run, config in zip(folders, configs, strict=True):
-                run.start(config, overwrite)
+            open_runs(folders, configs, resume=False, overwrite=overwrite)
             say(describe_data(config, splits))
             if device == "cpu" and "model" not in settings:
                 say("The network is large, the default, which is slow on a CPU: --model small is faster.")
         processes.wait()
-    steps = len(splits.train) // configs[0].batch_size * configs[0].epochs
-    done = folders[0].updates_done() if resume else 0
+    first, done = configs[0], folders[0].updates_done() if resume else 0
+    steps = len(splits.train) // first.batch_size * first.epochs
     if resume:
         say(f"Resuming after {done:,} of {steps:,} steps.")
+    test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
     with watch(steps, done) as observer:
-        results = train_classifiers(
-            configs,
-            folders,
-            splits.train,
-            splits.test if splits.has_test else None,
-            epsilons or default_epsilons(configs[0].data),
-            observer,
-            device=device,
-            processes=processes,
-            resume=resume,
-            should_stop=should_stop,
-            models=models,
-        )
-    return results, configs[0]
+        options: dict[str, Any] = {"device": device, "processes": processes, "models": models}
+        options |= {"resume": resume, "should_stop": should_stop}
+        return train_classifiers(configs, folders, splits.train, test, radii, observer, **options), first
 
 
 def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
@@ -157,12 +146,8 @@ def _read_configs(folders: Sequence[RunFolder], data: str | None, asked: dict[st
         raise IsoconvError(f"Expected a run to resume in {missing[0].path}. There is none.")
     configs = [TrainConfig.read(run.config) for run in folders]
     first = configs[0]
-    stored = vars(first) | {"size": first.input_shape[1:], "seeds": [config.seed for config in configs]}
-    for name, value in asked.items():
-        if stored[name] != value:
-            raise IsoconvError(
-                f"Expected the options of the run that is resumed. Got {name} {value}, where it has {stored[name]}."
-            )
+    others = {"size": first.input_shape[1:], "seeds": [config.seed for config in configs]}
+    refuse_other_options(vars(first) | others, asked)
     if data is not None and first.data not in (data, str(Path(data).resolve())):
         raise IsoconvError(f"Expected the data that the run was started with, {first.data}. Got {data}.")
     return configs
@@ -187,17 +172,9 @@ def search_learning_rate(
     radius = default_epsilons(config.data)[0]
     scores: dict[float, tuple[float, float]] = {}
     for trial in [replace(config, lr=rate) for rate in rates]:  # refuses what is no rate, before any is tried
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = RunFolder(Path(scratch) / "run")
-            folder.start(trial, overwrite=False)
-            try:
-                (result,) = train_classifiers(
-                    [trial], [folder], kept, held_out, [radius], device=device, processes=processes
-                )
-            except IsoconvError as error:
-                if "diverged" not in str(error):
-                    raise
-                continue
+        with suppress(Diverged):
+            parts = kept, held_out, [radius]
+            (result,) = train_classifiers([trial], None, *parts, device=device, processes=processes)
             assert result.clean is not None and result.robust is not None
             scores[trial.lr] = result.clean, result.robust[str(radius)]
     if not scores:

@@ -48,15 +48,6 @@ def offset_cross_entropy(logits: "Tensor", labels: "Tensor", temperature: float,
     return F.cross_entropy((logits - offsets) / temperature, labels) * temperature
 
 
-def margins(logits: "Tensor", labels: "Tensor") -> "Tensor":
-    """Return y_t − max_{j ≠ t} y_j: positive where the label wins, and by how much; ties and NaN are not positive."""
-    import torch
-
-    right = logits.gather(1, labels[:, None])[:, 0]
-    others = logits.scatter(1, labels[:, None], -torch.inf)
-    return right - others.amax(dim=1)
-
-
 _ALL = (
     Loss("hinge", "multi-class hinge", hinge_loss, {"margin": Option(0.7071, "margin of the hinge loss")}),
     Loss(

@@ -5,9 +5,9 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.records import Record
-from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.config import Settings, TrainConfig, make_model
 
 if TYPE_CHECKING:
     from isoconv.train.engine import Learner
@@ -29,7 +29,13 @@ except ImportError:  # on Windows; there runs are not locked
 #: What other commands find out about a run and keep in its folder.
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
 _LOCK = ".lock"
-_RENAMED = {"loss_sum": "sums/loss", "right": "sums/accuracy"}  # in states that older versions have written
+_RENAMED = {"progress/loss_sum": "progress/sums/loss", "progress/right": "progress/sums/accuracy"}  # in older states
+
+
+class Finding(Record):
+    """What a file of a run's folder holds. One that another version has written may hold more."""
+
+    ignores_unknown: ClassVar[bool] = True
 
 
 class RunFolder:
@@ -47,8 +53,8 @@ class RunFolder:
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
         self.model, self.state = path / "model.safetensors", path / "state.safetensors"
         self.result = path / "result.json"
-        self._held: weakref.finalize[[Path, int], RunFolder] | None = None
-        self.users = 0  # contexts that hold the lock
+        self._release: weakref.finalize[[Path, int], RunFolder] | None = None
+        self._users = 0  # contexts that hold the lock
 
     @property
     def exists(self) -> bool:
@@ -68,80 +74,83 @@ class RunFolder:
         if self.path.exists() and not self.exists and any(file.name != _LOCK for file in self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
 
-    def start(self, config: Record, overwrite: bool) -> None:
+    def start(self, config: Settings, overwrite: bool) -> None:
         """Begin a new run here, where `check_free` allows it, and hold its lock."""
         self.check_free(overwrite)
-        try:
+        with ExitStack() as failing, self._writing():
+            failing.callback(self.unlock)
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
             for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
             config.write(self.config)
-        except BaseException as error:
-            self.unlock()
-            if isinstance(error, OSError):
-                raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
-            raise
+            failing.pop_all()
 
     def lock(self) -> None:
         """Claim the folder, or raise if another process trains in it.
 
         The lock is the kernel's: it ends with the process, however that ends, or with this object.
         """
-        if self._held is not None or fcntl is None:
+        if self._release is not None or fcntl is None:
             return
-        try:
+        with self._writing():
             handle = _take_lock(self.path / _LOCK)
-        except BlockingIOError:
-            raise IsoconvError(
-                f"{self.path} is in use: another process trains in it. Wait for it, or stop it first."
-            ) from None
-        except OSError as error:
-            raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
-        self._held = weakref.finalize(self, _release_lock, self.path / _LOCK, handle)
+        if handle is None:
+            raise IsoconvError(f"{self.path} is in use: another process trains in it. Wait for it, or stop it first.")
+        self._release = weakref.finalize(self, _release_lock, self.path / _LOCK, handle)
 
     def unlock(self) -> None:
         """Let others train here."""
-        if self._held is not None:
-            self._held()
-            self._held = None
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what a file system has to say into one line."""
+        try:
+            yield
+        except OSError as error:
+            raise IsoconvError(f"Cannot write the run to {self.path}: {error.strerror}.") from None
 
     # Going on -----------------------------------------------------------------------------------------------------
 
     def save(self, learner: "Learner") -> None:
         """Write the state after the updates so far; the sums of a part of an epoch go with it."""
-        progress = {
-            "done": torch.tensor(learner.done),
-            "seconds": torch.tensor(learner.seconds, dtype=torch.float64),
-            **{f"sums/{name}": value for name, value in learner.sums.items()},
-            "random/cpu": torch.get_rng_state(),
+        optimiser = learner.optimiser.state_dict()["state"]
+        tensors = {
+            "progress/done": torch.tensor(learner.done),
+            "progress/seconds": torch.tensor(learner.seconds, dtype=torch.float64),
+            "progress/random/cpu": torch.get_rng_state(),
+            **{f"progress/sums/{name}": value for name, value in learner.sums.items()},
+            **{f"model/{name}": value for name, value in learner.model.state_dict().items()},
+            **{
+                f"optimiser/{index}/{key}": torch.as_tensor(value)
+                for index, state in optimiser.items()
+                for key, value in state.items()
+                if value is not None
+            },
         }
         if learner.device.type == "cuda":
-            progress["random/cuda"] = torch.cuda.get_rng_state(learner.device)
-        tensors = {f"progress/{name}": value for name, value in progress.items()}
-        tensors |= {f"model/{name}": value for name, value in learner.model.state_dict().items()}
-        for index, state in learner.optimiser.state_dict()["state"].items():
-            for key, value in state.items():
-                if value is not None:
-                    tensors[f"optimiser/{index}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+            tensors["progress/random/cuda"] = torch.cuda.get_rng_state(learner.device)
         write_tensors(self.state, tensors)
 
     def load(self, learner: "Learner") -> None:
         """Go on where `save` left off; a run killed before its first save begins anew."""
         if self.state.exists():
-            tensors = read_tensors(self.state)
-            _load_state(tensors, learner.model, learner.optimiser)
-            progress = {_RENAMED.get(name, name): value for name, value in _under("progress/", tensors).items()}
+            tensors = {_RENAMED.get(name, name): value for name, value in read_tensors(self.state).items()}
             try:
-                learner.done, learner.seconds = int(progress["done"]), float(progress["seconds"])
+                learner.model.load_state_dict(_under("model/", tensors))
+                learner.done, learner.seconds = int(tensors["progress/done"]), float(tensors["progress/seconds"])
             except (KeyError, RuntimeError) as error:
-                raise IsoconvError(f"Expected the state of a run in {self.state}. Got another file: {error}.") from None
-            sums = sorted(_under("sums/", progress).items(), key=lambda item: item[0] != "loss")
+                reason = str(error).splitlines()[-1]
+                raise IsoconvError(f"Expected a saved state of this network in {self.state}. Got: {reason}") from None
+            _load_optimiser(learner.optimiser, _under("optimiser/", tensors))
+            sums = sorted(_under("progress/sums/", tensors).items(), key=lambda item: item[0] != "loss")
             learner.sums |= {name: value.to(learner.device) for name, value in sums}
-            learner.random_state = _under("random/", progress)
+            learner.random_state = _under("progress/random/", tensors)
         epochs = learner.done // learner.steps_per_epoch
-        lines = self.read_metrics()
-        kept = "".join(json.dumps(line) + "\n" for line in lines if line["epoch"] <= epochs)
+        kept = "".join(json.dumps(line) + "\n" for line in self.read_metrics() if line["epoch"] <= epochs)
         if self.metrics.exists() and self.metrics.read_text() != kept:  # cut off, or of epochs that are done again
             write_text(self.metrics, kept)
 
@@ -151,20 +160,15 @@ class RunFolder:
 
     def append_metrics(self, line: Mapping[str, float]) -> None:
         """Add the line of an epoch."""
-        try:
-            with self.metrics.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise IsoconvError(f"Cannot write {self.metrics}: {error.strerror}.") from None
+        with self._writing(), self.metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the lines of the epochs, up to one that a killed run may have left incomplete."""
         lines: list[dict[str, Any]] = []
-        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
-            try:
+        with suppress(ValueError):  # its epoch is done again
+            for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
                 lines.append(json.loads(line))
-            except ValueError:  # its epoch is done again
-                break
         return lines
 
     # Ending -------------------------------------------------------------------------------------------------------
@@ -175,15 +179,30 @@ class RunFolder:
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
 
-def _take_lock(file: Path) -> int:
-    """Return the handle of a file that is locked, or raise `BlockingIOError` if another process has locked it."""
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value
+    rates = [group["lr"] for group in optimiser.param_groups]
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate  # the very tensor that the schedule writes to: loading has put a copy in its place
+
+
+def _take_lock(file: Path) -> int | None:
+    """Return the handle of a file that is locked now, or None if another process has locked it."""
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)
-            raise
+            return None
         except OSError:  # a file system without locks
             return handle
         with suppress(FileNotFoundError):
@@ -201,18 +220,32 @@ def _release_lock(file: Path, handle: int) -> None:
 @contextmanager
 def locked(folders: Sequence[RunFolder]) -> Iterator[None]:
     """Hold the locks of all folders within this context, and the contexts around it, or raise if one is in use."""
-    held = []
-    try:
+
+    def leave(folder: RunFolder) -> None:
+        folder._users -= 1
+        if folder._users == 0:
+            folder.unlock()
+
+    with ExitStack() as held:
         for folder in folders:
             folder.lock()
-            folder.users += 1
-            held.append(folder)
+            folder._users += 1
+            held.callback(leave, folder)
         yield
-    finally:
-        for folder in held:
-            folder.users -= 1
-            if folder.users == 0:
-                folder.unlock()
+
+
+def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bool, overwrite: bool) -> None:
+    """Start a run per configuration; or resume those that are there, if they have the same one. All of them or none."""
+    if resume and not any(run.exists for run in runs):
+        raise IsoconvError(f"Expected a run to resume in {runs[0].path}. There is none.")
+    new = [(run, config) for run, config in zip(runs, configs, strict=True) if not (resume and run.exists)]
+    for run, config in zip(runs, configs, strict=True):
+        if (run, config) in new:
+            run.check_free(overwrite)
+        else:
+            config.require_same(run)
+    for run, config in new:
+        run.start(config, overwrite)
 
 
 def seeds_in(out: Path) -> list[int]:
@@ -246,26 +279,3 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     except RuntimeError:
         raise IsoconvError(f"Expected the weights of a {config.model} network in {folder.model}. Got others.") from None
     return model, config
-
-
-def _load_state(tensors: Mapping[str, Tensor], model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Put saved tensors into a model and an optimiser of the same kind."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in _under("optimiser/", tensors).items():
-        index, key = name.split("/", 1)
-        state.setdefault(int(index), {})[key] = value
-    try:
-        model.load_state_dict(_under("model/", tensors))
-    except RuntimeError as error:
-        raise IsoconvError(
-            f"Expected a saved state of this network. Got another: {str(error).splitlines()[-1]}"
-        ) from None
-    groups = optimiser.state_dict()["param_groups"]
-    rates = [group["lr"] for group in optimiser.param_groups]
-    optimiser.load_state_dict({"state": state, "param_groups": groups})
-    for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        group["lr"] = rate  # the very tensor that the schedule writes to: loading has put a copy in its place
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -19,9 +19,10 @@ from isoconv.errors import IsoconvError
 from isoconv.files import write_json
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Percent, Record, Size, require
+from isoconv.train.classifier import Radius, figures_of
 from isoconv.train.config import TrainConfig, default_epsilons
 from isoconv.train.distributed import choose_device
-from isoconv.train.run_folder import RunFolder, load_run, seeds_in
+from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
@@ -37,11 +38,10 @@ def _be_silent(title: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
-class LayerRecord(Record):
+class LayerRecord(Finding):
     """The proved Lipschitz bound of one layer."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("bound",)
-    ignores_unknown: ClassVar[bool] = True
 
     name: str
     kind: str
@@ -49,16 +49,15 @@ class LayerRecord(Record):
 
 
 @dataclass(frozen=True)
-class CertifiedRecord(Record):
+class CertifiedRecord(Finding):
     """What is proved of a run, as certified.json holds it. Accuracies are in percent, `robust` by radius."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound", "error_offset", "error_slope")
-    ignores_unknown: ClassVar[bool] = True
 
     seed: int
     images: Count
     clean: Percent
-    robust: dict[str, Percent]
+    robust: dict[Radius, Percent]
     lipschitz_bound: Size
     layers: tuple[LayerRecord, ...]
     arithmetic: str
@@ -75,14 +74,12 @@ class CertifiedRecord(Record):
 
 
 @dataclass(frozen=True)
-class AttackRecord(Record):
+class AttackRecord(Finding):
     """One attack with one budget, as a row of attacks.json. Accuracies are in percent.
 
     epsilon : None for the rounding search, whose budget is each image's own certified radius
     violations : how often the attack succeeded within an image's certified radius; anything but 0 disproves a certificate
     """
-
-    ignores_unknown: ClassVar[bool] = True
 
     seed: int
     attack: str
@@ -130,9 +127,10 @@ class TrainedRun:
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
         test = splits_of(self.config, folder, download).test
-        if count is not None and not 1 <= count <= len(test):
-            raise IsoconvError(f"Expected from 1 to {len(test)} images, as many as the test set has. Got {count}.")
-        return test if count is None else test.take(count)
+        if count is None:
+            return test
+        require(1 <= count <= len(test), f"from 1 to {len(test)} images, as many as the test set has", count)
+        return test.take(count)
 
     def certify(
         self,
@@ -150,10 +148,7 @@ class TrainedRun:
         certifier = accuracy.certifier
         record = CertifiedRecord(
             seed=self.config.seed,
-            images=len(accuracy.labels),
-            clean=accuracy.clean,
-            robust={str(radius): percent for radius, percent in accuracy.certified.items()},
-            lipschitz_bound=accuracy.lipschitz_bound,
+            **figures_of(accuracy),
             layers=tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers),
             arithmetic=certifier.arithmetic,
             criterion=certifier.criterion,
@@ -231,9 +226,12 @@ def open_runs(path: Path | str) -> list[TrainedRun]:
 
 def open_run(path: Path | str) -> TrainedRun:
     """Open a run of one seed."""
-    runs = open_runs(path)
+    return _only(open_runs(path))
+
+
+def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
     if len(runs) > 1:
-        raise IsoconvError(f"Expected a run of one seed. Got {len(runs)}: name one, {runs[0].folder}.")
+        raise IsoconvError(f"Expected a run of one seed{purpose}. Got {len(runs)}: name one, {runs[0].folder}.")
     return runs[0]
 
 
@@ -283,10 +281,8 @@ def certify_run(
     options : arithmetic and criterion of `Certifier`
     """
     device, runs, records = choose_device(device), open_runs(run), []
-    if certificate is not None and len(runs) > 1:
-        raise IsoconvError(
-            f"Expected a run of one seed for --certificate. Got {len(runs)}: name one, {runs[0].folder}."
-        )
+    if certificate is not None:
+        _only(runs, " for --certificate")
     data = runs[0].test_images(folder, download, images)
     for one in runs:
         accuracy, record = one.certify(data, epsilons, device=device, progress=progress, **options)
@@ -326,8 +322,8 @@ def attack_run(
     Attacks that only see decisions take the first 100 images unless `images` is given. The results must be given to
     `refuse_violations`: what breaks a certificate is a row like any other.
     """
-    if unknown := [name for name in names if name not in ATTACKS]:
-        raise IsoconvError(f"Expected --attack to be one of {', '.join(ATTACKS)}. Got {unknown[0]!r}.")
+    for name in names:
+        require(name in ATTACKS, f"--attack to be one of {', '.join(ATTACKS)}", repr(name))
     device, runs, records = choose_device(device), open_runs(run), []
     data = runs[0].test_images(folder, download, images)
     few = data.take(min(_FEW, len(data))) if images is None else data
@@ -349,7 +345,5 @@ def attack_run(
 
 def refuse_violations(records: Sequence[AttackRecord]) -> None:
     """Raise if an attack succeeded where the network is certified."""
-    if violations := sum(record.violations for record in records):
-        raise IsoconvError(
-            f"Expected no attack to succeed where the network is certified. Got {violations}: a certificate is false."
-        )
+    found = sum(record.violations for record in records)
+    require(found == 0, "no attack to succeed where the network is certified", f"{found}: a certificate is false")

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable
 
-from isoconv.errors import IsoconvError
-
 #: The factor in step `step` of `steps`, counted from 0, as a function of (step, steps, steps_per_epoch).
 Schedule = Callable[[int, int, int], float]
 
@@ -16,12 +14,3 @@ SCHEDULES: dict[str, Schedule] = {
     "cosine": lambda step, steps, steps_per_epoch: (1 + math.cos(math.pi * (step / steps))) / 2,
     "constant": lambda step, steps, steps_per_epoch: 1.0,
 }
-
-
-def schedule_factor(schedule: str | Schedule, step: int, steps: int, steps_per_epoch: int) -> float:
-    """Return what the learning rate is multiplied by in step `step` of `steps`."""
-    if isinstance(schedule, str):
-        if schedule not in SCHEDULES:
-            raise IsoconvError(f"Expected a schedule out of {', '.join(SCHEDULES)}. Got {schedule!r}.")
-        schedule = SCHEDULES[schedule]
-    return schedule(step, steps, steps_per_epoch)

@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.models.catalogue import MODELS
 from isoconv.nn import Scale
-from isoconv.nn.methods import METHODS, ORTHOGONALISATIONS
-from isoconv.records import Record
+from isoconv.nn.methods import METHODS
+from isoconv.records import Record, require
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
-from isoconv.train.config import OPTIMISERS, PRECISIONS, RECIPES
-from isoconv.train.engine import SETTINGS, fit
+from isoconv.train.config import NetworkSettings
+from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder
-from isoconv.train.schedules import SCHEDULES
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
-from isoconv.wasserstein.samples import REPEATS, PairBatches, Samples
+from isoconv.wasserstein.samples import FiniteSamples, Samples, require_one_shape
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
 
 #: The critics, each with the options that it alone uses.
@@ -34,61 +33,13 @@ CRITICS = {
 # soft, on the scale of the differences between distances there.
 _ANCHOR_SPREAD = 3.4
 _ANCHOR_HEAT = 0.02
-_PROJECTION = ("project_every", "project_iterations")
-
-
-class Settings(Record):
-    """Base of configurations, whose numbers are checked when they are made."""
-
-    counts: ClassVar[tuple[str, ...]] = ()
-    positive: ClassVar[tuple[str, ...]] = ()
-    choices: ClassVar[dict[str, Sequence[str]]] = {}
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            if getattr(self, name) not in allowed:
-                raise IsoconvError(f"Expected {name} to be one of {', '.join(allowed)}. Got {getattr(self, name)!r}.")
-        for name in self.counts:
-            if getattr(self, name) < 1:
-                raise IsoconvError(f"Expected {name} of at least 1. Got {getattr(self, name)}.")
-        for name in self.positive:
-            if not 0 < getattr(self, name) < math.inf:
-                raise IsoconvError(f"Expected {name} to be a positive number. Got {getattr(self, name)}.")
-        if not 0 <= self.seed < 2**32:
-            raise IsoconvError(f"Expected a seed from 0 to 2³² − 1. Got {self.seed}.")
-
-    def require_same(self, folder: RunFolder) -> None:
-        """Raise unless the run in the folder has this configuration."""
-        saved, wanted = type(self).read(folder.config).to_fields(), self.to_fields()
-        for name, value in wanted.items():
-            if saved[name] != value and name != "contents":
-                values = f"Got {name} {value}, where it has {saved[name]}."
-                raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
-        # Contents last, because what is held out depends on the options too.
-        for k, (then, now) in enumerate(zip(saved.get("contents", ()), wanted.get("contents", ()), strict=True)):
-            if then and then != now:
-                name = wanted[("first", "second")[k]]
-                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
-
-
-def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bool, overwrite: bool) -> None:
-    """Start a run per configuration; or resume those that are there, if they have the same one. All of them or none."""
-    if resume and not any(run.exists for run in runs):
-        raise IsoconvError(f"Expected a run to resume in {runs[0].path}. There is none.")
-    pairs = list(zip(runs, configs, strict=True))
-    new = [(run, config) for run, config in pairs if not (resume and run.exists)]
-    for run, config in pairs:
-        if (run, config) in new:
-            run.check_free(overwrite)
-        else:
-            config.require_same(run)
-    for run, config in new:
-        run.start(config, overwrite)
+_CPU = torch.device("cpu")
+_PASSES = 40  # over the smaller set of vectors, at most
+_LEAST_EPOCHS = 3  # of 100 updates: with fewer a critic has not learnt
 
 
 @dataclass(frozen=True)
-class CriticConfig(Settings):
+class CriticConfig(NetworkSettings):
     """All that is needed to repeat the training of one critic between two distributions; `config.json` holds it whole.
 
     model : dcgan, small, large for images; fc (orthogonal layers) or anchors (distances to learned points) for vectors
@@ -100,58 +51,47 @@ class CriticConfig(Settings):
     An epoch is `steps_per_epoch` updates, whatever the size of the data.
     """
 
-    counts = ("epochs", "steps_per_epoch", "batch_size", "width", "anchors", "upsample", *_PROJECTION)
+    counts = (*NetworkSettings.counts, "steps_per_epoch", "width", "anchors", "upsample")
     positive = ("lr", "scale")
-    choices = {  # noqa: RUF012
-        "model": tuple(CRITICS),
-        "conv": tuple(METHODS),
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **NetworkSettings.choices,
+        "model": CRITICS,
         "activation": FC_ACTIVATIONS,
-        "orthogonalisation": ORTHOGONALISATIONS,
-        "optimiser": tuple(OPTIMISERS),
-        "schedule": tuple(SCHEDULES),
-        "precision": tuple(PRECISIONS),
-        "recipe": tuple(RECIPES),
-        "repeats": tuple(REPEATS),
     }
+    not_compared = ("contents",)
 
     first: str
     second: str
     input_shape: tuple[int, ...]
     contents: tuple[str, str] = ("", "")
     model: str = "dcgan"
-    conv: str = "bcop"
-    activation: str = "maxmin"
     upsample: int = 1
     scale: float = 1.0
     width: int = 256
     depth: int = 3
     group_size: int = 8
     anchors: int = 512
-    orthogonalisation: str = "manifold"
-    optimiser: str = "steepest"
-    lr: float = 0.01
-    momentum: float = 0.9
-    schedule: str = "linear"
-    epochs: int = 100
     steps_per_epoch: int = 100
-    batch_size: int = 64
     pixel_range: tuple[float, float] | None = None
     whole: tuple[bool, bool] = (False, False)
     held_out: float = 0.25
     repeats: str = "either"
-    project_every: int = 100
-    project_iterations: int = 50
-    precision: str = "float32"
-    seed: int = 0
-    recipe: str = "default"
+    epochs: int = field(default=100, kw_only=True)
+    batch_size: int = field(default=64, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.held_out < 1:
-            raise IsoconvError(f"Expected a fraction between 0 and 1 to hold out. Got {self.held_out}.")
-        if len(self.input_shape) != 3 and (self.model in MODELS or self.upsample != 1):
-            purpose = f"for the critic {self.model}" if self.upsample == 1 else "to upsample"
-            raise IsoconvError(f"Expected images {purpose}. Got samples of shape {self.input_shape}.")
+        purpose = f"images for the critic {self.model}" if self.upsample == 1 else "images to upsample"
+        takes = len(self.input_shape) == 3 or (self.model not in MODELS and self.upsample == 1)
+        require(takes, purpose, f"samples of shape {self.input_shape}")
+
+    def require_same(self, folder: RunFolder) -> None:
+        """Raise unless the run in the folder has this configuration, and samples of the same contents."""
+        super().require_same(folder)  # first: what is held out depends on the options too
+        then = type(self).read(folder.config).contents
+        for name, old, new in zip((self.first, self.second), then, self.contents, strict=True):
+            if old and old != new:
+                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
 
 
 def critic_config(
@@ -189,6 +129,43 @@ def critic_config(
     return CriticConfig(first, second, shape, **{**settings, **changes})
 
 
+def choose_configs(
+    first: Samples, second: Samples, critic: str | None, pixels: Interval, settings: dict[str, Any]
+) -> list[CriticConfig]:
+    """Return the configuration of each critic to train, fitted to the samples where nothing else is asked for.
+
+    By default it is the paper's critic for images that it can take, and a smaller one for others. For vectors there are
+    two; settings that only one of them has ask for that one.
+    """
+    shape, names = first.shape, ["fc", "anchors"]
+    if critic is not None:
+        names = [critic]
+    elif len(shape) == 3:
+        divisor = math.gcd(*shape[1:])
+        names = ["dcgan" if divisor % 16 == 0 else "large" if divisor % 4 == 0 else "fc"]
+    elif "anchors" in settings:
+        names = ["anchors"]
+    elif settings.keys() & {"activation", "width", "depth", "lr", "optimiser"} or settings.get("recipe") == "paper":
+        names = ["fc"]
+    finite = [samples for samples in (first, second) if isinstance(samples, FiniteSamples)]
+    parts = [len(samples.train) for samples in finite if not samples.whole]
+    configs = []
+    for name in names:
+        config = critic_config(first.name, second.name, shape, name, **settings)
+        unused = sorted(settings.keys() & set[str]().union(*CRITICS.values()) - CRITICS[name])
+        require(not unused, f"options of the critic {name}", f"--{''.join(unused[:1])}, which it has no use for")
+        if "batch_size" not in settings:
+            config = replace(config, batch_size=min([config.batch_size, *(len(side.train) for side in finite)]))
+        if len(shape) != 3 and "epochs" not in settings and parts:
+            # A critic that sees few vectors too often learns them by heart, and its value on others falls.
+            passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
+            config = replace(config, epochs=min(config.epochs, max(_LEAST_EPOCHS, passes)))
+        changes = {"pixel_range": pixels} if len(shape) == 3 else {"scale": typical_scale(first, second, config)}
+        configs.append(replace(config, **changes))
+        next(PairBatches(first, second, config).epoch(0))  # raises if there are too few samples for a batch
+    return configs
+
+
 # The network ------------------------------------------------------------------------------------------------------
 
 
@@ -207,10 +184,9 @@ def make_critic(config: CriticConfig, first: Samples, second: Samples) -> nn.Mod
             critics = AnchorCritics(wells, peaks, _ANCHOR_HEAT * math.sqrt(features), steps)
             return nn.Sequential(nn.Flatten(), Scale(config.scale), critics)
         if config.model == "fc":
-            if config.conv == "standard":
-                raise IsoconvError("Expected an orthogonal method for the critic fc, such as bcop. Got standard.")
-            sizes = (config.width, config.depth, config.activation, config.group_size)
-            return FCCritic(features, *sizes, config.scale, config.orthogonalisation)
+            require(config.conv != "standard", "an orthogonal method for the critic fc, such as bcop", config.conv)
+            names = ("width", "depth", "activation", "group_size", "scale", "orthogonalisation")
+            return FCCritic(features, **{name: getattr(config, name) for name in names})
         channels, height, width = config.input_shape
         shape = (channels, height * config.upsample, width * config.upsample)
         options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
@@ -226,12 +202,10 @@ def _starting_points(samples: Samples, purpose: str, config: CriticConfig) -> Te
 
 
 def training_samples(samples: Samples, config: CriticConfig, purpose: str, count: int) -> Tensor:
-    """Return about `count` flattened float32 samples out of training batches, on the CPU."""
-    batch = min(config.batch_size, count)
-    steps = -(-count // batch)
-    batches = samples.batches(config.seed, 0, steps, batch, purpose, torch.device("cpu"))
-    values = torch.cat(list(itertools.islice(batches, steps)))[:count]
-    return as_values(values, config.pixel_range, torch.float32).flatten(1)
+    """Return `count` flattened float32 samples out of training batches, on the CPU."""
+    size = min(config.batch_size, count)
+    batches = samples.batches(config.seed, 0, -(-count // size), size, purpose, _CPU)
+    return as_values(torch.cat(list(batches))[:count], config.pixel_range, torch.float32).flatten(1)
 
 
 def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> float:
@@ -241,12 +215,32 @@ def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> floa
     """
     both = torch.cat([training_samples(samples, config, "scale", 1024).double() for samples in (first, second)])
     spread = float((both - both.mean(dim=0)).square().mean().sqrt())
-    if not 2.0**-500 < spread < 2.0**500:
-        raise IsoconvError(f"Expected samples that differ. Got a standard deviation of {spread:g}.")
+    require(2.0**-500 < spread < 2.0**500, "samples that differ", f"a standard deviation of {spread:g}")
     return 2.0 ** -round(math.log2(spread)) * (4 if config.model == "fc" else 1)
 
 
 # Training ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PairBatches:
+    """Batches (xs, ys) of two distributions: `pairs.epoch(e)` iterates over those of epoch e."""
+
+    first: Samples
+    second: Samples
+    config: CriticConfig
+    device: torch.device = _CPU
+
+    def __post_init__(self) -> None:
+        require_one_shape(self.first, self.second)
+
+    def __len__(self) -> int:
+        return self.config.steps_per_epoch
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        settings = self.config.seed, epoch, self.config.steps_per_epoch, self.config.batch_size
+        sides = (self.first, "first"), (self.second, "second")
+        return zip(*(side.batches(*settings, name, self.device) for side, name in sides), strict=True)
 
 
 @dataclass(frozen=True)
@@ -299,6 +293,14 @@ class DistanceBound(WassersteinBound):
         better = f" The critic is {self.model}, the better one of {' and '.join(self.critics)}." if self.critics else ""
         return super().__str__() + better
 
+    @classmethod
+    def best_of(cls, bounds: Sequence[Self], confidence: float) -> Self:
+        """Return the best of several bounds that hold at once with this confidence."""
+        figures = {bound.model: CriticFigures(bound.estimate, bound.lower) for bound in bounds}
+        seconds = sum(bound.train_seconds for bound in bounds)
+        best = max(bounds, key=lambda bound: bound.lower)
+        return replace(best, confidence=confidence, train_seconds=seconds, critics=figures)
+
 
 @dataclass(frozen=True, eq=False)
 class TrainedCritic:
@@ -331,28 +333,25 @@ def train_critics(
 
     The configurations may differ in all but the data and the number of updates; on a GPU critics train side by side.
     """
-    target = torch.device(device)
+    target, trained = torch.device(device), []
     models = list(critics or (make_critic(config, first, second) for config in configs))
-    pairs = [PairBatches(first, second, c.batch_size, c.steps_per_epoch, seed=c.seed, device=target) for c in configs]
-    tasks, optimisers = map(CriticTask, configs), [config.optimiser for config in configs]
-    settings = {name: getattr(configs[0], name) for name in SETTINGS}
-    settings |= {"lr": [config.lr for config in configs], "schedule": [config.schedule for config in configs]}
-    fits = fit(models, pairs, list(tasks), optimisers, folder=folders, device=target, **settings, **training)
-    trained = []
+    pairs = [PairBatches(first, second, config, target) for config in configs]
+    own = {name: [getattr(config, name) for config in configs] for name in ("optimiser", "lr", "schedule")}
+    training |= configs[0].training | own
+    fits = fit(models, pairs, [CriticTask(config) for config in configs], folder=folders, device=target, **training)
     judging: dict[str, Any] = {"confidence": confidence, "method": method, "units": units}
     judging |= {"whole": (first.whole, second.whole), "group": (first.group, second.group)}
-    notes = [side.repeated for side in (first, second) if side.repeated]
+    judging["value_range"] = value_range or configs[0].pixel_range
     for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
         critic = _best_column(models[k].eval(), config, first, second, target)
-        xs, ys = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
-        judging["value_range"] = config.pixel_range if value_range is None else value_range
-        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(xs, ys)]
+        judged = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
+        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(*judged)]
         bound = min(bounds, key=lambda bound: bound.lower)
         reported = ("first", "second", "model", "conv", "activation", "recipe", "seed")
-        facts = bound.to_fields() | {name: getattr(config, name) for name in reported}
-        facts |= {"warnings": (*bound.warnings, *notes), "updates": fitted.updates}
-        facts |= {"train_seconds": fitted.seconds, "replicas": len(configs), "device": device_name(target)}
-        result = DistanceBound(**facts, torch=torch.__version__)
+        facts = vars(bound) | {name: getattr(config, name) for name in reported}
+        facts["warnings"] = (*bound.warnings, *filter(None, (first.repeated, second.repeated)))
+        facts |= {"updates": fitted.updates, "train_seconds": fitted.seconds, "replicas": len(configs)}
+        result = DistanceBound(**facts, device=device_name(target), torch=torch.__version__)
         if folders is not None:
             folders[k].finish(critic, result.to_fields())
         trained.append(TrainedCritic(critic, result))

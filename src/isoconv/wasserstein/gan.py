@@ -18,12 +18,13 @@ from isoconv.data.seeds import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes
 from isoconv.models.generator import Discriminator, Generator
+from isoconv.records import require
 from isoconv.train.classifier import device_name
+from isoconv.train.config import Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, open_runs
 from isoconv.wasserstein.bound import as_values
-from isoconv.wasserstein.critic import Settings, open_runs
 from isoconv.wasserstein.samples import read_images
 
 _SECONDS_BETWEEN_GRIDS = 10.0
@@ -50,14 +51,12 @@ class GanConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 2:
-            raise IsoconvError(f"Expected a batch of at least 2 images, to normalise over. Got {self.batch_size}.")
+        require(self.batch_size >= 2, "a batch of at least 2 images, to normalise over", self.batch_size)
 
     @classmethod
     def read(cls, path: Path) -> "GanConfig":
         fields = read_json(path)
-        if fields.get("kind") != cls.kind:
-            raise IsoconvError(f"Expected the run of a generator in {path.parent}. Got a run of another kind.")
+        require(fields.get("kind") == cls.kind, f"the run of a generator in {path.parent}", "a run of another kind")
         return cls.from_fields(fields, str(path))
 
 
@@ -150,21 +149,13 @@ def train_gan(
     Beside what every run's folder holds there is `samples.png`, a grid of images from fixed noise. `training` says how to
     resume, stop and save; see `fit`.
     """
+    if folder.state.exists() and any(name.startswith("generator/") for name in read_tensors(folder.state)):
+        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: begin again (--overwrite).")
     gan, target = Gan(config), torch.device(device)
-    (fitted,) = fit(
-        [gan],
-        [GanBatches(gan, images, target)],
-        None,
-        gan.make_optimiser,
-        epochs=config.epochs,
-        lr=config.lr,
-        schedule="constant",
-        update=update_gan,
-        folder=[folder],
-        device=target,
-        observer=_GridWriter(observer, gan, folder.path / "samples.png"),
-        **training,
-    )
+    training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
+    training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
+    batches = GanBatches(gan, images, target)
+    (fitted,) = fit([gan], [batches], None, gan.make_optimiser, folder=[folder], **training)
     result = {"data": config.data, "epochs": config.epochs, "seed": config.seed, "train_seconds": fitted.seconds}
     folder.finish(gan.generator, result | {"device": device_name(target), "torch": torch.__version__})
     return gan.generator
@@ -192,8 +183,7 @@ def train_generator(
     watch : is called with the number of updates and those already done, and returns what shows the progress
     """
     device = choose_device(device)
-    if resume and overwrite:
-        raise IsoconvError("Expected --resume or --overwrite. Got both.")
+    require(not (resume and overwrite), "--resume or --overwrite", "both")
     size = 64 if data == "stl10" and size is None else size
     images = read_images(data, files, download=download, size=size, channels=channels, progress=progress)
     config, run = GanConfig(data, images.shape, **settings), RunFolder(folder)
@@ -207,8 +197,7 @@ def train_generator(
 def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     """Return the generator of a finished run, and its configuration."""
     folder = RunFolder(Path(path))
-    if not folder.exists:
-        raise IsoconvError(f"Expected the run of a generator in {path}. There is no {folder.config.name} in it.")
+    require(folder.exists, f"the run of a generator in {path}", f"no {folder.config.name} there")
     config = GanConfig.read(folder.config)
     if not folder.model.exists():
         raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Go on: --resume.")
@@ -222,11 +211,11 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
 
 def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     """Write images (N, C, H, W) with values in [−1, 1] as one PNG, row by row, two black pixels apart."""
-    missing = -len(images) % columns
-    pixels = nn.functional.pad(((images + 1) * 127.5).round().clamp(0, 255), (0, 2, 0, 2, 0, 0, 0, missing))
-    _, channels, height, width = pixels.shape
-    rows = pixels.reshape(-1, columns, channels, height, width).permute(0, 3, 1, 4, 2)
-    sheet = rows.reshape(-1, columns * width, channels)[:-2, :-2].to(torch.uint8).numpy()
+    pixels = nn.functional.pad(
+        ((images + 1) * 127.5).round().clamp(0, 255), (0, 2, 0, 2, 0, 0, 0, -len(images) % columns)
+    )
+    rows = pixels.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)
+    sheet = rows.flatten(2, 3).flatten(0, 1)[:-2, :-2].to(torch.uint8).numpy()
     buffer = io.BytesIO()
-    import_pillow().fromarray(sheet[..., 0] if channels == 1 else sheet).save(buffer, format="PNG")
+    import_pillow().fromarray(sheet.squeeze(2) if sheet.shape[2] == 1 else sheet).save(buffer, format="PNG")
     write_bytes(path, buffer.getvalue())

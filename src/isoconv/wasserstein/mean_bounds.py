@@ -63,23 +63,23 @@ def student_quantile(probability: float, degrees: float) -> float:
     return z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))
 
 
-def standard_error(first: Tensor | None, second: Tensor | None) -> tuple[float, float]:
-    """Return the standard error of a difference of two means, and Welch's degrees of freedom.
+def standard_error(*samples: Tensor) -> tuple[float, float]:
+    """Return the standard error of a sum or difference of means, and Welch's degrees of freedom.
 
-    None stands for a mean that is known exactly.
+    A mean that is known exactly is left out.
     """
-    parts = [(float(v.double().var()) / len(v), len(v)) for v in (first, second) if v is not None]
+    parts = [(float(values.double().var()) / len(values), len(values)) for values in samples]
     total = sum(variance for variance, _ in parts)
     spread = sum(variance**2 / (n - 1) for variance, n in parts)
     return math.sqrt(total), total**2 / spread if spread else math.inf
 
 
-def tail_weight(first: Tensor | None, second: Tensor | None) -> float:
-    """Return Lyapunov's ratio of a difference of two means: Σ|xᵢ|³ / (Σ xᵢ²)^(3/2), x the deviations as they enter it.
+def tail_weight(*samples: Tensor) -> float:
+    """Return Lyapunov's ratio of a difference of means: Σ|xᵢ|³ / (Σ xᵢ²)^(3/2), x the deviations as they enter it.
 
     By Berry and Esseen the error of a normal approximation is at most about half of it. It is 1.6/√n for normal values,
     and 1 where a single observation makes all of the variance.
     """
-    parts = [(v.double() - v.double().mean()).abs() / len(v) for v in (first, second) if v is not None]
+    parts = [(values.double() - values.double().mean()).abs() / len(values) for values in samples]
     cubes, squares = (sum(float(part.pow(power).sum()) for part in parts) for power in (3, 2))
     return cubes / squares**1.5 if squares > 0 else 0.0

@@ -20,9 +20,8 @@ not, the choice of the split depends on the rows, and the risk may double at wor
 import hashlib
 from collections.abc import Callable, Iterator
 from copy import copy as copy_of
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,9 +34,11 @@ from isoconv.data.seeds import epoch_generator
 from isoconv.data.stream import fits
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
+from isoconv.records import require
+from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
 
+Batches = Iterator[Tensor]
 Draw = Callable[[int, torch.Generator], Tensor]
-Interval = tuple[float, float]
 
 #: What rows that occur more than once may be, and what follows.
 REPEATS = {
@@ -45,43 +46,39 @@ REPEATS = {
     "copies": "each distinct one counts once",
     "draws": "each counts as an independent draw",
 }
-_KINDS = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or the run folder of a generator"
 
 
-class Samples(Protocol):
-    """One distribution.
+class Samples:
+    """One distribution: what critics are trained on, and what they are judged by.
 
     whole : whether the samples are the whole distribution
     group : how many consecutive samples depend on each other
+    observations : the number of independent observations that it is judged by, or None if it is judged by all there is
     repeated : one line for the user on samples that repeat others, if there are any
     """
 
     name: str
     shape: tuple[int, ...]
-    whole: bool
-    group: int
-    repeated: str
-
-    @property
-    def observations(self) -> int | None:
-        """The number of independent observations that it is judged by, or None if it is judged by all there is."""
+    observations: int | None
+    whole, group, repeated = False, 1, ""
 
     def fingerprint(self) -> str:
         """Return a hash of all samples and of which of them are held out, or "" if there is no end of them."""
+        return ""
 
-    def batches(
-        self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
-    ) -> Iterator[Tensor]:
+    def batches(self, seed: int, epoch: int, steps: int, size: int, purpose: str, device: torch.device) -> Batches:
         """Yield the training batches of an epoch, which depend on (seed, epoch, purpose) alone."""
+        raise NotImplementedError
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
         """Return what a critic is judged by; a second set if repeated rows may be copies, see Note [Repeated rows].
 
         No training batch holds any of it, unless it is the whole distribution.
         """
+        raise NotImplementedError
 
 
-class FiniteSamples:
+class FiniteSamples(Samples):
     """A finite set of samples, in memory.
 
     Either the set is the distribution (`whole`): critics train on all of it and are judged by all of it. Or it is a sample
@@ -100,42 +97,40 @@ class FiniteSamples:
         side: str = "",
         repeats: str = "either",
     ) -> None:
-        if len(values) < (1 if whole else 2):
-            raise IsoconvError(f"Expected at least {1 if whole else 2} samples in {name}. Got {len(values)}.")
-        if not 0 < held_out < 1:
-            raise IsoconvError(f"Expected a fraction between 0 and 1 to hold out. Got {held_out}.")
-        if repeats not in REPEATS:
-            raise IsoconvError(f"Expected repeats to be one of {', '.join(REPEATS)}. Got {repeats!r}.")
-        self.name, self.shape, self.whole, self.group = name, tuple(values.shape[1:]), whole, 1
-        self.train = values
-        self.readings: tuple[Tensor, ...] = (values,)
-        self.repeated = ""
-        if whole:
-            return
+        least = 1 if whole else 2
+        require(len(values) >= least, f"at least {least} samples in {name}", len(values))
+        require(0 < held_out < 1, "a fraction between 0 and 1 to hold out", held_out)
+        require(repeats in REPEATS, f"repeats to be one of {', '.join(REPEATS)}", repr(repeats))
+        self.name, self.shape, self.whole = name, tuple(values.shape[1:]), whole
+        split = (values, (values,)) if whole else self._split(values, held_out, seed, side, repeats)
+        self.train, self.readings = split
+        self.observations = None if whole else min(map(len, self.readings))
+
+    def _split(
+        self, values: Tensor, held_out: float, seed: int, side: str, repeats: str
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the rows to train on, and those held out: once for each reading of rows that repeat others."""
         hashes = _hash_rows(values, f"{seed} {side}")
         first = {key: row for row, key in reversed(list(enumerate(hashes)))}
         if len(first) < len(values):
             row = next(row for row, key in enumerate(hashes) if first[key] != row)
-            count = f"{len(values) - len(first):,} of {len(values):,} samples in {name}"
+            count = f"{len(values) - len(first):,} of {len(values):,} samples in {self.name}"
             example = f"row {row} repeats row {first[hashes[row]]}"
             self.repeated = f"{count} repeat others ({example}): {REPEATS[repeats]}."
             if repeats == "copies":
                 values = values[sorted(first.values())]
+                require(len(values) > 1, f"at least 2 distinct samples in {self.name}", len(values))
         order = torch.randperm(len(values), generator=epoch_generator(seed, 0, f"held out {side}"))
         held = min(max(round(held_out * len(values)), 1), len(values) - 1)
-        train, self.readings = order[held:], (values[order[:held]],)
-        if self.repeated and repeats == "either":
-            limit = int(held_out * 2**64).to_bytes(8, "big")
-            train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
-            distinct = values[[first[key] for key in sorted(first) if key < limit]]
-            self.readings = (*self.readings, distinct)
-            if not 0 < len(distinct) < len(first):
-                raise IsoconvError(f"Expected more distinct samples, so that some can be held out. {self.repeated}")
-        self.train = values[train]
-
-    @property
-    def observations(self) -> int | None:
-        return None if self.whole else min(map(len, self.readings))
+        train, held_rows = order[held:], values[order[:held]]
+        if not self.repeated or repeats != "either":
+            return values[train], (held_rows,)
+        limit = int(held_out * 2**64).to_bytes(8, "big")
+        train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
+        distinct = values[[first[key] for key in sorted(first) if key < limit]]
+        if not 0 < len(distinct) < len(first):
+            raise IsoconvError(f"Expected more distinct samples, so that some can be held out. {self.repeated}")
+        return values[train], (held_rows, distinct)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
@@ -143,13 +138,9 @@ class FiniteSamples:
             digest.update(part.contiguous().cpu().numpy().data)
         return digest.hexdigest()
 
-    def batches(
-        self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
-    ) -> Iterator[Tensor]:
-        per_pass = len(self.train) // batch_size
-        if per_pass == 0:
-            least = f"at least {batch_size} samples to train on (--batch-size) in {self.name}"
-            raise IsoconvError(f"Expected {least}. Got {len(self.train)}.")
+    def batches(self, seed: int, epoch: int, steps: int, size: int, purpose: str, device: torch.device) -> Batches:
+        per_pass = len(self.train) // size
+        require(per_pass > 0, f"at least {size} samples to train on (--batch-size) in {self.name}", len(self.train))
         if fits(self.train.nbytes, device):
             self.train = self.train.to(device)
         current, order = -1, torch.empty(0)
@@ -158,8 +149,8 @@ class FiniteSamples:
                 current = step // per_pass
                 order = torch.randperm(len(self.train), generator=epoch_generator(seed, current, f"{purpose} order"))
                 order = order.to(self.train.device)
-            start = step % per_pass * batch_size
-            yield self.train.index_select(0, order[start : start + batch_size]).to(device)
+            start = step % per_pass * size
+            yield self.train.index_select(0, order[start : start + size]).to(device)
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
         return self.readings
@@ -178,42 +169,33 @@ def _hash_rows(values: Tensor, key: str) -> list[bytes]:
     return [hashlib.blake2b(row.data, digest_size=16, key=key.encode()[:64]).digest() for row in rows.numpy()]
 
 
-class DrawnSamples:
+class DrawnSamples(Samples):
     """A distribution that can be drawn from without end; critics are judged by `count` fresh draws.
 
-    batch : draw that many at a time, which depend on each other; by default all draws are independent
+    batch : that many are drawn at a time and depend on each other; 1: all draws are independent
     """
 
-    def __init__(
-        self, name: str, shape: tuple[int, ...], draw: Draw, count: int = 6400, batch: int | None = None
-    ) -> None:
-        if batch is not None and count < batch:
-            raise IsoconvError(f"Expected at least one batch of {batch} samples from {name}. Got {count}.")
-        self.name, self.shape, self.draw, self.batch = name, shape, draw, batch
-        self.whole, self.group, self.repeated = False, batch or 1, ""
-        self.count = count - count % self.group
+    observations: int
 
-    @property
-    def observations(self) -> int | None:
-        return self.count // self.group
+    def __init__(self, name: str, shape: tuple[int, ...], draw: Draw, count: int = 6400, batch: int = 1) -> None:
+        require(count >= batch, f"at least one batch of {batch} samples from {name}", count)
+        self.name, self.shape, self.draw, self.group, self.observations = name, shape, draw, batch, count // batch
 
-    def fingerprint(self) -> str:
-        return ""
-
-    def batches(
-        self, seed: int, epoch: int, steps: int, batch_size: int, purpose: str, device: torch.device
-    ) -> Iterator[Tensor]:
+    def batches(self, seed: int, epoch: int, steps: int, size: int, purpose: str, device: torch.device) -> Batches:
         random = epoch_generator(seed, epoch, f"{purpose} draws", device)
-        drawn = self.draw(self.batch or batch_size, random)
+        at_once = self.group if self.group > 1 else size
+        drawn = self.draw(at_once, random)
         for _ in range(steps):
-            while len(drawn) < batch_size:
-                drawn = torch.cat([drawn, self.draw(self.batch or batch_size, random)])
-            yield drawn[:batch_size]
-            drawn = drawn[batch_size:]
+            while len(drawn) < size:
+                drawn = torch.cat([drawn, self.draw(at_once, random)])
+            yield drawn[:size]
+            drawn = drawn[size:]
 
     def judged(self, seed: int, purpose: str, device: torch.device) -> tuple[Tensor, ...]:
-        random, size = epoch_generator(seed, 0, f"{purpose} judged", device), self.batch or self.count
-        return (torch.cat([self.draw(size, random).cpu() for _ in range(self.count // size)]),)
+        random = epoch_generator(seed, 0, f"{purpose} judged", device)
+        at_once = self.group if self.group > 1 else self.observations
+        draws = range(self.observations * self.group // at_once)
+        return (torch.cat([self.draw(at_once, random).cpu() for _ in draws]),)
 
 
 class GeneratedSamples(DrawnSamples):
@@ -223,14 +205,9 @@ class GeneratedSamples(DrawnSamples):
     """
 
     def __init__(
-        self,
-        name: str,
-        generator: Generator,
-        *,
-        count: int = 6400,
-        batch: int = 64,
-        pixel_range: Interval = (-1.0, 1.0),
+        self, name: str, generator: Generator, count: int = 6400, batch: int = 64, pixel_range: Interval = BYTES_RANGE
     ) -> None:
+        require(batch > 1, "a batch of at least 2 images, which the generator normalises over", batch)
         low, high = pixel_range
 
         @torch.no_grad()
@@ -241,35 +218,12 @@ class GeneratedSamples(DrawnSamples):
         super().__init__(name, generator.image_shape, draw, count, batch)
 
 
-@dataclass(frozen=True, eq=False)
-class PairBatches:
-    """Batches (xs, ys) of two distributions: `pairs.epoch(e)` iterates over those of epoch e."""
-
-    first: Samples
-    second: Samples
-    batch_size: int
-    steps_per_epoch: int
-    seed: int = 0
-    device: torch.device | str = "cpu"
-
-    def __post_init__(self) -> None:
-        require_one_shape(self.first, self.second)
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch
-
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        settings, device = (self.seed, epoch, self.steps_per_epoch, self.batch_size), torch.device(self.device)
-        xs, ys = self.first.batches(*settings, "first", device), self.second.batches(*settings, "second", device)
-        return zip(xs, ys, strict=True)
-
-
 def require_one_shape(first: Samples, second: Samples) -> None:
     """Raise if the two distributions do not live in one space."""
     if first.shape != second.shape:
         hint = " (--size, --channels)" if len(first.shape) == len(second.shape) == 3 else ""
-        first_kind, second_kind = (f"{_describe(side.shape)} in {side.name}" for side in (first, second))
-        raise IsoconvError(f"Expected two distributions of one shape{hint}. Got {first_kind} and {second_kind}.")
+        kinds = " and ".join(f"{_describe(side.shape)} in {side.name}" for side in (first, second))
+        raise IsoconvError(f"Expected two distributions of one shape{hint}. Got {kinds}.")
 
 
 def _describe(shape: tuple[int, ...]) -> str:
@@ -297,40 +251,62 @@ def read_images(
         splits = load_splits(base, folder, size=size, channels=channels, download=download)
         return splits.test if part == "test" else splits.train
     if not path.is_dir():
+        kinds = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or the run folder of a generator"
         reason = "is a file" if path.exists() else "does not exist"
-        raise IsoconvError(f"Expected {_KINDS}. Got {name!r}, which {reason}.")
+        raise IsoconvError(f"Expected {kinds}. Got {name!r}, which {reason}.")
     paths = list(pictures_in(path))
-    if not paths:
-        raise IsoconvError(f"Expected images ({', '.join(ENDINGS)}) in {path} or its sub-folders. Got none.")
+    require(bool(paths), f"images ({', '.join(ENDINGS)}) in {path} or its sub-folders", "none")
     images = read_pictures(paths, size, channels, progress)
     return ImageSet(images, torch.zeros(len(images), dtype=torch.int64), ("image",), name)
 
 
-def read_array(path: Path) -> NDArray[Any]:
+def read_samples(
+    source: str | Path | Tensor | NDArray[Any] | ImageSet,
+    name: str,
+    pixels: Interval = BYTES_RANGE,
+    reading: dict[str, Any] | None = None,
+    **split: Any,
+) -> FiniteSamples:
+    """Return a finite set: a data set or its name, a folder of images, a .npy file, or what is in memory.
+
+    Images (N, C, H, W) are bytes, or numbers in `pixels`. `reading` is for `read_images`, `split` for `FiniteSamples`.
+    """
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        source = _read_array(path) if path.suffix.lower() == ".npy" else read_images(str(source), **reading or {})
+    values = source.images if isinstance(source, ImageSet) else source
+    known = isinstance(values, (Tensor, np.ndarray))
+    require(known, "samples, or the name of a data set or a file", type(source).__name__)
+    if values.ndim != 4:
+        values = _check_vectors(values.detach().cpu().numpy() if isinstance(values, Tensor) else values, name)
+    else:
+        values = torch.as_tensor(values)
+        check_range(values, pixels, name)
+    return FiniteSamples(name, values, **split)
+
+
+def _read_array(path: Path) -> NDArray[Any]:
     """Read a .npy file, which may hold no pickles."""
     try:
         array = np.load(path, allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            raise ValueError(f"it holds a {type(array).__name__}")
-        return array
     except FileNotFoundError:
         raise IsoconvError(f"Expected a .npy file of vectors. Got {path}, which does not exist.") from None
     except (OSError, ValueError, EOFError) as error:
         reason = " ".join(str(error).split())
         raise IsoconvError(f"Expected a .npy file of numbers. Got {path}, which cannot be read: {reason}") from None
+    require(isinstance(array, np.ndarray), f"an array in {path}", type(array).__name__)
+    return array
 
 
-def check_vectors(array: NDArray[Any], name: str) -> Tensor:
+def _check_vectors(array: NDArray[Any], name: str) -> Tensor:
     """Return the rows of a two-dimensional array of finite numbers as float64."""
-    if array.dtype.kind not in "biuf":
-        raise IsoconvError(f"Expected an array of real numbers in {name}. Got {array.dtype}.")
-    if array.ndim != 2 or 0 in array.shape:
-        raise IsoconvError(f"Expected a two-dimensional array in {name}, one vector per row. Got shape {array.shape}.")
+    require(array.dtype.kind in "biuf", f"an array of real numbers in {name}", array.dtype)
+    shaped = array.ndim == 2 and 0 not in array.shape
+    require(shaped, f"a two-dimensional array in {name}, one vector per row", f"shape {array.shape}")
     values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
-    wrong = torch.nonzero(~values.isfinite().all(dim=1)).flatten()
-    if len(wrong):
-        rows = f"{len(wrong)} of {len(values)} rows, the first of them row {int(wrong[0])}"
-        raise IsoconvError(f"Expected finite numbers in {name}. Got NaN or infinity in {rows}.")
-    if (largest := float(values.abs().max())) > 1e8:
-        raise IsoconvError(f"Expected numbers up to 1e8 in {name}. Got {largest:g}: scale them first.")
+    wrong = torch.nonzero(~values.isfinite().all(dim=1)).flatten().tolist()
+    rows = f"in {len(wrong)} of {len(values)} rows (first: row {min(wrong, default=0)})"
+    require(not wrong, f"finite numbers in {name}", f"NaN or infinity {rows}")
+    largest = float(values.abs().max())
+    require(largest <= 1e8, f"numbers up to 1e8 in {name}: scale them first", f"{largest:g}")
     return values

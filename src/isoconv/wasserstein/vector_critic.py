@@ -5,9 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.certify.rules import Node, Rounding, Rule, register
+from isoconv.linalg.rounding import mul_up, sqrt_up
 from isoconv.nn import GroupSort, MaxMin, OrthogonalLinear, Scale
 from isoconv.nn.methods import ACTIVATIONS
+from isoconv.records import require
 
 FC_ACTIVATIONS = (*ACTIVATIONS, "groupsort")
 _OFFSET_UNIT = 0.125  # offsets move an eighth as fast as anchors; a power of two, so that the product is exact
@@ -30,15 +32,13 @@ class FCCritic(nn.Sequential):
         scale: float = 1.0,
         orthogonalisation: str = "manifold",
     ) -> None:
-        if depth < 0 or width < 1:
-            raise IsoconvError(f"Expected a depth of at least 0 and a width of at least 1. Got {depth} and {width}.")
-        if activation not in FC_ACTIVATIONS:
-            raise IsoconvError(f"Expected activation to be one of {', '.join(FC_ACTIVATIONS)}. Got {activation!r}.")
+        sizes = "a depth of at least 0 and a width of at least 1"
+        require(depth >= 0 and width >= 1, sizes, f"{depth} and {width}")
+        require(activation in FC_ACTIVATIONS, f"activation to be one of {', '.join(FC_ACTIVATIONS)}", repr(activation))
         group_size = 2 if activation == "maxmin" else group_size
-        if activation != "relu" and depth and (group_size < 2 or width % group_size):
-            raise IsoconvError(f"Expected a group size of at least 2 that divides the width {width}. Got {group_size}.")
-        layers: list[nn.Module] = [nn.Flatten()]
-        layers += [Scale(scale)] if scale != 1 else []
+        divides = activation == "relu" or not depth or (group_size >= 2 and width % group_size == 0)
+        require(divides, f"a group size of at least 2 that divides the width {width}", group_size)
+        layers: list[nn.Module] = [nn.Flatten(), Scale(scale)] if scale != 1 else [nn.Flatten()]
         for _ in range(depth):
             layers.append(OrthogonalLinear(features, width, orthogonalisation=orthogonalisation))
             sort = MaxMin() if group_size == 2 else GroupSort(group_size)
@@ -60,10 +60,10 @@ class NearestAnchor(nn.Module):
 
     def __init__(self, anchors: Tensor, sign: int = 1, heat: float = 0.0, steps: int = 1) -> None:
         super().__init__()
-        if anchors.dim() != 2 or 0 in anchors.shape:
-            raise IsoconvError(f"Expected anchors as a matrix (number, features). Got shape {tuple(anchors.shape)}.")
-        if sign not in (1, -1) or not heat >= 0 or steps < 1:
-            raise IsoconvError(f"Expected a sign of ±1, a heat ≥ 0 and steps ≥ 1. Got {sign}, {heat} and {steps}.")
+        shape = tuple(anchors.shape)
+        require(len(shape) == 2 and 0 not in shape, "anchors as a matrix (number, features)", f"shape {shape}")
+        possible = sign in (1, -1) and heat >= 0 and steps >= 1
+        require(possible, "a sign of ±1, a heat ≥ 0 and steps ≥ 1", f"{sign}, {heat} and {steps}")
         self.anchors = nn.Parameter(anchors.detach().clone())
         self.raw_offsets = nn.Parameter(torch.zeros_like(self.anchors[:, 0]))
         self.sign, self.heat, self.steps = sign, heat, steps
@@ -74,18 +74,38 @@ class NearestAnchor(nn.Module):
         return self.raw_offsets * _OFFSET_UNIT
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or self.heat == 0:
             # Directly: the fast way, by a product of matrices, loses half of the digits next to an anchor.
             exact = torch.cdist(x, self.anchors, compute_mode="donot_use_mm_for_euclid_dist")
             return self.sign * (exact + self.offsets).amin(dim=1, keepdim=True)
-        if self.heat == 0:
-            return self.sign * (_distances(x, self.anchors) + self.offsets).amin(dim=1, keepdim=True)
         with torch.no_grad():
             self.temperature.sub_(self.heat / self.steps).clamp_(min=self.heat * 1e-3)
         return self.sign * _SoftMinimum.apply(x, self.anchors, self.offsets, self.temperature.clone())  # type: ignore[no-any-return,no-untyped-call]
 
     def extra_repr(self) -> str:
         return f"{self.anchors.shape[0]} anchors, {self.anchors.shape[1]} features, sign {self.sign:+d}"
+
+
+def _anchor_bound(node: Node) -> float:
+    """Return 1: each ‖x − aₖ‖ + bₖ is 1-Lipschitz, and so is their minimum, and minus it."""
+    require(node.module.sign in (1, -1), "anchors with a sign of ±1", node.module.sign)
+    return 1.0
+
+
+def _anchor_rounding(node: Node, bound: float, arithmetic: str) -> Rounding:
+    """Return the rounding of ‖h − a‖ + b by D differences, squares, a sum, a root and the offset's sum.
+
+    It is relative, γ of 2D + 8, to a size that is at most ‖h‖ + ‖a‖ + |b|. Squares may underflow: then that much, and the
+    root of it.
+    """
+    module, features = node.module, node.input_shape[0]
+    assert isinstance(module, NearestAnchor)
+    lengths = torch.linalg.vector_norm(module.anchors.double(), dim=1) + module.offsets.double().abs()
+    size = mul_up(float(lengths.max()), 1 + 1e-6)
+    return Rounding(2 * features + 7, constant=size, vanished=mul_up(2.0**-510, sqrt_up(float(features))))
+
+
+register(NearestAnchor, Rule(_anchor_bound, _anchor_rounding, tensors=("anchors", "raw_offsets", "temperature")))
 
 
 class AnchorCritics(nn.Module):

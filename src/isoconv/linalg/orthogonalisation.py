@@ -1,8 +1,8 @@
 """Orthogonalisation: the polar factor of a matrix, exactly, by Björck's steps, or about.
 
-    polar               converged, with its exact gradient
-    bjorck              the paper's own (its appendix "Orthogonalization Procedure"), differentiated through every step
-    approximate_polar   a few steps, for a direction of descent
+    polar     converged, with its exact gradient
+    bjorck    the paper's own (its appendix "Orthogonalization Procedure"), differentiated through every step
+    descend   a few steps, for a direction of descent
 
 For a tall A = U S with UᵀU = I and S = (AᵀA)^½, U = A (AᵀA)^(−½). Everything here is matrix products, so that it batches
 and runs at full speed on a GPU, and most of it happens on the small n×n Gram matrix.
@@ -21,8 +21,8 @@ p(x) = ax + bx³ + cx⁵ that minimises max |1 − p| over [l, u] does far bette
 for the interval that is left, again and again, is the best composition of them.
 """
 
-from functools import lru_cache
-from math import ceil, log
+from functools import lru_cache, reduce
+from math import ceil, inf, log
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import (
+    SERIES,
     Function,
     add_product,
     as_tall,
@@ -39,12 +40,12 @@ from isoconv.linalg.matrices import (
     gram_residual,
     identity_like,
     inverse_sqrt_correction,
-    inverse_sqrt_growth,
     largest_entry,
     matmul_precision,
     orthonormality_tolerance,
     scaled_to_one,
 )
+from isoconv.records import require
 
 _LOWEST = 0.05  # one pass lifts singular values from here to 1
 _HEADROOM = 1.01  # keeps the spectrum inside the interval for which the minimax polynomials were made
@@ -64,57 +65,44 @@ def polar(matrix: Tensor) -> Tensor:
 
 def polar_value(matrix: Tensor) -> Tensor:
     """The polar factor without a gradient, in full precision whatever autocast and TF32 say."""
-    with matmul_precision(matrix, "highest"):
-        return _polar_value(matrix)
-
-
-def _polar_value(matrix: Tensor) -> Tensor:
     tall, wide = as_tall(matrix.detach())
-    if tall.dtype not in (torch.float32, torch.float64):
-        raise IsoconvError(f"Expected float32 or float64, the precisions this converges in. Got {tall.dtype}.")
+    shape, precise = tuple(matrix.shape), tall.dtype in (torch.float32, torch.float64)
+    require(precise, "float32 or float64, the precisions this converges in", tall.dtype)
     if tall.numel() == 0:
         return matrix.detach().clone()
-    given = tall = scaled_to_one(tall)
-    tolerance = orthonormality_tolerance(tall)
-    last = float("inf")
-    passes = 0
-    while passes <= _most_passes(tall):
-        residual = gram_residual(tall)
-        size = float(frobenius(residual).amax())
-        if not size < float("inf"):
-            raise IsoconvError(f"Expected finite numbers. Got NaN or infinity in a matrix {tuple(matrix.shape)}.")
-        if size <= tolerance or (last <= 64 * tolerance and size >= last / 2):  # or rounding allows no more
-            if passes > 1 and _is_rank_deficient(given, tall):
-                break
-            return tall.mT if wide else tall
-        if last < 0.5 and size >= last / 2:
-            raise IsoconvError(f"Expected {tall.dtype} arithmetic. Got products too coarse to converge: {size:.1e}.")
-        if size < 0.5:
-            tall, last = add_product(tall, tall, inverse_sqrt_correction(residual, order=3)), size
-        else:
-            tall, passes = _gram_pass(tall, residual), passes + 1
-    raise IsoconvError(
-        f"Expected a matrix of full rank. Got one of shape {tuple(matrix.shape)} that is rank-deficient in {tall.dtype}."
-    )
+    with matmul_precision(matrix, "highest"):
+        given = tall = scaled_to_one(tall)
+        tolerance = orthonormality_tolerance(tall)
+        last, passes = inf, 0
+        # Enough passes for any condition number up to 1/eps, and three to spare.
+        while passes <= ceil(log(torch.finfo(tall.dtype).eps) / log(_LOWEST)) + 3:
+            residual = gram_residual(tall)
+            size = float(frobenius(residual).amax())
+            require(size < inf, "finite numbers", f"NaN or infinity in a matrix {shape}")
+            if size <= tolerance or (last <= 64 * tolerance and size >= last / 2):  # or rounding allows no more
+                if passes > 1 and _is_rank_deficient(given, tall):
+                    break
+                return tall.mT if wide else tall
+            converges = last >= 0.5 or size < last / 2
+            require(converges, f"{tall.dtype} arithmetic", f"products too coarse to converge: {size:.1e}")
+            if size < 0.5:
+                tall, last = add_product(tall, tall, inverse_sqrt_correction(residual, order=3)), size
+            else:
+                tall, passes = _gram_pass(tall, residual), passes + 1
+    raise IsoconvError(f"Expected a matrix of full rank. Got one {shape} that is rank-deficient in {tall.dtype}.")
 
 
 def _gram_pass(tall: Tensor, residual: Tensor) -> Tensor:
     """A Z(AᵀA) for singular values of A up to 1. See Note [Gram passes]."""
     eye = identity_like(residual)
     gram = (eye - residual) / _HEADROOM**2
-    total: Tensor | None = None
+    steps = []
     for a, b, c in minimax_schedule(_LOWEST / _HEADROOM):
         step = add_product(a * eye + b * gram, gram, gram, c)
-        total = step if total is None else total @ step
         gram = step @ gram @ step
         gram = (gram + gram.mT) / 2  # they commute in exact arithmetic; left alone, the asymmetry would grow
-    assert total is not None
-    return tall @ (total / _HEADROOM)
-
-
-def _most_passes(tall: Tensor) -> int:
-    """Enough for any condition number up to 1/eps, and three to spare."""
-    return ceil(log(torch.finfo(tall.dtype).eps) / log(_LOWEST)) + 3
+        steps.append(step)
+    return tall @ (reduce(torch.matmul, steps) / _HEADROOM)
 
 
 def _is_rank_deficient(given: Tensor, factor: Tensor) -> bool:
@@ -172,31 +160,25 @@ def bjorck(
     of A and the same gradient, at a fraction of the cost for very rectangular matrices. By default it does so from an
     aspect ratio of 2 on. Works in the precision of the input; batches over leading dimensions.
     """
-    if iterations < 0 or order < 1:
-        raise IsoconvError(f"Expected iterations ≥ 0 and order ≥ 1. Got {iterations} and {order}.")
+    require(iterations >= 0 and order >= 1, "iterations ≥ 0 and order ≥ 1", f"{iterations} and {order}")
     tall, wide = as_tall(matrix)
     if scale and tall.numel():
         tall = scaled_to_one(tall)
-    if gram_space is None:
-        gram_space = tall.shape[-2] >= 2 * tall.shape[-1]
-    result = _in_gram_space(tall, iterations, order) if gram_space else _in_full_space(tall, iterations, order)
-    return result.mT if wide else result
+    if tall.shape[-2] >= 2 * tall.shape[-1] if gram_space is None else gram_space:
+        tall = _iterate_in_gram_space(tall, iterations, order)
+    else:
+        for _ in range(iterations):
+            tall = add_product(tall, tall, inverse_sqrt_correction(gram_residual(tall), order))
+    return tall.mT if wide else tall
 
 
-def _in_full_space(tall: Tensor, iterations: int, order: int) -> Tensor:
-    for _ in range(iterations):
-        tall = add_product(tall, tall, inverse_sqrt_correction(gram_residual(tall), order))
-    return tall
-
-
-def _in_gram_space(tall: Tensor, iterations: int, order: int) -> Tensor:
+def _iterate_in_gram_space(tall: Tensor, iterations: int, order: int) -> Tensor:
     """A_k = A Z_k with Z_k a polynomial of AᵀA; both Z_k and A_kᵀA_k = Z_k AᵀA Z_k live in the small space.
 
     A step multiplies small singular values by Σ coefficients, and the Gram matrix's rounding by its square. So after as
     many steps as make that 20, A itself is multiplied, and its Gram matrix made anew. See Note [Gram passes] in `polar`.
     """
-    growth = inverse_sqrt_growth(order)
-    at_once = max(1, int(log(20) / log(growth)))
+    at_once = max(1, int(log(20) / log(sum(SERIES[: order + 1]))))
     for done in range(0, iterations, at_once):
         residual = gram_residual(tall)
         eye = total = identity_like(residual)
@@ -212,48 +194,27 @@ def _in_gram_space(tall: Tensor, iterations: int, order: int) -> Tensor:
 # About: the direction of steepest descent -----------------------------------------------------------------------------
 
 
-def approximate_polar(matrix: Tensor, steps: int = 3) -> Tensor:
-    """About U Vᵀ for each matrix U Σ Vᵀ of a batch (…, m, n), by `steps` minimax quintics; never looks at the numbers.
-
-    The direction of steepest descent under the operator norm (the paper's Lemma "Steepest descent by matrix 2-norm").
-    Unlike `polar`, a few steps are enough: a direction need not be orthonormal to the last bit, and a singular value
-    that is a thirtieth of the largest says little anyway.
-    A zero matrix stays zero. Works in the precision of its input; may be captured in a CUDA graph or compiled.
-    """
-    if matrix.numel() == 0:
-        return matrix
-    tall, root, scale, wide = _factors(matrix, steps)
-    with matmul_precision(tall, "high"):
-        result = tall @ (root * scale)
-    return result.mT if wide else result
-
-
 def descend(point: Tensor, matrix: Tensor, rate: float | Tensor, steps: int = 3) -> None:
-    """point −= rate · approximate_polar(matrix), in place, without the direction ever being in memory.
+    """point −= rate · U Vᵀ, about, for each matrix U Σ Vᵀ of a batch; in place, the direction is never in memory.
 
-    Both are one matrix (m, n) or a batch (b, m, n), of one dtype.
+    The direction of steepest descent under the operator norm (the paper's Lemma "Steepest descent by matrix 2-norm"), by
+    `steps` minimax quintics. Unlike `polar`, a few are enough: a direction need not be orthonormal to the last bit, and a
+    singular value that is a thirtieth of the largest says little anyway. A zero matrix moves nothing. Both are one matrix
+    (m, n) or a batch (b, m, n), of one dtype, in whose precision this works; never looks at the numbers, so that it may be
+    captured in a CUDA graph or compiled.
     """
     if matrix.numel() == 0:
         return
-    tall, root, scale, wide = _factors(matrix, steps)
-    root = root * (scale * rate).to(root.dtype)
-    left, right = (root.mT, tall.mT) if wide else (tall, root)
-    with matmul_precision(tall, "high"):
-        if point.dim() == 2:
-            point.addmm_(left, right, alpha=-1)
-        else:
-            point.baddbmm_(left, right, alpha=-1)
-
-
-def _factors(matrix: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """A tall matrix, a small one and its scale, whose product is the direction, and whether that is to be transposed."""
     tall, wide = as_tall(matrix)
     tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
+    # A direction may be off by ten bits; the Gram matrix of a small one may not.
     with matmul_precision(tall, "highest"):
         gram = tall.mT @ tall
-    # A direction may be off by ten bits; the Gram matrix of a small one may not.
     with matmul_precision(tall, "high"):
-        return tall, *_inverse_root(gram, steps), wide
+        root, scale = _inverse_root(gram, steps)
+        root = root * (scale * rate).to(root.dtype)
+        left, right = (root.mT, tall.mT) if wide else (tall, root)
+        (point.addmm_ if point.dim() == 2 else point.baddbmm_)(left, right, alpha=-1)
 
 
 def _inverse_root(gram: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -285,8 +246,7 @@ def minimax_schedule(lowest: float, target: float = 1e-4, steps: int | None = No
 
     With `steps`, exactly that many, whatever they reach.
     """
-    if not 0 < lowest <= 1:
-        raise IsoconvError(f"Expected the lowest singular value to be in (0, 1]. Got {lowest}.")
+    require(0 < lowest <= 1, "the lowest singular value to be in (0, 1]", lowest)
     low, high = lowest, 1.0
     schedule: list[Quintic] = []
     while len(schedule) < steps if steps is not None else max(high - 1, 1 - low) > target:

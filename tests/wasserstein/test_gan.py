@@ -1,0 +1,222 @@
+"""The WGAN-GP: the paper's two networks, its two updates, stopping and going on, and what its folder holds."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from isoconv.errors import IsoconvError
+from isoconv.files import write_tensors
+from isoconv.models.generator import Discriminator, Generator
+from isoconv.train.engine import Stopped
+from isoconv.train.run_folder import RunFolder
+from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, load_generator, train_gan, update_gan, write_grid
+from train.toys import Watcher, stop_after, toy, toy_config
+
+CONFIG = GanConfig("toy", (1, 8, 8), epochs=2, batch_size=16)
+IMAGES = toy(96)
+CPU = torch.device("cpu")
+
+
+def trained(path, config=CONFIG, **options):
+    folder = RunFolder(path)
+    if not options.get("resume"):
+        folder.start(config, overwrite=False)
+    return train_gan(config, folder, IMAGES, options.pop("observer", Watcher()), **options)
+
+
+def parameters(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+# The networks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (1, 28, 28), (3, 8, 12)])
+def test_shapes_and_ranges_and_weights_that_begin_small(shape):
+    torch.manual_seed(0)
+    generator, discriminator = Generator(shape), Discriminator(shape)
+    images = generator(generator.noise(5, torch.Generator().manual_seed(0))).detach()
+    assert images.shape == (5, *shape) and float(images.abs().max()) <= 1
+    assert discriminator(images).shape == (5, 1)
+    for module in (*generator, *discriminator):
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
+            assert float(module.bias.detach().abs().max()) == 0
+            if module.weight.numel() > 1000:
+                assert float(module.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+
+
+def test_the_papers_parameter_counts_at_64_and_its_settings():
+    """Linear 62→1024→32·16·16, deconvolutions 32→64→3; convolutions 3→64→32, linear 1024, 1; batch normalisation."""
+    generator = 62 * 1024 + 1024 + 2 * 1024 + 1024 * 8192 + 8192 + 2 * 8192
+    generator += 32 * 64 * 16 + 64 + 2 * 64 + 64 * 3 * 16 + 3
+    discriminator = 3 * 64 * 16 + 64 + 64 * 32 * 16 + 32 + 2 * 32 + 8192 * 1024 + 1024 + 2 * 1024 + 1024 + 1
+    assert len(parameters(Generator((3, 64, 64)))) == generator
+    assert len(parameters(Discriminator((3, 64, 64)))) == discriminator
+    config = GanConfig("stl10", (3, 64, 64))
+    assert (config.epochs, config.batch_size, config.critic_steps, config.penalty) == (128, 64, 5, 50.0)
+    assert (config.lr, config.beta1, config.beta2) == (2e-4, 0.5, 0.999)
+
+
+def test_an_image_depends_on_its_batch_in_evaluation_too():
+    torch.manual_seed(0)
+    generator = Generator((1, 8, 8)).eval()
+    noise = generator.noise(8, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together, half = generator(noise), generator(noise[:4])
+        assert not torch.allclose(together[:4], half, atol=1e-4)
+        assert torch.equal(together, generator.train()(noise))
+    assert not list(generator.buffers())
+
+
+def test_noise_is_uniform_and_comes_from_the_generator_alone():
+    generator = Generator((1, 8, 8))
+    first, again = (generator.noise(1000, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, again) and first.shape == (1000, 62)
+    assert float(first.min()) >= 0 and float(first.max()) < 1 and float(first.mean()) == pytest.approx(0.5, abs=0.01)
+
+
+# The updates ------------------------------------------------------------------------------------------------------
+
+
+def test_five_updates_of_the_discriminator_to_one_of_the_generator():
+    gan, batches = Gan(CONFIG), GanBatches(Gan(CONFIG), IMAGES, CPU)
+    optimiser = gan.make_optimiser(gan.parameters(), torch.tensor(0.0))
+    for k, batch in enumerate(itertools.chain(batches.epoch(0), batches.epoch(1)), start=1):
+        before = parameters(gan.generator), parameters(gan.discriminator)
+        update_gan(gan, optimiser, *batch)
+        assert torch.equal(before[0], parameters(gan.generator)) == (k % 5 != 0)
+        assert not torch.equal(before[1], parameters(gan.discriminator))
+    assert k == 12
+
+
+def test_the_discriminators_gradients_are_those_of_the_penalised_loss():
+    """By hand, on one batch: the difference, and the penalty with the gradient at mixtures of real and fake."""
+    gan, same = Gan(CONFIG).eval(), Gan(CONFIG).eval()
+    images, noise, share = next(GanBatches(gan, IMAGES, CPU).epoch(0))
+    update_gan(gan, torch.optim.SGD(gan.parameters(), 0.0), images, noise, share)
+
+    real = images.float() / 127.5 - 1
+    fake = same.generator(noise).detach()
+    mixed = (share * real + (1 - share) * fake).requires_grad_(True)
+    real_mean, fake_mean = same.discriminator(real).mean(), same.discriminator(fake).mean()
+    slopes = torch.autograd.grad(same.discriminator(mixed).sum(), mixed, create_graph=True)[0]
+    loss = fake_mean - real_mean + 50 * (slopes.flatten(1).norm(dim=1) - 1).square().mean()
+    loss.backward()
+    for name, p in same.discriminator.named_parameters():
+        torch.testing.assert_close(gan.discriminator.get_parameter(name).grad, p.grad, atol=1e-4, rtol=1e-3)
+    assert all(p.grad is None for p in gan.generator.parameters())
+
+
+def test_the_noise_of_a_step_depends_on_the_seed_and_the_step_alone():
+    epochs = [list(GanBatches(Gan(CONFIG), IMAGES, CPU).epoch(k)) for k in (0, 1, 1)]
+    assert all(torch.equal(x, y) for one, two in zip(*epochs[1:], strict=True) for x, y in zip(one, two, strict=True))
+    assert not torch.equal(epochs[0][0][1], epochs[1][0][1])
+    assert [len(batch) for batch in epochs[0] + epochs[1]] == [3, 3, 3, 3, 4] * 2 + [3, 3]
+
+
+def test_it_learns_to_imitate():
+    """Pictures whose left half is bright: the generator's become like that, from none of it."""
+    noise = torch.randint(0, 60, (16, 1, 8, 8), generator=torch.Generator().manual_seed(0))
+    pictures = (noise + 180 * (torch.arange(8) < 4)).to(torch.uint8)
+    gan = Gan(replace(CONFIG, lr=2e-3, penalty=1.0, critic_steps=2))  # in a hurry
+    optimiser = gan.make_optimiser(gan.parameters(), torch.tensor(0.0))
+
+    def left_minus_right():
+        with torch.no_grad():
+            images = gan.generator(gan.generator.noise(64, torch.Generator().manual_seed(0)))
+        return float(images[..., :4].mean() - images[..., 4:].mean())
+
+    assert abs(left_minus_right()) < 0.1
+    for _, *noise in itertools.chain(*map(GanBatches(gan, IMAGES, CPU).epoch, range(25))):
+        update_gan(gan, optimiser, pictures, *noise)
+    assert left_minus_right() > 0.4  # theirs is 1.4
+
+
+# Runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [3, 6, 8])
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(stop, tmp_path):
+    whole = trained(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        trained(tmp_path / "cut", should_stop=stop_after(stop))
+    resumed = trained(tmp_path / "cut", resume=True)
+    assert torch.equal(parameters(whole), parameters(resumed))
+    lines = [[line["difference"] for line in RunFolder(tmp_path / run).read_metrics()] for run in ("whole", "cut")]
+    assert lines[0] == lines[1] and len(lines[0]) == 2
+
+
+def test_the_folder_of_a_finished_run(tmp_path):
+    watcher, names = Watcher(), ("config.json", "metrics.jsonl", "model.safetensors", "result.json")
+    generator = trained(tmp_path / "run", observer=watcher)
+    assert watcher.steps == 12 and [report.epoch for report in watcher.reports] == [1, 2]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*names, "state.safetensors", "samples.png"}
+    with Image.open(tmp_path / "run" / "samples.png") as sheet:
+        assert sheet.size == (8 * 10 - 2, 8 * 10 - 2) and sheet.mode == "L"
+    loaded, config = load_generator(tmp_path / "run")
+    assert config == CONFIG and torch.equal(parameters(loaded), parameters(generator))
+
+
+def test_the_seed_decides(tmp_path):
+    first, again, other = (
+        parameters(trained(tmp_path / str(k), replace(CONFIG, epochs=1, seed=seed))) for k, seed in enumerate((0, 0, 1))
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_a_grid_has_each_image_in_its_place(tmp_path):
+    images = torch.linspace(-1, 1, 5)[:, None, None, None].expand(5, 3, 4, 6).clone()
+    images[:, 1:] = -1
+    write_grid(tmp_path / "grid.png", images, columns=3)
+    with Image.open(tmp_path / "grid.png") as sheet:
+        pixels = np.array(sheet)
+    assert pixels.shape == (2 * 6 - 2, 3 * 8 - 2, 3)
+    for k, level in enumerate((0, 64, 128, 191, 255)):
+        top, left = k // 3 * 6, k % 3 * 8
+        assert (abs(pixels[top : top + 4, left : left + 6, 0].astype(int) - level) <= 1).all()
+    assert pixels[..., 1:].max() == 0 and pixels[4:6].max() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.png"]
+
+
+# What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_other_runs_are_no_generators(tmp_path):
+    RunFolder(tmp_path / "classifier").start(toy_config(), overwrite=False)
+    RunFolder(tmp_path / "begun").start(CONFIG, overwrite=False)
+    for name, word in (("classifier", "another kind"), ("nothing", "config.json"), ("begun", "not finished")):
+        with pytest.raises(IsoconvError, match=word):
+            load_generator(tmp_path / name)
+
+
+def test_states_that_cannot_be_resumed(tmp_path):
+    trained(tmp_path / "run", replace(CONFIG, epochs=1))
+    state = tmp_path / "run" / "state.safetensors"
+    write_tensors(state, {"progress/done": torch.tensor(3), "generator/model/0.weight": torch.zeros(2)})
+    with pytest.raises(IsoconvError, match=r"older isoconv.*--overwrite"):
+        trained(tmp_path / "run", replace(CONFIG, epochs=1), resume=True)
+    state.write_bytes(b"garbage")
+    with pytest.raises(IsoconvError, match=r"state\.safetensors"):
+        trained(tmp_path / "run", replace(CONFIG, epochs=1), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: replace(CONFIG, epochs=0), "epochs"),
+        (lambda: replace(CONFIG, batch_size=1), "batch"),
+        (lambda: replace(CONFIG, lr=0.0), "lr"),
+        (lambda: replace(CONFIG, seed=-1), "seed"),
+        (lambda: Generator((3, 30, 32)), "30×32"),
+        (lambda: Discriminator((3, 30, 32)), "30×32"),
+        (lambda: Generator((3, 32)), "input_shape"),
+    ],
+)
+def test_refused(call, word):
+    with pytest.raises(IsoconvError, match=word):
+        call()
