@@ -64,6 +64,26 @@ def check(*arguments: Any) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+DROP = object()
+
+
+def put(*changes: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of a table: (path, value, path, value, …). A value may be a function of what is there, or DROP."""
+
+    def change(table: dict[str, Any]) -> None:
+        for path, value in zip(changes[::2], changes[1::2], strict=True):
+            target: Any = table
+            *steps, last = (int(step) if step.lstrip("-").isdigit() else step for step in path.split("."))
+            for step in steps:
+                target = target[step]
+            if value is DROP:
+                del target[last]
+            else:
+                target[last] = value(target[last]) if callable(value) else value
+
+    return change
+
+
 def up(value: Any) -> float:
     """The smallest float that is not below a number (of mpmath, a fraction or a float)."""
     nearest = float(value)
@@ -79,65 +99,62 @@ def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
             yield prefix + name, child
 
 
-def settings(module: nn.Module) -> dict[str, Any]:
-    dimensions = int(type(module).__name__[-2]) if type(module).__name__[-2:] in ("1d", "2d") else 0
+def settings(module: nn.Module, axes: int = 3) -> dict[str, Any]:
+    """The settings of version 2, of a module whose input has so many axes."""
+    name = type(module).__name__
+    dimensions = int(name[-2]) if name[-2:] in ("1d", "2d") else 0
 
-    def each(value: Any, count: int = dimensions) -> list[int]:
-        return list(value) if isinstance(value, (tuple, list)) else [value] * count
+    def each(*names: str) -> dict[str, list[int]]:
+        values = {name: getattr(module, name) for name in names}
+        return {k: list(v) if isinstance(v, (tuple, list)) else [v] * dimensions for k, v in values.items()}
+
+    def pairs(flat: Sequence[int]) -> list[list[int]]:
+        return [list(flat[n : n + 2]) for n in range(0, len(flat), 2)][::-1]
 
     match module:
         case nn.Conv1d() | nn.Conv2d():
-            lists = {name: each(getattr(module, name)) for name in ("stride", "padding", "dilation")}
-            return {**lists, "groups": module.groups, "padding_mode": module.padding_mode}
-        case nn.CircularPad1d() | nn.CircularPad2d() | nn.ZeroPad1d() | nn.ZeroPad2d():
-            return {"padding": each(module.padding, 2 * dimensions)}
+            padding = {"padding": pairs(module._reversed_padding_repeated_twice)}
+            return each("stride", "dilation") | padding | {k: getattr(module, k) for k in ("groups", "padding_mode")}
         case nn.MaxPool1d() | nn.MaxPool2d():
-            return {n: each(getattr(module, n)) for n in ("kernel_size", "stride", "padding", "dilation")}
+            return each("kernel_size", "stride", "padding", "dilation") | {"ceil_mode": module.ceil_mode}
         case nn.AvgPool1d() | nn.AvgPool2d():
-            return {n: each(getattr(module, n)) for n in ("kernel_size", "stride", "padding")}
+            divisor = getattr(module, "divisor_override", None)
+            flags = {"ceil_mode": module.ceil_mode, "count_include_pad": module.count_include_pad}
+            return each("kernel_size", "stride", "padding") | flags | {"divisor_override": divisor}
         case nn.Flatten():
-            return {"start_dim": module.start_dim, "end_dim": module.end_dim}
+            return {"start_dim": module.start_dim % (axes + 1), "end_dim": module.end_dim % (axes + 1)}
+        case nn.Unflatten():
+            return {"dim": module.dim, "unflattened_size": list(module.unflattened_size)}
         case nn.PixelUnshuffle():
-            return {"downscale_factor": module.downscale_factor}
+            return {"factor": module.downscale_factor}
         case nn.PixelShuffle():
-            return {"upscale_factor": module.upscale_factor}
+            return {"factor": module.upscale_factor}
         case Scale():
             return {"factor": module.factor.hex()}
-    return {"group_size": module.group_size} if type(module).__name__ == "GroupSort" else {}
-
-
-def settings_2(module: nn.Module, shape: Sequence[int]) -> dict[str, Any]:
-    """The settings of version 2: those of version 1 spelt out, and those of more kinds."""
-    found = settings(module)
-    match module:
-        case nn.Conv1d() | nn.Conv2d():
-            flat = list(module._reversed_padding_repeated_twice)
-            found["padding"] = [flat[n : n + 2] for n in range(0, len(flat), 2)][::-1]
-        case nn.MaxPool1d() | nn.MaxPool2d():
-            found["ceil_mode"] = module.ceil_mode
-        case nn.AvgPool1d() | nn.AvgPool2d():
-            found |= {"ceil_mode": module.ceil_mode, "count_include_pad": module.count_include_pad,
-                      "divisor_override": getattr(module, "divisor_override", None)}  # fmt: skip
-        case nn.Flatten():
-            found = {name: value % (len(shape) + 1) for name, value in found.items()}
-        case nn.Unflatten():
-            found = {"dim": module.dim, "unflattened_size": list(module.unflattened_size)}
-        case nn.PixelUnshuffle() | nn.PixelShuffle():
-            found = {"factor": next(iter(found.values()))}
-        case nn.Hardtanh() if type(module) is nn.Hardtanh:
-            found = {"min_val": float(module.min_val).hex(), "max_val": float(module.max_val).hex()}
+        case nn.Hardtanh() if name == "Hardtanh":
+            return {"min_val": float(module.min_val).hex(), "max_val": float(module.max_val).hex()}
         case nn.LeakyReLU():
-            found = {"negative_slope": module.negative_slope.hex()}
+            return {"negative_slope": module.negative_slope.hex()}
         case nn.BatchNorm1d() | nn.BatchNorm2d():
-            found = {"eps": module.eps.hex()}
+            return {"eps": module.eps.hex()}
         case nn.Upsample():
-            found = {"factors": [int(module.scale_factor)] * (len(shape) - 1)}
-    if "Pad" in type(module).__name__:
-        flat = list(module.padding)
-        found = {"padding": [flat[n : n + 2] for n in range(0, len(flat), 2)][::-1]}
-        if "Constant" in type(module).__name__:
-            found["value"] = float(module.value).hex()
-    return found
+            return {"factors": [int(module.scale_factor)] * (axes - 1)}
+    if "Pad" in name:
+        value = {"value": float(module.value).hex()} if "Constant" in name else {}
+        return {"padding": pairs(module.padding), **value}
+    return {"group_size": module.group_size} if name == "GroupSort" else {}
+
+
+def settings_1(kind: str, new: dict[str, Any]) -> dict[str, Any]:
+    """The settings of version 1, which had fewer: padding is a list of numbers, and nothing is said that was fixed."""
+    old = {name: v for name, v in new.items() if name not in ("ceil_mode", "count_include_pad", "divisor_override")}
+    if kind.startswith("Conv"):
+        old["padding"] = [before for before, _ in new["padding"]]
+    elif "Pad" in kind:
+        old["padding"] = [number for pair in new["padding"][::-1] for number in pair]
+    elif kind.startswith("Pixel"):
+        old = {"upscale_factor" if kind == "PixelShuffle" else "downscale_factor": new["factor"]}
+    return old
 
 
 def without_bias(module: nn.Module, x: Tensor) -> Tensor:
@@ -445,8 +462,8 @@ class Certificate:
             "classes": classes,
             "weights_sha256": weights_hash(model.state_dict()),
             "layers": [
-                {"name": layer.name, "kind": type(layer.module).__name__, "settings": settings(layer.module),
-                 "lipschitz": layer.norm.hex()}
+                {"name": layer.name, "kind": type(layer.module).__name__,
+                 "settings": settings(layer.module, len(layer.shape)), "lipschitz": layer.norm.hex()}
                 for layer in self.layers
             ],
             "lipschitz": up(mpmath.fprod(layer.norm for layer in self.layers)).hex(),
@@ -458,16 +475,14 @@ class Certificate:
         self.model_file = folder / "model.safetensors"
         self.save_model()
         self.version = version
-        if version == 2:
-            self._upgrade()
-
-    def _upgrade(self) -> None:
-        """Make it a certificate of version 2; the table's "images" are its lines."""
+        if version == 1:
+            for layer in self.table["layers"]:
+                layer["settings"] = settings_1(layer["kind"], layer["settings"])
+            return
         del self.table["claim"]
         nodes = self.table.pop("layers")
-        for before, node, layer in zip([None, *nodes], nodes, self.layers, strict=False):
-            inputs = ["input" if before is None else before["name"]]
-            node |= {"module": layer.name, "inputs": inputs, "settings": settings_2(layer.module, layer.shape)}
+        for before, node in zip(["input", *(node["name"] for node in nodes)], nodes, strict=False):
+            node |= {"module": node["name"], "inputs": [before]}
         needs = any(isinstance(layer.module, (nn.Tanh, nn.Sigmoid)) for layer in self.layers)
         self.table |= {"version": 2, "isoconv": "test", "nodes": nodes, "output": nodes[-1]["name"],
                        "assumptions": ["elementary functions err by at most 8 units in the last place"] * needs}  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from check.certificate_maker import CLAIM, Certificate, check, weights_hash
+from check.certificate_maker import Certificate, check, put, weights_hash
 from isoconv.nn import MaxMin
 
 SECONDS, BYTES = 20, 2 << 30
@@ -52,8 +52,7 @@ def small() -> nn.Module:
 
 @pytest.fixture
 def honest(tmp_path: Path) -> Certificate:
-    result = Certificate(tmp_path, small(), (2, 5, 4), images=2)
-    return result
+    return Certificate(tmp_path, small(), (2, 5, 4), images=2)
 
 
 # ------------------------------------------------------------------------------------------------ honest, and accepted
@@ -70,12 +69,6 @@ def test_zero_padding_with_unequal_axes(tmp_path):
         assert outcome.code == 0, (seed, outcome)
 
 
-def rename(table: dict[str, Any]) -> None:
-    """Names as in nn.Sequential(OrderedDict(...)): what has weights keeps its name, the others may have any."""
-    for layer, name in zip(table["layers"], ("0", "7", "5", "3"), strict=True):
-        layer["name"] = name
-
-
 def crop(table: dict[str, Any]) -> None:
     table["input_shape"] = [2, 6, 5]
     crop = {"name": "pad", "kind": "ZeroPad2d", "settings": {"padding": [0, -1, -1, 0]}, "lipschitz": (1.0).hex()}
@@ -83,17 +76,12 @@ def crop(table: dict[str, Any]) -> None:
     table["images"] = []
 
 
-def infinite(table: dict[str, Any]) -> None:
-    table.update(error_offset="inf", error_slope="inf")
-    for image in table["images"]:
-        image["radius"] = (0.0).hex()
-
-
 HONEST: dict[str, Callable[[dict[str, Any]], None]] = {
-    "flatten from the end": lambda t: t["layers"][2]["settings"].update(start_dim=-3),
-    "names that do not count up": rename,
+    "flatten from the end": put("layers.2.settings.start_dim", -3),
     "cropping": crop,
-    "an infinite error and no radius": infinite,
+    "an infinite error and no radius": put(
+        "error_offset", "inf", "error_slope", "inf", "images.0.radius", (0.0).hex(), "images.1.radius", (0.0).hex()
+    ),
 }
 
 
@@ -113,56 +101,92 @@ def test_a_padding_mode_without_padding(tmp_path):
 # ---------------------------------------------------------------------------------------------- hostile, and answered
 
 
-def hostile_network(tmp_path: Path, model: nn.Module, table: dict[str, Any]) -> Run:
-    """A certificate of a network whose constants nobody computed."""
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    one = (1.0).hex()
-    base = {
-        "format": "isoconv certificate", "version": 1, "claim": CLAIM, "arithmetic": "float64", "norm": "2",
-        "input_range": [0.0.hex(), one], "weights_sha256": weights_hash(model.state_dict()), "lipschitz": one,
-        "error_offset": one, "error_slope": one, "images": [],
+def run_network(
+    folder: Path, shape: list[int], state: dict[str, Any], nodes: list[dict[str, Any]], images: int = 0
+) -> Run:
+    """Run the checker on a certificate of two classes whose constants are those of the nodes; the rest is generous."""
+    save_file(state, folder / "model.safetensors")
+    zero, one, many = (number.hex() for number in (0.0, 1.0, 1e300))
+    names = ["input", *(node["name"] for node in nodes)]
+    nodes = [{"module": node["name"], "inputs": [before], **node} for before, node in zip(names, nodes, strict=False)]
+    header = {
+        "format": "isoconv certificate", "version": 2, "isoconv": "test", "arithmetic": "float64", "norm": "2",
+        "input_shape": shape, "input_range": [zero, one], "classes": 2, "weights_sha256": weights_hash(state),
+        "assumptions": [], "nodes": nodes, "output": names[-1], "lipschitz": many,
+        "pair_constants": [[zero, many], [many, zero]], "error_offset": one, "error_slope": one, "images": images,
     }  # fmt: skip
-    (tmp_path / "certificate.json").write_text(json.dumps(base | table))
-    return run(tmp_path / "certificate.json", tmp_path)
+    image = {"label": None, "prediction": 0, "input_norm": one, "logits": [one, zero], "radius": zero}
+    lines = [header, *({"index": n, **image} for n in range(images))]
+    (folder / "certificate.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run(folder / "certificate.json", folder)
+    require_an_answer(result)
+    return result
 
 
-def convolution(claim: float = 1.0, **settings: Any) -> dict[str, Any]:
-    defaults = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1, "padding_mode": "zeros"}
-    return {"name": "0", "kind": "Conv2d", "settings": defaults | settings, "lipschitz": claim.hex()}
+def node(name: str, kind: str, claim: float = 1.0, **more: Any) -> dict[str, Any]:
+    given = {key: more.pop(key) for key in ("module", "inputs") if key in more}
+    return {"name": name, "kind": kind, "settings": more, "lipschitz": claim.hex(), **given}
+
+
+def convolution(name: str, claim: float, **more: Any) -> dict[str, Any]:
+    defaults = {"stride": [1, 1], "padding": [[1, 1]] * 2, "dilation": [1, 1], "groups": 1, "padding_mode": "zeros"}
+    return node(name, "Conv2d", claim, **defaults | more)
+
+
+def average(*sizes: int) -> list[dict[str, Any]]:
+    """Average over windows, and flatten."""
+    more = {"padding": [0, 0], "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+    return [
+        node("p", "AvgPool2d", kernel_size=sizes, stride=sizes, **more),
+        node("f", "Flatten", start_dim=1, end_dim=-1),
+    ]
 
 
 @pytest.mark.parametrize(
     ("sizes", "settings"),
     [
-        ((997, 1009), {"padding": [1, 1], "padding_mode": "circular"}),  # coprime
-        ((2049, 2049), {"padding": [1024, 1024], "dilation": [1024, 1024]}),
-        ((3001, 3011), {"padding": [1, 1]}),
+        ((997, 1009), {"padding_mode": "circular"}),  # coprime
+        ((2049, 2049), {"padding": [[1024, 1024]] * 2, "dilation": [1024, 1024]}),
+        ((3001, 3011), {}),
     ],
     ids=["coprime sizes", "dilation", "large"],
 )
 def test_convolutions_of_a_kilobyte(sizes, settings, tmp_path):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False))
-    flatten = {"name": "1", "kind": "Flatten", "settings": {"start_dim": 1, "end_dim": -1}, "lipschitz": (1.0).hex()}
-    table = {"input_shape": [1, *sizes], "classes": 2, "pair_constants": [[(1.0).hex()] * 2] * 2}
-    pool = {"kernel_size": [sizes[0], sizes[1] // 2], "stride": [sizes[0], sizes[1] // 2], "padding": [0, 0]}
-    pool = {"name": "p", "kind": "AvgPool2d", "settings": pool, "lipschitz": (1.0).hex()}
-    claim = float(model[0].weight.detach().abs().sum()) * 0.9
-    require_an_answer(
-        hostile_network(tmp_path, model, table | {"layers": [convolution(claim, **settings), pool, flatten]})
-    )
+    weight = torch.randn(1, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    nodes = [convolution("0", float(weight.abs().sum()) * 0.9, **settings), *average(sizes[0], sizes[1] // 2)]
+    run_network(tmp_path, [1, *sizes], {"0.weight": weight}, nodes)
 
 
 def test_the_windows_of_a_pool(tmp_path):
-    pool = {"kernel_size": [1, 30_001], "stride": [1, 1], "padding": [0, 15_000], "dilation": [1, 1]}
-    halves = {"kernel_size": [1, 30_000], "stride": [1, 30_000], "padding": [0, 0]}
-    layers = [
-        {"name": "0", "kind": "MaxPool2d", "settings": pool, "lipschitz": (1e4).hex()},
-        {"name": "1", "kind": "AvgPool2d", "settings": halves, "lipschitz": (1.0).hex()},
-        {"name": "2", "kind": "Flatten", "settings": {"start_dim": 1, "end_dim": -1}, "lipschitz": (1.0).hex()},
-    ]
-    table = {"input_shape": [1, 1, 60_000], "classes": 2, "pair_constants": [[(0.0).hex()] * 2] * 2, "layers": layers}
-    require_an_answer(hostile_network(tmp_path, nn.Sequential(nn.Identity()), table))
+    sizes = {"kernel_size": [1, 30_001], "stride": [1, 1], "padding": [0, 15_000], "dilation": [1, 1]}
+    nodes = [node("0", "MaxPool2d", 1e4, ceil_mode=False, **sizes), *average(1, 30_000)]
+    run_network(tmp_path, [1, 1, 60_000], {}, nodes)
+
+
+def test_a_module_of_many_groups_in_many_places(tmp_path):
+    """A small file may ask for the same proof again and again."""
+    weight = torch.randn(512, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    claim = float(weight.abs().sum((1, 2, 3)).max()) * 0.95
+    nodes = [convolution(str(n), claim, groups=512, module="m") for n in range(300)]
+    last = node("l", "Linear", 1e9)
+    state = {"m.weight": weight, "l.weight": torch.ones(2, 8192)}
+    assert "--unlimited" in run_network(tmp_path, [512, 4, 4], state, [*nodes, average(1, 1)[1], last]).lines[0]
+
+
+def test_a_wide_convolution(tmp_path):
+    """512 channels, a separable kernel: its norm is that of its factors, (¼, ½, ¼) twice and an orthogonal matrix."""
+    torch.manual_seed(0)
+    matrix, factor = torch.linalg.qr(torch.randn(512, 512))[0], torch.tensor([0.25, 0.5, 0.25])
+    kernel = matrix[:, :, None, None] * factor[:, None] * factor
+    state = {"0.weight": kernel.contiguous(), "l.weight": torch.ones(2, 512)}
+    for claim, code in ((1.00001, 0), (0.99999, 1)):
+        nodes = [convolution("0", claim, padding_mode="circular"), *average(4, 4), node("l", "Linear", 32.1)]
+        assert run_network(tmp_path, [512, 4, 4], state, nodes).code == code
+
+
+def test_many_images(tmp_path):
+    result = run_network(tmp_path, [2], {"l.weight": torch.ones(2, 2)}, [node("l", "Linear", 2.1)], images=60_000)
+    assert result.code == 0 and "of 60000 images" in result.lines[0]
 
 
 def test_a_repeated_name_among_many(honest, tmp_path):
@@ -192,16 +216,14 @@ def test_what_is_no_ordinary_file(honest, tmp_path):
 
 def test_enormous_whole_numbers(honest):
     for number in (2**63, 10**400, 9 * 10**4299):
-        for path in (("layers", 0, "settings", "groups"), ("layers", 2, "settings", "start_dim"), ("classes",),
-                     ("images", 0, "index"), ("input_shape", 1)):  # fmt: skip
-
-            def enlarge(table: dict[str, Any], path=path, number=number) -> None:
-                target: Any = table
-                for step in path[:-1]:
-                    target = target[step]
-                target[path[-1]] = number
-
-            outcome = honest.check(enlarge, images=honest.pixels.numpy())
+        for path in (
+            "layers.0.settings.groups",
+            "layers.2.settings.start_dim",
+            "classes",
+            "images.0.index",
+            "input_shape.1",
+        ):
+            outcome = honest.check(put(path, number), images=honest.pixels.numpy())
             assert outcome.code in (0, 1, 2) and (outcome.out + outcome.err).count("\n") == 1
 
 

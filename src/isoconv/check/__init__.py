@@ -10,11 +10,18 @@ matrix or a convolution; `exact` is the arithmetic; `certificate` and `files` re
 """
 
 
-class Invalid(Exception):  # noqa: N818 - a verdict on the certificate, not an error of the program
+class _Verdict(Exception):  # noqa: N818 - a verdict on the certificate, not an error of the program
+    @classmethod
+    def unless(cls, condition: bool, reason: str) -> None:
+        if not condition:
+            raise cls(reason)
+
+
+class Invalid(_Verdict):
     """The certificate claims something that is false or that could not be proved."""
 
 
-class Malformed(Exception):  # noqa: N818
+class Malformed(_Verdict):
     """The input cannot be read as a certificate, a model or a file of images, or exceeds a limit."""
 
 
@@ -35,9 +42,6 @@ class Budget:
         return work <= self.left
 
     def spend(self, work: int, what: object) -> None:
-        if not self.affords(work):
-            raise Malformed(
-                f"{what} needs more computation than the limit for files of this size "
-                f"({self.MULTIPLICATIONS:.0e} multiplications per 10 MB); --unlimited lifts it."
-            )
+        limit = f"the limit for files of this size ({self.MULTIPLICATIONS:.1e} multiplications per 10 MB)"
+        Malformed.unless(self.affords(work), f"{what} needs more computation than {limit}; --unlimited lifts it.")
         self.left -= work

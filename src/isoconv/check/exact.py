@@ -7,6 +7,7 @@ therefore exact in float64, with fused multiply-add or without. Products of digi
 The result stays a list of "limbs": value = Σ limbs[k]·2^(18k).
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
@@ -27,6 +28,27 @@ _ROOT_BITS = 100  # roots are off by a relative 2⁻⁹⁹ at most
 _BLOCK = 1 << 16  # Python integers are large: only so many at a time
 _CIRCLE_BITS = 128  # of the fixed-point numbers on the way to a cosine
 _LONGEST = 1 << 10  # bits of a numerator or denominator before `trim` rounds it
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A floating-point arithmetic: its name, unit roundoff, smallest normal and largest finite number."""
+
+    name: str
+    unit: Fraction
+    smallest: Fraction
+    largest: Fraction
+
+    def hold(self, values: Any) -> Floats:
+        """Return the numbers as this arithmetic holds them; what is too large for it becomes infinite."""
+        with np.errstate(over="ignore"):
+            return np.asarray(values).astype(self.name).astype(np.float64)
+
+
+ARITHMETICS = {
+    "float64": Arithmetic("float64", Fraction(1, 2**53), Fraction(1, 2**1022), Fraction(2**1024 - 2**971)),
+    "float32": Arithmetic("float32", Fraction(1, 2**24), Fraction(1, 2**126), Fraction(2**128 - 2**104)),
+}
 
 
 # Fractions -----------------------------------------------------------------------------------------------------------
@@ -64,12 +86,13 @@ def power_of_two(exponent: int) -> Fraction:
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
 
-def show(value: Fraction | float) -> str:
-    """Return the value for a message, as a float."""
+def show(value: object) -> str:
+    """Return the value on one short line, a fraction as a float."""
     try:
-        return repr(float(value))
-    except OverflowError:
-        return "more than 1e308"
+        shown = repr(float(value) if isinstance(value, Fraction) else value)
+    except (ValueError, OverflowError):  # an integer too long to print, a fraction beyond all floats
+        shown = "a very large number"
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 # Arrays of floats ----------------------------------------------------------------------------------------------------
@@ -91,6 +114,12 @@ def sum_of_squares(values: Floats) -> Fraction:
         integers, exponent = as_integers(values.ravel()[start : start + _BLOCK])
         total += int(integers.dot(integers)) * power_of_two(2 * exponent)
     return total
+
+
+def squared_distance(a: Floats, b: Floats) -> Fraction:
+    integers, exponent = as_integers(np.stack([a, b]))
+    difference = integers[0] - integers[1]
+    return int(difference.dot(difference)) * power_of_two(2 * exponent)
 
 
 def largest_row_sum(matrix: Floats) -> Fraction:
@@ -118,18 +147,23 @@ def digits(numbers: Ints) -> list[Floats]:
     return [*result, rest.astype(np.float64)]
 
 
-def multiply(left: Ints, right: Ints) -> list[Ints]:
-    """Return left @ right (matrices or batches of them) as limbs, for numbers up to 2⁵³ and up to 2²⁵ terms in a sum."""
-    terms = left.shape[-1]
-    if terms > _TERMS << 7:
+def multiply(left: Ints, right: Ints | None = None) -> list[Ints]:
+    """Return left @ right (matrices or batches of them) as limbs, for numbers up to 2⁵³ and up to 2²⁵ terms in a sum.
+
+    Without `right`, left @ leftᵀ: there, two different digits are multiplied once, not twice.
+    """
+    if left.shape[-1] > _TERMS << 7:
         raise ArithmeticError("too many terms in a sum")
     total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
-    for start in range(0, terms, _TERMS):
-        left_digits = digits(left[..., start : start + _TERMS])
-        right_digits = digits(right[..., start : start + _TERMS, :])
-        for i, a in enumerate(left_digits):
-            for j, b in enumerate(right_digits):
-                total[i + j] = total[i + j] + (a @ b).astype(np.int64)
+    for start in range(0, left.shape[-1], _TERMS):
+        piece = slice(start, start + _TERMS)
+        a = digits(left[..., piece])
+        b = [np.swapaxes(digit, -1, -2) for digit in a] if right is None else digits(right[..., piece, :])
+        for i, j in np.ndindex(_DIGITS, _DIGITS):
+            if right is not None or j <= i:
+                limb = (a[i] @ b[j]).astype(np.int64)
+                twice = right is None and j < i
+                total[i + j] = total[i + j] + (limb + np.swapaxes(limb, -1, -2) if twice else limb)
     return total
 
 

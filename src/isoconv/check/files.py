@@ -1,6 +1,6 @@
 """What others wrote: JSON read into typed values, weights from a safetensors file, images from a .npy file.
 
-Each function returns a value of the kind that it is named for, or says where it did not find one.
+A reader takes a JSON value and where it stands, and returns a typed value or raises `Malformed`, which names the place.
 """
 
 import hashlib
@@ -8,27 +8,30 @@ import json
 import math
 import re
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from . import Malformed
-from .exact import Floats
+from .exact import Floats, show
 
 Tensor = npt.NDArray[Any]  # little-endian, as in the file
 Json = dict[str, Any]
+T = TypeVar("T")
+Reader = Callable[[Any, str], T]
 
 # What float.hex() writes, for finite numbers. More digits would be rounded when they are read.
 _HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}")
 _NPY_HEADER = re.compile(
     rb"\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,10}, ?)*(?:[0-9]{1,10})?)\), \} *\n"
 )
+_NPY_LENGTHS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
-_WORDS: dict[np.dtype[Any], str] = {np.dtype("<f4"): "float32", np.dtype("<f8"): "float64", np.dtype("<i8"): "int64"}
 _MODEL_BYTES = 1 << 34
 
 
@@ -38,9 +41,8 @@ _MODEL_BYTES = 1 << 34
 def open_file(path: Path) -> BinaryIO:
     """Open an ordinary file: a pipe or a device might never end."""
     try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise Malformed(f"Expected {path} to be an ordinary file. Got a pipe or a device.")
+        ordinary = stat.S_ISREG(path.stat().st_mode) or path.is_dir()
+        Malformed.unless(ordinary, f"Expected {path} to be an ordinary file. Got a pipe or a device.")
         return path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise Malformed(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
@@ -48,8 +50,7 @@ def open_file(path: Path) -> BinaryIO:
 
 def read_bytes(file: BinaryIO, most: int, where: object) -> bytes:
     data = file.read(most + 1)
-    if len(data) > most:
-        raise Malformed(f"Expected {where} to have at most {most} bytes, the limit. Got more.")
+    Malformed.unless(len(data) <= most, f"Expected {where} to have at most {most} bytes, the limit. Got more.")
     return data
 
 
@@ -63,90 +64,112 @@ def parse_json(data: bytes, where: object) -> Json:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> Json:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {twice!r:.60} occurs twice")
+    result: Json = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"the name {name!r:.60} occurs twice")
+        result[name] = value
     return result
 
 
-# Values --------------------------------------------------------------------------------------------------------------
+# Readers of values ---------------------------------------------------------------------------------------------------
 
 
-def entry(values: Json, key: str, where: str) -> Any:
-    if key not in values:
-        raise Malformed(f"Expected {where} to have an entry {key!r}. Got none.")
-    return values[key]
-
-
-def entries(values: Json, keys: tuple[str, ...], where: str) -> list[Any]:
-    """Return the values of these keys; there may be no others."""
-    if unknown := [key for key in values if key not in keys]:
-        raise Malformed(f"Expected {where} without an entry {unknown[0]!r:.60}. Got one.")
-    return [entry(values, key, where) for key in keys]
-
-
-def table(value: Any, where: str) -> Json:
-    if not isinstance(value, dict):
-        raise Malformed(f"Expected {where} to be a JSON object. Got {show(value)}.")
-    return value
-
-
-def items(value: Any, where: str, count: int | None = None) -> list[Any]:
-    if not isinstance(value, list) or (count is not None and len(value) != count):
-        expected = "a list" if count is None else f"a list of {show(count)}"
+def require(condition: bool, where: str, expected: str, value: Any) -> None:
+    if not condition:
         raise Malformed(f"Expected {where} to be {expected}. Got {show(value)}.")
-    return value
 
 
-def text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise Malformed(f"Expected {where} to be text. Got {show(value)}.")
-    return value
+def _of(kind: type[T], expected: str) -> Reader[T]:
+    def read(value: Any, where: str) -> T:
+        require(isinstance(value, kind), where, expected, value)
+        return value  # type: ignore[no-any-return]
+
+    return read
 
 
-def flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise Malformed(f"Expected {where} to be true or false. Got {show(value)}.")
-    return value
-
-
-def whole(value: Any, where: str, least: int = 0, most: int = 1 << 62) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise Malformed(f"Expected {where} to be a whole number from {least} to {most}. Got {show(value)}.")
-    return value
-
-
-def wholes(value: Any, where: str, count: int, least: int = 0, most: int = 1 << 62) -> tuple[int, ...]:
-    return tuple(whole(number, where, least, most) for number in items(value, where, count))
+table: Reader[Json] = _of(dict, "a JSON object")
+text, flag = _of(str, "text"), _of(bool, "true or false")
 
 
 def real(value: Any, where: str) -> float:
-    """Return a finite number, exactly, from a string as `float.hex` writes it."""
-    if not isinstance(value, str) or not _HEXADECIMAL.fullmatch(value):
-        raise Malformed(f"Expected {where} to be a finite hexadecimal number such as 0x1.8p+0. Got {show(value)}.")
+    """Read a finite number, exactly, from a string as `float.hex` writes it."""
+    expected = "a finite hexadecimal number such as 0x1.8p+0"
+    require(isinstance(value, str) and _HEXADECIMAL.fullmatch(value) is not None, where, expected, value)
     try:
         return float.fromhex(value)
     except OverflowError as error:
-        raise Malformed(f"Expected {where} to be a finite hexadecimal number. Got {show(value)}.") from error
+        raise Malformed(f"Expected {where} to be {expected}. Got {show(value)}.") from error
 
 
 def bound(value: Any, where: str) -> Fraction:
-    """Return a number of at least 0, as a fraction to calculate with."""
+    """Read a number of at least 0, as a fraction to calculate with."""
     number = real(value, where)
-    if number < 0:
-        raise Malformed(f"Expected {where} to be at least 0. Got {number!r}.")
+    require(number >= 0, where, "at least 0", number)
     return Fraction(number)
 
 
-def show(value: Any) -> str:
-    """Return the value on one short line."""
-    try:
-        shown = repr(value)
-    except ValueError:  # an integer too long to print
-        shown = "a very long number"
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+def whole(least: int = 0, most: int = 1 << 62) -> Reader[int]:
+    def read(value: Any, where: str) -> int:
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        require(fits, where, f"a whole number from {least} to {most}", value)
+        return int(value)
+
+    return read
+
+
+def choice(*values: Any) -> Reader[Any]:
+    """Read one of these values; `true` is not 1."""
+
+    def read(value: Any, where: str) -> Any:
+        fits = value in values and not isinstance(value, bool)
+        require(fits, where, " or ".join(map(repr, values)), value)
+        return value
+
+    return read
+
+
+def optional(read: Reader[T]) -> Reader[T | None]:
+    return lambda value, where: None if value is None else read(value, where)
+
+
+def each(read: Reader[T], least: int = 0, most: int | None = None) -> Reader[tuple[T, ...]]:
+    """Read a list of so many values: of `least` where `most` is not given, of any number where neither is."""
+    most = most or least
+
+    def read_list(value: Any, where: str) -> tuple[T, ...]:
+        fits = isinstance(value, list) and (not most or least <= len(value) <= most)
+        expected = f" of {least}" if least == most else f" of {least} to {most}"
+        require(fits, where, f"a list{expected if most else ''}", value)
+        return tuple(read(item, where) for item in value)
+
+    return read_list
+
+
+def record(make: Callable[..., T], readers: dict[str, Reader[Any]] | None = None) -> Reader[T]:
+    """Read a JSON object that has these entries and no others; by default, those that annotate the fields of a class."""
+    if readers is None:
+        hints = get_type_hints(make, include_extras=True)
+        readers = {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+    def read(value: Any, where: str) -> T:
+        if unknown := [name for name in table(value, where) if name not in readers]:
+            raise Malformed(f"Expected {where} without an entry {unknown[0]!r:.60}. Got one.")
+        return make(**read_entries(value, where, readers))
+
+    return read
+
+
+def read_entries(value: Any, where: str, readers: dict[str, Reader[Any]]) -> Json:
+    """Read these entries of a JSON object, whatever else it has."""
+    values = table(value, where)
+    for name in readers:
+        Malformed.unless(name in values, f"Expected {where} to have an entry {name!r}. Got none.")
+    return {name: read(values[name], f"the {name} of {where}") for name, read in readers.items()}
+
+
+def anything(value: Any, where: str) -> Any:
+    return value
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -159,50 +182,44 @@ def read_model(path: Path) -> dict[str, Tensor]:
     with open_file(path) as file:
         data = memoryview(read_bytes(file, _MODEL_BYTES, path))
     length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > len(data) - 8:
-        raise Malformed(f"{path} is truncated or not a safetensors file.")
+    Malformed.unless(8 <= 8 + length <= len(data), f"{path} is truncated or not a safetensors file.")
     header = parse_json(bytes(data[8 : 8 + length]), f"the header of {path}")
     header.pop("__metadata__", None)
     body = data[8 + length :]
-    spans, tensors = [], {}
+    tensors, spans = {}, []
     for name, value in header.items():
         where = f"tensor {name!r:.60} of {path}"
-        if not name.isprintable():  # nor can half a surrogate pair be hashed
-            raise Malformed(f"Expected a printable name for {where}.")
-        span, tensors[name] = _read_tensor(value, where, body)
-        spans.append(span)
+        # Half a surrogate pair cannot be hashed.
+        Malformed.unless(name.isprintable(), f"Expected a printable name for {where}.")
+        word, shape, (start, end) = read_entries(value, where, _FIELDS).values()
+        dtype = _DTYPES[word]
+        Malformed.unless(start <= end <= len(body), f"{where} lies outside of the file: it is truncated.")
+        fits = end - start == math.prod(shape) * dtype.itemsize
+        Malformed.unless(fits, f"{where} has {end - start} bytes, which do not fit its shape {list(shape)}.")
+        tensors[name] = np.frombuffer(body[start:end], dtype).reshape(shape)
+        spans.append((start, end))
     position = 0
     for start, end in sorted(spans):  # every byte belongs to exactly one tensor: nothing hides between them
-        if start != position:
-            raise Malformed(f"{path} is corrupt: its tensors overlap or leave gaps.")
+        Malformed.unless(start == position, f"{path} is corrupt: its tensors overlap or leave gaps.")
         position = end
-    if position != len(body):
-        raise Malformed(f"{path} is corrupt: {len(body) - position} bytes belong to no tensor.")
+    rest = len(body) - position
+    Malformed.unless(not rest, f"{path} is corrupt: {rest} bytes belong to no tensor.")
     return tensors
 
 
-def _read_tensor(value: Any, where: str, body: memoryview) -> tuple[tuple[int, int], Tensor]:
-    values = table(value, where)
-    word = text(entry(values, "dtype", where), f"the dtype of {where}")
-    if word not in _DTYPES:
-        raise Malformed(f"Expected {where} to be F32, F64 or I64. Got {word!r:.60}.")
-    sizes = items(entry(values, "shape", where), f"the shape of {where}")
-    shape = wholes(sizes[:9], f"the shape of {where}", len(sizes), least=1)
-    start, end = wholes(entry(values, "data_offsets", where), f"the data_offsets of {where}", 2)
-    if not start <= end <= len(body):
-        raise Malformed(f"{where} lies outside of the file: it is truncated.")
-    if end - start != math.prod(shape) * _DTYPES[word].itemsize:
-        raise Malformed(f"{where} has {end - start} bytes, which do not fit its shape {list(shape)}.")
-    return (start, end), np.frombuffer(body[start:end], _DTYPES[word]).reshape(shape)
+_FIELDS: dict[str, Reader[Any]] = {
+    "dtype": choice(*_DTYPES),
+    "shape": each(whole(1), 0, 9),
+    "data_offsets": each(whole(), 2),
+}
 
 
 def weights_sha256(tensors: dict[str, Tensor]) -> str:
     """Hash names, types, shapes and bytes, sorted by name."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
+    for name, tensor in sorted(tensors.items()):
         shape = ",".join(str(size) for size in tensor.shape)
-        digest.update(f"{name}\0{_WORDS[tensor.dtype]}\0{shape}\0".encode())
+        digest.update(f"{name}\0{tensor.dtype.name}\0{shape}\0".encode())
         digest.update(tensor.tobytes())
     return digest.hexdigest()
 
@@ -213,37 +230,27 @@ def weights_sha256(tensors: dict[str, Tensor]) -> str:
 def read_images(path: Path, input_shape: tuple[int, ...]) -> Tensor:
     """Return the array (images, *input_shape) of float64 or bytes in a .npy file, without reading it all."""
     with open_file(path) as file:
-        start = _read_npy_header(file)
-        header = _NPY_HEADER.fullmatch(start)
+        length = file.read(_NPY_LENGTHS.get(file.read(8), 0))
+        header = _NPY_HEADER.fullmatch(file.read(min(int.from_bytes(length, "little"), 1 << 16)))
         position, size = file.tell(), path.stat().st_size
     if header is None:
         raise Malformed(f"{path} cannot be read: it is not a complete .npy file.")
     word, order = header[1].decode("latin-1"), "F" if header[2] == b"True" else "C"
     shape = tuple(int(number) for number in header[3].split(b",") if number.strip())
-    if word not in ("<f8", "|u1"):
-        raise Malformed(f"Expected {path} to hold one array of float64 or uint8. Got {word!r:.60}.")
-    if shape[1:] != input_shape or not shape:
-        raise Malformed(f"Expected images of shape {list(input_shape)} in {path}. Got {list(shape[:9])}.")
-    if size - position != math.prod(shape) * np.dtype(word).itemsize:
-        raise Malformed(f"{path} cannot be read: it is not a complete .npy file.")
+    Malformed.unless(
+        word in ("<f8", "|u1"), f"Expected {path} to hold one array of float64 or uint8. Got {word!r:.60}."
+    )
+    fits = len(shape) > 0 and shape[1:] == input_shape
+    Malformed.unless(fits, f"Expected images of shape {list(input_shape)} in {path}. Got {list(shape[:9])}.")
+    complete = size - position == math.prod(shape) * np.dtype(word).itemsize
+    Malformed.unless(complete, f"{path} cannot be read: it is not a complete .npy file.")
     if not shape[0]:
         return np.zeros(shape, word)
     return np.memmap(path, word, "r", position, shape, order)  # type: ignore[call-overload,no-any-return]
 
 
-def _read_npy_header(file: BinaryIO) -> bytes:
-    """Return the header of a .npy file, or nothing where there is none."""
-    magic = file.read(8)
-    lengths = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
-    if magic not in lengths:
-        return b""
-    return file.read(min(int.from_bytes(file.read(lengths[magic]), "little"), 1 << 16))
-
-
 def as_float64(tensor: Tensor, where: str) -> Floats:
     """Return the same numbers (float32 converts exactly), refused where one of them is not finite."""
-    if tensor.dtype.kind != "f":
-        raise Malformed(f"Expected {where} to hold float32 or float64. Got {tensor.dtype}.")
-    if not np.isfinite(tensor).all():
-        raise Malformed(f"{where} holds a number that is not finite.")
+    Malformed.unless(tensor.dtype.kind == "f", f"Expected {where} to hold float32 or float64. Got {tensor.dtype}.")
+    Malformed.unless(bool(np.isfinite(tensor).all()), f"{where} holds a number that is not finite.")
     return tensor.astype(np.float64)

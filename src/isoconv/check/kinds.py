@@ -29,27 +29,26 @@ Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from . import Budget, Invalid, Malformed
-from .certificate import LARGEST_FINITE, LARGEST_SETTING, SMALLEST_NORMAL, Node
-from .exact import Floats, Integers, largest_row_sum, root_up, show, sum_of_squares
-from .files import Tensor, as_float64, entries, whole
-from .norms import Axis, Estimate, Window, convolution_norm, matrix_norm
+from .certificate import Node
+from .exact import Arithmetic, Floats, Integers, Ints, largest_row_sum, root_up, sum_of_squares
+from .files import Json, Reader, Tensor, anything, as_float64, choice, each, flag, optional, real, whole
+from .norms import POINT, Axis, Estimate, Window, convolution_norm
 
 Shape = tuple[int, ...]
-Refutation = Callable[
-    [Budget], str | None
-]  # why the claim does not hold or could not be proved; None once it is proved
 Apply = Callable[..., Floats]  # to a batch (or several), in float64
 
 LARGEST_ACTIVATION = 1 << 25  # numbers in one activation
+_LARGEST_SETTING = 1 << 20  # far beyond any network, and small enough for positions to be computed with
 _PER_WEIGHT = 5_000  # multiplications that the exact sums cost per weight
 ZERO, ONE = Fraction(0), Fraction(1)
 
@@ -58,181 +57,165 @@ ZERO, ONE = Fraction(0), Fraction(1)
 class Rounding:
     """Of a node that rounds, see Note [Sizes]: terms n of the relative error γ_n = nu/(1 − nu), and the rest.
 
-    underflow : in smallest normal numbers, all outputs together
+    underflow : of each output, in smallest normal numbers
     largest : (factor, offset) where a number on the way may be larger than the sums: factor·(S + E) + offset
     """
 
     terms: int
     amplification: Fraction
     offset: Fraction = ZERO
-    underflow: Fraction = ZERO
+    underflow: Fraction | int = 0
     largest: tuple[Fraction, Fraction] | None = None
 
 
 @dataclass(frozen=True)
 class Step:
-    """A node in its place: what it gives for the shapes that reach it.
+    """What a node does where it stands.
 
+    square : the square of its constant is at most this
+    prove : if `square` need not be the least: prove that the constant is at most the claim
     at_zero : ‖f(0)‖
     work : multiplications per input
+    matrix : of a linear layer
     """
 
-    node: Node
     shape: Shape
-    refute: Refutation
+    square: Fraction | int
     apply: Apply
     rounding: Rounding | None = None
     at_zero: Fraction = ZERO
     work: int = 0
-    part_of_next: bool = False  # a circular pad that is bounded, and rounds, together with the convolution after it
+    prove: Callable[[], Estimate] | None = None
+    matrix: Floats | None = None
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is known where a node stands: the shapes that reach it, the model's tensors, the arithmetic.
+    """What is known where a node stands: its settings, the shapes that reach it, the model's tensors, the arithmetic."""
 
-    `wrapped` is the circular padding of the node before, if the two are bounded as one.
-    """
-
+    node: Node
+    settings: Json
     shapes: tuple[Shape, ...]
     tensors: dict[str, Tensor]
     used: set[str]
-    arithmetic: str
+    arithmetic: Arithmetic
     budget: Budget
-    wrapped: list[tuple[int, int]] | None = None
+
+    def __getitem__(self, setting: str) -> Any:
+        return self.settings[setting]
 
     @property
     def shape(self) -> Shape:
         return self.shapes[0]
 
-    def tensor(self, node: Node, part: str) -> Floats | None:
-        """Return a tensor of the node's module, if the model has it."""
-        name = f"{node.module}.{part}" if node.module else part
-        if node.module is None or name not in self.tensors:
-            return None
+    @property
+    def dimensions(self) -> int:
+        """Of a kind whose name ends in 1d or 2d."""
+        return int(self.node.kind[-2])
+
+    def require(self, condition: bool, expected: str, got: Shape) -> None:
+        Malformed.unless(condition, f"{self.node}: Expected {expected}. Got shape {list(got)}.")
+
+    def give(self, shape: Shape) -> Shape:
+        """Return the shape that the node gives, unless something about it is absurd."""
+        self.require(all(size >= 1 for size in shape), "an input large enough for one output", shape)
+        self.require(prod(shape) <= LARGEST_ACTIVATION, f"at most {LARGEST_ACTIVATION} numbers, the limit", shape)
+        return shape
+
+    def spend(self, work: int) -> None:
+        self.budget.spend(work, self.node)
+
+    def name(self, part: str) -> str:
+        return part if self.node.module == "" else f"{self.node.module}.{part}"
+
+    def tensor(self, part: str, default: Floats | None = None) -> Floats:
+        """Return a tensor of the node's module, or the default where the model has none."""
+        name = self.name(part)
+        if self.node.module is None or name not in self.tensors:
+            if default is None:
+                raise Invalid(f"{self.node}: the model holds no {name}.")
+            return default
         self.used.add(name)
-        if self.arithmetic == "float32" and self.tensors[name].dtype.itemsize > 4 and part != "num_batches_tracked":
-            raise Malformed(f"Expected float32 weights for float32 arithmetic. Got float64 for {name}.")
-        return None if part == "num_batches_tracked" else as_float64(self.tensors[name], name)
-
-    def needed(self, node: Node, part: str) -> Floats:
-        tensor = self.tensor(node, part)
-        if tensor is None:
-            raise Invalid(f"{node}: the model holds no {node.module}.{part}.")
-        return tensor
-
-    def held(self, value: float) -> float:
-        """Return the number as the arithmetic holds it, see Note [Any intermediate]."""
-        return float(np.float32(value)) if self.arithmetic == "float32" else value
+        held = self.arithmetic.name == "float64" or self.tensors[name].dtype.itemsize <= 4
+        Malformed.unless(held, f"Expected float32 weights for float32 arithmetic. Got float64 for {name}.")
+        return as_float64(self.tensors[name], name)
 
 
 @dataclass(frozen=True)
 class Kind:
-    make: Callable[[Node, Place], Step]
-    settings: tuple[str, ...] = ()
+    make: Callable[[Place], Step]
+    settings: dict[str, Reader[Any]] = field(default_factory=dict)
     inputs: int = 1
     assumes: bool = False  # that elementary functions are computed accurately
-
-
-def require(condition: bool, node: Node, expected: str, shape: Shape) -> None:
-    if not condition:
-        raise Malformed(f"{node}: Expected {expected}. Got shape {list(shape)}.")
-
-
-def require_shape(node: Node, shape: Shape) -> Shape:
-    """Return the shape, unless something about it is absurd."""
-    require(all(size >= 1 for size in shape), node, "an input large enough for one output", shape)
-    require(prod(shape) <= LARGEST_ACTIVATION, node, f"at most {LARGEST_ACTIVATION} numbers, the limit", shape)
-    return shape
-
-
-def at_least(node: Node, square: Fraction | int) -> Refutation:
-    """Compare the claim with a constant whose square is known."""
-
-    def refute(budget: Budget) -> str | None:
-        return None if node.claim**2 >= square else f"its constant is {show(root_up(square))}"
-
-    return refute
-
-
-def _describe(estimate: Estimate) -> str | None:
-    return None if estimate is None else f"no bound below about {estimate!r} could be proved"
 
 
 # Functions of each number --------------------------------------------------------------------------------------------
 
 
-def _exact(apply: Apply) -> Kind:
-    """A 1-Lipschitz function of each number, 0 at 0, that does not round."""
-    return Kind(lambda node, place: Step(node, place.shape, at_least(node, 1), apply))
+def _pointwise(
+    place: Place, apply: Apply, slope: float = 1.0, rounding: Rounding | None = None, at_zero: float = 0.0
+) -> Step:
+    """A function of each number, of constant |slope|."""
+    norm = abs(Fraction(at_zero)) * root_up(prod(place.shape))
+    return Step(place.shape, Fraction(slope) ** 2, apply, rounding, norm)
 
 
-def _hardtanh(node: Node, place: Place) -> Step:
-    low, high = place.held(node.real("min_val")), place.held(node.real("max_val"))
-    if low > high:
-        raise Malformed(f"{node}: Expected min_val not above max_val. Got {low!r} and {high!r}.")
-    at_zero = abs(Fraction(min(max(0.0, low), high))) * root_up(prod(place.shape))
-    return Step(node, place.shape, at_least(node, 1), lambda x: np.clip(x, low, high), at_zero=at_zero)
+def _hardtanh(place: Place) -> Step:
+    low, high = (float(place.arithmetic.hold(place[name])) for name in ("min_val", "max_val"))
+    Malformed.unless(low <= high, f"{place.node}: Expected min_val not above max_val. Got {low!r} and {high!r}.")
+    return _pointwise(place, lambda x: np.clip(x, low, high), at_zero=min(max(0.0, low), high))
 
 
-def _leaky_relu(node: Node, place: Place) -> Step:
+def _leaky_relu(place: Place) -> Step:
     """Only negative numbers round: the slope may, and its product."""
-    slope = node.real("negative_slope")
-    rounding = Rounding(2, abs(Fraction(slope)), underflow=2 * root_up(prod(place.shape)))
-    square = max(ONE, Fraction(slope) ** 2)
-    return Step(node, place.shape, at_least(node, square), lambda x: np.where(x > 0, x, x * slope), rounding)
+    slope = place["negative_slope"]
+    rounding = Rounding(2, abs(Fraction(slope)), underflow=2)
+    return _pointwise(place, lambda x: np.where(x > 0, x, x * slope), max(1.0, abs(slope)), rounding)
 
 
-def _scale(node: Node, place: Place) -> Step:
-    factor = node.real("factor")
-
-    def refute(budget: Budget) -> str | None:
-        if place.held(factor) != factor:
-            return f"{place.arithmetic} cannot hold the factor {factor!r}"
-        return at_least(node, Fraction(factor) ** 2)(budget)
-
-    rounding = Rounding(1, node.claim, underflow=root_up(prod(place.shape)))
-    return Step(node, place.shape, refute, lambda x: x * factor, rounding)
+def _scale(place: Place) -> Step:
+    factor = place["factor"]
+    held = bool(place.arithmetic.hold(factor) == factor)
+    Invalid.unless(held, f"{place.node}: {place.arithmetic.name} cannot hold the factor {factor!r}.")
+    return _pointwise(place, lambda x: x * factor, factor, Rounding(1, place.node.lipschitz, underflow=1))
 
 
-def _softsign(node: Node, place: Place) -> Step:
-    return Step(node, place.shape, at_least(node, 1), lambda x: x / (1 + np.abs(x)), Rounding(2, ONE))
+def _softsign(place: Place) -> Step:
+    return _pointwise(place, lambda x: x / (1 + np.abs(x)), rounding=Rounding(2, ONE))
 
 
-def _tanh(node: Node, place: Place) -> Step:
+def _tanh(place: Place) -> Step:
     """|tanh h| ≤ |h|."""
-    rounding = Rounding(16, ONE, underflow=root_up(prod(place.shape)))
-    return Step(node, place.shape, at_least(node, 1), np.tanh, rounding)
+    return _pointwise(place, np.tanh, rounding=Rounding(16, ONE, underflow=1))
 
 
-def _sigmoid(node: Node, place: Place) -> Step:
+def _sigmoid(place: Place) -> Step:
     """Of constant ¼, ½ at 0, and below 1."""
-    root = root_up(prod(place.shape))
 
     def apply(x: Floats) -> Floats:
         small = np.exp(-np.abs(x))
         return np.where(x >= 0, 1.0, small) / (1 + small)
 
-    return Step(node, place.shape, at_least(node, Fraction(1, 16)), apply, Rounding(16, ZERO, root, root), root / 2)
+    return _pointwise(place, apply, 0.25, Rounding(16, ZERO, root_up(prod(place.shape)), underflow=1), at_zero=0.5)
 
 
-def _batch_norm(node: Node, place: Place) -> Step:
+def _batch_norm(place: Place) -> Step:
     """In evaluation a fixed affine map of each channel, see Note [Normalisation]."""
-    shape, axes = place.shape, (1, 2) if node.kind == "BatchNorm1d" else (3,)
-    require(len(shape) in axes, node, f"an input of {' or '.join(map(str, axes))} axes", shape)
-    mean, variance = (place.needed(node, part) for part in ("running_mean", "running_var"))
-    weight, bias = (place.tensor(node, part) for part in ("weight", "bias"))
-    place.tensor(node, "num_batches_tracked")
-    weight, bias = np.ones(shape[0]) if weight is None else weight, np.zeros(shape[0]) if bias is None else bias
+    shape, axes = place.shape, (1, 2) if place.dimensions == 1 else (3,)
+    place.require(len(shape) in axes, f"an input of {' or '.join(map(str, axes))} axes", shape)
+    mean, variance = place.tensor("running_mean"), place.tensor("running_var")
+    weight, bias = place.tensor("weight", np.ones(shape[0])), place.tensor("bias", np.zeros(shape[0]))
+    place.used.add(place.name("num_batches_tracked"))
     for tensor in (weight, bias, mean, variance):
-        require(tensor.shape == shape[:1], node, f"tensors of {shape[0]} numbers", tensor.shape)
-    place.budget.spend(100 * shape[0] * _PER_WEIGHT, node)
-    epsilon, smallest = Fraction(node.real("eps")), SMALLEST_NORMAL[place.arithmetic]
+        place.require(tensor.shape == shape[:1], f"tensors of {shape[0]} numbers", tensor.shape)
+    place.spend(100 * shape[0] * _PER_WEIGHT)
+    epsilon, smallest = Fraction(place["eps"]), place.arithmetic.smallest
     gamma, spread, mu, beta = (
         np.array([Fraction(value) for value in tensor.tolist()], object) for tensor in (weight, variance, mean, bias)
     )
-    if min(spread) < 0 or min(spread) + epsilon < smallest or max(spread) + epsilon > LARGEST_FINITE[place.arithmetic]:
-        raise Malformed(f"{node}: Expected variances of at least 0, and with eps normal numbers. Got others.")
+    normal = smallest <= min(spread) + epsilon and max(spread) + epsilon <= place.arithmetic.largest
+    expected = "variances of at least 0, and with eps normal numbers"
+    Malformed.unless(normal and min(spread) >= 0, f"{place.node}: Expected {expected}. Got others.")
     squares = gamma**2 / (spread + epsilon)
     gains = np.array([root_up(square) for square in squares], object) + smallest
 
@@ -241,72 +224,62 @@ def _batch_norm(node: Node, place: Place) -> Step:
 
     offset = norm(gains * abs(mu) + abs(beta))
     largest = (max(ONE, *gains), norm(mu) + offset)
-    rounding = Rounding(8, max(gains), offset, root_up(prod(shape)) / 2**22, largest)
-    column = (-1, *(1 for _ in shape[1:]))
+    rounding = Rounding(8, max(gains), offset, Fraction(1, 2**22), largest)
 
     def apply(x: Floats) -> Floats:
         factor = weight / np.sqrt(variance + float(epsilon))
+        column = (-1, *(1 for _ in shape[1:]))
         return (x - mean.reshape(column)) * factor.reshape(column) + bias.reshape(column)
 
-    return Step(node, shape, at_least(node, max(squares)), apply, rounding, offset)
+    return Step(shape, max(squares), apply, rounding, offset)
 
 
-def _half_abs(node: Node, place: Place) -> Step:
+def _half_abs(place: Place) -> Step:
     """The first half of the channels (the smaller one) without their signs."""
     half = place.shape[0] // 2
-    return Step(node, place.shape, at_least(node, 1), lambda x: np.concatenate([np.abs(x[:, :half]), x[:, half:]], 1))
+    return _pointwise(place, lambda x: np.concatenate([np.abs(x[:, :half]), x[:, half:]], axis=1))
 
 
-def _position_bias(node: Node, place: Place) -> Step:
+def _position_bias(place: Place) -> Step:
     """x + p, p the same for all channels. A sum rounds once; a subnormal one may be set to zero."""
-    shape, bias = place.shape, place.needed(node, "bias")
-    require(len(shape) == 3, node, "an input (channels, height, width)", shape)
-    require(bias.shape == (shape[1] * shape[2],), node, f"a bias of {shape[1] * shape[2]} numbers", bias.shape)
-    place.budget.spend(bias.size * _PER_WEIGHT, node)
+    shape, bias = _image(place), place.tensor("bias")
+    place.require(bias.shape == (prod(shape[1:]),), f"a bias of {prod(shape[1:])} numbers", bias.shape)
+    place.spend(bias.size * _PER_WEIGHT)
     norm = root_up(sum_of_squares(bias) * shape[0])
-    rounding = Rounding(1, ONE, norm, root_up(prod(shape)))
-    return Step(node, shape, at_least(node, 1), lambda x: x + bias.reshape(shape[1:]), rounding, norm)
+    return Step(shape, 1, lambda x: x + bias.reshape(shape[1:]), Rounding(1, ONE, norm, 1), norm)
 
 
-def _norm_pool(node: Node, place: Place) -> Step:
+def _norm_pool(place: Place) -> Step:
     """The L2 norm of each channel, see Note [Norm of a channel]."""
-    shape = place.shape
-    require(len(shape) == 3, node, "an input (channels, height, width)", shape)
-    positions = shape[1] * shape[2]
-    underflow = root_up(3 * positions * shape[0] / SMALLEST_NORMAL[place.arithmetic])
-    largest = (root_up(LARGEST_FINITE[place.arithmetic]), ZERO)
-    rounding = Rounding(positions + 1, ONE, underflow=underflow, largest=largest)
-    return Step(node, shape[:1], at_least(node, 1), lambda x: np.sqrt((x * x).sum(axis=(2, 3))), rounding)
+    channels, *size = _image(place)
+    underflow, largest = root_up(3 * prod(size) / place.arithmetic.smallest), root_up(place.arithmetic.largest)
+    rounding = Rounding(prod(size) + 1, ONE, underflow=underflow, largest=(largest, ZERO))
+    return Step((channels,), 1, lambda x: np.sqrt((x * x).sum(axis=(2, 3))), rounding)
 
 
 # Numbers put elsewhere -----------------------------------------------------------------------------------------------
 
 
-def _max_min(node: Node, place: Place) -> Step:
-    require(place.shape[0] % 2 == 0, node, "an even number of channels", place.shape)
-    return Step(node, place.shape, at_least(node, 1), _sort(2))
-
-
-def _group_sort(node: Node, place: Place) -> Step:
-    size = place.shape[0] if node.settings["group_size"] is None else node.whole("group_size")
-    require(place.shape[0] % size == 0, node, f"a number of channels that {size} divides", place.shape)
-    return Step(node, place.shape, at_least(node, 1), _sort(size))
-
-
-def _sort(size: int) -> Apply:
+def _sort(place: Place, size: int) -> Step:
     """Sort, largest first, among the channels j, j + g, j + 2g, …, with g the number of groups."""
+    place.require(place.shape[0] % size == 0, f"a number of channels that {size} divides", place.shape)
 
     def apply(x: Floats) -> Floats:
         groups = x.reshape(len(x), size, -1, *x.shape[2:])
         return -np.sort(-groups, axis=1).reshape(x.shape)
 
-    return apply
+    return Step(place.shape, 1, apply)
 
 
-def _channel_shift(node: Node, place: Place) -> Step:
+def _image(place: Place) -> Shape:
+    place.require(len(place.shape) == 3, "an input (channels, height, width)", place.shape)
+    return place.shape
+
+
+def _channel_shift(place: Place) -> Step:
     """Groups of so many channels each, moved by one pixel, cyclically: down, up, right, left; the others stay."""
-    shape, count = place.shape, node.whole("channels", least=0)
-    require(len(shape) == 3 and 4 * count <= shape[0], node, f"an image of at least {4 * count} channels", shape)
+    shape, count = _image(place), place["channels"]
+    place.require(4 * count <= shape[0], f"at least {4 * count} channels", shape)
 
     def apply(x: Floats) -> Floats:
         result = x.copy()
@@ -315,390 +288,306 @@ def _channel_shift(node: Node, place: Place) -> Step:
             result[:, part] = np.roll(x[:, part], by, axis)
         return result
 
-    return Step(node, shape, at_least(node, 1), apply)
+    return Step(shape, 1, apply)
 
 
-def _reshape(node: Node, place: Place, shape: Shape) -> Step:
-    require_shape(node, shape)
-    return Step(node, shape, at_least(node, 1), lambda x: x.reshape(len(x), *shape))
-
-
-def _flatten(node: Node, place: Place) -> Step:
-    shape, axes = place.shape, len(place.shape) + 1  # with the batch, as torch counts
-    start, end = (
-        whole(node.settings[name], f"the {name} of {node}", -axes, axes - 1) % axes for name in ("start_dim", "end_dim")
-    )
-    require(1 <= start <= end, node, "start_dim after the batch and not after end_dim", shape)
-    return _reshape(node, place, (*shape[: start - 1], prod(shape[start - 1 : end]), *shape[end:]))
-
-
-def _unflatten(node: Node, place: Place) -> Step:
-    shape, axes = place.shape, len(place.shape) + 1
-    dim = whole(node.settings["dim"], f"the dim of {node}", -axes, axes - 1) % axes
-    value = node.settings["unflattened_size"]
-    sizes = node.wholes("unflattened_size", len(value) if isinstance(value, list) else 1)
-    require(
-        dim >= 1 and len(sizes) <= 8 and prod(sizes) == shape[dim - 1],
-        node,
-        f"{prod(sizes)} numbers along axis {dim}",
-        shape,
-    )
-    return _reshape(node, place, (*shape[: dim - 1], *sizes, *shape[dim:]))
-
-
-def _pixel_unshuffle(node: Node, place: Place) -> Step:
-    shape, factor = place.shape, node.whole("factor")
-    fits = len(shape) == 3 and shape[1] % factor == 0 and shape[2] % factor == 0
-    require(fits, node, f"an image (channels, height, width) whose size {factor} divides", shape)
-    result = (shape[0] * factor**2, shape[1] // factor, shape[2] // factor)
+def _rearrange(place: Place, shape: Shape, split: Shape = (), order: Shape = ()) -> Step:
+    """Give every number once: split into axes, which are put in another order, and joined."""
 
     def apply(x: Floats) -> Floats:
-        blocks = x.reshape(len(x), shape[0], result[1], factor, result[2], factor)
-        return blocks.transpose(0, 1, 3, 5, 2, 4).reshape(len(x), *result)
+        axes = x.reshape(len(x), *split).transpose(order) if split else x
+        return axes.reshape(len(x), *shape)
 
-    return Step(node, result, at_least(node, 1), apply)
-
-
-def _pixel_shuffle(node: Node, place: Place) -> Step:
-    shape, factor = place.shape, node.whole("factor")
-    fits = len(shape) == 3 and shape[0] % factor**2 == 0
-    require(fits, node, f"an image whose number of channels {factor**2} divides", shape)
-    result = (shape[0] // factor**2, shape[1] * factor, shape[2] * factor)
-
-    def apply(x: Floats) -> Floats:
-        blocks = x.reshape(len(x), result[0], factor, factor, shape[1], shape[2])
-        return blocks.transpose(0, 1, 4, 2, 5, 3).reshape(len(x), *result)
-
-    return Step(node, result, at_least(node, 1), apply)
+    return Step(place.give(shape), 1, apply)
 
 
-def _upsample(node: Node, place: Place) -> Step:
-    """Each pixel Π factors times, nearest neighbours."""
-    shape = place.shape
-    require(len(shape) >= 2, node, "an input (channels, …)", shape)
-    factors = node.wholes("factors", len(shape) - 1)
-    result = require_shape(node, (shape[0], *(n * factor for n, factor in zip(shape[1:], factors, strict=True))))
-
-    def apply(x: Floats) -> Floats:
-        for axis, factor in enumerate(factors, start=2):
-            x = np.repeat(x, factor, axis)
-        return x
-
-    return Step(node, result, at_least(node, prod(factors)), apply)
+def _axis(place: Place, name: str) -> int:
+    """Return an axis as torch counts them: the batch is 0, and −1 the last."""
+    axes = len(place.shape) + 1
+    return whole(-axes, axes - 1)(place[name], f"the {name} of {place.node}") % axes
 
 
-# Windows -------------------------------------------------------------------------------------------------------------
+def _flatten(place: Place) -> Step:
+    shape, start, end = place.shape, _axis(place, "start_dim"), _axis(place, "end_dim")
+    place.require(1 <= start <= end, "start_dim after the batch and not after end_dim", shape)
+    return _rearrange(place, (*shape[: start - 1], prod(shape[start - 1 : end]), *shape[end:]))
 
 
-def _dimensions(node: Node) -> int:
-    return int(node.kind[-2])
+def _unflatten(place: Place) -> Step:
+    shape, dim, sizes = place.shape, _axis(place, "dim"), place["unflattened_size"]
+    place.require(dim >= 1 and prod(sizes) == shape[dim - 1], f"{prod(sizes)} numbers along axis {dim}", shape)
+    return _rearrange(place, (*shape[: dim - 1], *sizes, *shape[dim:]))
 
 
-def _both(values: tuple[int, ...] | list[Any], missing: Any) -> tuple[Any, Any]:
-    """Return the values of two axes: a one-dimensional module is a two-dimensional one whose first axis does nothing."""
-    return (missing, values[0]) if len(values) == 1 else (values[0], values[1])
+def _pixel_unshuffle(place: Place) -> Step:
+    shape, f = place.shape, place["factor"]
+    fits = len(shape) == 3 and shape[1] % f == 0 and shape[2] % f == 0
+    place.require(fits, f"an image (channels, height, width) whose size {f} divides", shape)
+    c, h, w = shape[0], shape[1] // f, shape[2] // f
+    return _rearrange(place, (c * f**2, h, w), (c, h, f, w, f), (0, 1, 3, 5, 2, 4))
 
 
-def _image_sizes(node: Node, shape: Shape) -> tuple[int, int]:
-    axes = "(channels, length)" if _dimensions(node) == 1 else "(channels, height, width)"
-    require(len(shape) == _dimensions(node) + 1, node, f"an input {axes}", shape)
-    return _both(shape[1:], 1)
+def _pixel_shuffle(place: Place) -> Step:
+    shape, f = place.shape, place["factor"]
+    place.require(len(shape) == 3 and shape[0] % f**2 == 0, f"an image whose channels {f**2} divides", shape)
+    c, h, w = shape[0] // f**2, shape[1], shape[2]
+    return _rearrange(place, (c, h * f, w * f), (c, f, f, h, w), (0, 1, 4, 2, 5, 3))
 
 
-def _result(node: Node, channels: int, window: Window) -> Shape:
-    return require_shape(node, (channels, *(axis.outputs for axis in window.axes[2 - _dimensions(node) :])))
-
-
-def _padded(x: Floats, window: Window, fill: float = 0.0) -> Floats:
-    """Return the padded images (batch, channels, height, width)."""
-    x = x[:, :, None] if x.ndim == 3 else x
-    for number, axis in enumerate(window.axes, start=2):
-        source = axis.source()
+def _copy(x: Floats, sources: Sequence[Ints], fill: float = 0.0) -> Floats:
+    """Return images whose pixels along each axis are those that the sources number; −1 is `fill`."""
+    for number, source in enumerate(sources, start=2):
         x = np.take(x, source, axis=number, mode="clip")
         if (source < 0).any():
             x[(slice(None),) * number + (source < 0,)] = fill
     return x
 
 
-def _pad(mode: str) -> Callable[[Node, Place], Step]:
-    """Padding copies pixels, or adds a constant; zeros and constants may also cut off."""
-
-    def make(node: Node, place: Place) -> Step:
-        sizes = _image_sizes(node, place.shape)
-        pads = _both(node.pads(_dimensions(node), least=-LARGEST_SETTING if mode == "zeros" else 0), (0, 0))
-        if mode == "reflect" and any(max(pad) >= size for pad, size in zip(pads, sizes, strict=True) if any(pad)):
-            raise Malformed(f"{node}: Expected reflection by less than the size. Got {pads}.")
-        first, second = (Axis(size, 1, 1, 1, pad[0], pad[1], mode) for size, pad in zip(sizes, pads, strict=True))
-        window, fill = Window((first, second)), 0.0
-        result = _result(node, place.shape[0], window)
-        at_zero = ZERO
-        if "value" in node.settings:
-            fill = place.held(node.real("value"))
-            inside = prod(int((axis.source() >= 0).sum()) for axis in window.axes)
-            at_zero = abs(Fraction(fill)) * root_up(place.shape[0] * (window.outputs - inside))
-
-        def apply(x: Floats) -> Floats:
-            return _padded(x, window, fill).reshape(len(x), *result)
-
-        copies = prod(axis.copies() for axis in window.axes)  # 0 where nothing of the image is left
-        return Step(node, result, at_least(node, copies), apply, at_zero=at_zero)
-
-    return make
+def _upsample(place: Place) -> Step:
+    """Each pixel Π factors times, nearest neighbours."""
+    place.require(len(place.shape) >= 2, "an input (channels, …)", place.shape)
+    factors = each(whole(1, _LARGEST_SETTING), len(place.shape) - 1)(place["factors"], f"the factors of {place.node}")
+    sizes = [n * factor for n, factor in zip(place.shape[1:], factors, strict=True)]
+    shape = place.give((place.shape[0], *sizes))
+    sources = [np.arange(size) // factor for size, factor in zip(sizes, factors, strict=True)]
+    return Step(shape, prod(factors), lambda x: _copy(x, sources))
 
 
-def _pool_window(node: Node, place: Place) -> tuple[Window, Shape]:
-    """Return the windows; with ceil_mode one more, if it begins inside of the image or before it."""
-    d = _dimensions(node)
-    sizes = _image_sizes(node, place.shape)
-    taps, strides = (_both(node.wholes(name, d), 1) for name in ("kernel_size", "stride"))
-    pads = _both(node.wholes("padding", d, least=0), 0)
-    dilations = _both(node.wholes("dilation", d), 1) if "dilation" in node.settings else (1, 1)
-    ceil, axes = node.flag("ceil_mode"), []
-    for size, k, s, pad, dilation in zip(sizes, taps, strides, pads, dilations, strict=True):
-        axis = Axis(size, k, s, dilation, pad, pad)
-        if ceil:
+# Windows -------------------------------------------------------------------------------------------------------------
+
+
+def _window(place: Place, channels: int, taps: Sequence[int] = (1, 1), mode: str = "zeros") -> tuple[Window, Shape]:
+    """Return the windows that a node looks through, and the shape that it gives with so many channels.
+
+    There are two axes: a one-dimensional node has a first one of one pixel. With `ceil_mode`, there is one window more along
+    an axis, if it begins inside of the image or before it.
+    """
+    d = place.dimensions
+    expected = "an input (channels, length)" if d == 1 else "an input (channels, height, width)"
+    place.require(len(place.shape) == d + 1, expected, place.shape)
+    strides, dilations = (place.settings.get(name, (1, 1)) for name in ("stride", "dilation"))
+    sizes, axes = (1,) * (2 - d) + place.shape[1:], []
+    for size, (before, after), k, s, spread in zip(sizes, place["padding"], taps, strides, dilations, strict=True):
+        fits = mode != "reflect" or max(before, after) < size
+        Malformed.unless(fits, f"{place.node}: Expected reflection by less than the size. Got {before} and {after}.")
+        axis = Axis(size, k, s, spread, before, after, mode)
+        if place.settings.get("ceil_mode", False):
             outputs = -(-(axis.padded - axis.reach - 1) // s) + 1
-            outputs -= (outputs - 1) * s >= size + pad
-            axis = Axis(size, k, s, dilation, pad, (outputs - 1) * s + axis.reach + 1 - size - pad)
+            outputs -= (outputs - 1) * s >= size + before
+            axis = replace(axis, after=(outputs - 1) * s + axis.reach + 1 - size - before)
         axes.append(axis)
-    window = Window((axes[0], axes[1]))
-    result = _result(node, place.shape[0], window)
-    for axis in axes:
+    return Window((axes[0], axes[1])), place.give((channels, *(axis.outputs for axis in axes[2 - d :])))
+
+
+def _pad_images(x: Floats, window: Window, fill: float = 0.0) -> Floats:
+    """Return the padded images (batch, channels, height, width)."""
+    images = x.reshape(*x.shape[:2], *(axis.size for axis in window.axes))
+    return _copy(images, [axis.source() for axis in window.axes], fill)
+
+
+def _pad(place: Place, mode: str) -> Step:
+    """Padding copies pixels, or adds a constant; zeros and constants may also cut off."""
+    window, shape = _window(place, place.shape[0], mode=mode)
+    fill = float(place.arithmetic.hold(place.settings.get("value", 0.0)))
+    inside = prod(int((axis.source() >= 0).sum()) for axis in window.axes)
+    at_zero = abs(Fraction(fill)) * root_up(shape[0] * (window.outputs - inside))
+    copies = prod(axis.copies() for axis in window.axes)  # 0 where nothing of the image is left
+    return Step(shape, copies, lambda x: _pad_images(x, window, fill).reshape(len(x), *shape), at_zero=at_zero)
+
+
+def _pool_window(place: Place) -> tuple[Window, Shape]:
+    window, shape = _window(place, place.shape[0], place["kernel_size"])
+    for axis in window.axes:
         first = np.arange(axis.outputs) * axis.stride - axis.before
         outside = -(np.minimum(first, 0) // axis.dilation)  # taps before the image
-        sees = (outside < axis.taps) & (first + outside * axis.dilation < axis.size)
-        if not sees.all():
-            raise Malformed(f"{node}: Expected every window to reach the image. Got padding {max(pads)}.")
-        place.budget.spend(axis.taps * (axis.outputs + 1000) * 15, node)
-    return window, result
+        reaches = ((outside < axis.taps) & (first + outside * axis.dilation < axis.size)).all()
+        expected = f"Expected every window to reach the image. Got padding {place['padding']}"
+        Malformed.unless(bool(reaches), f"{place.node}: {expected}.")
+        place.spend(axis.taps * (axis.outputs + 1000) * 15)
+    return window, shape
 
 
-def _each_tap(x: Floats, axis: Axis, number: int, combine: Apply) -> Floats:
-    """Combine what the taps of an axis see."""
-    result: Floats | None = None
-    for t in range(axis.taps):
-        seen = x[(slice(None),) * number + (axis.seen(t),)]
-        result = seen if result is None else combine(result, seen)
-    assert result is not None
-    return result
+def _combine(x: Floats, window: Window, combine: Apply, fill: float) -> Floats:
+    """Combine what the taps of each window see, along one axis and then along the other."""
+    x = _pad_images(x, window, fill)
+    for number, axis in enumerate(window.axes, start=2):
+        before = (slice(None),) * number
+        x = reduce(combine, [x[(*before, axis.seen(t))] for t in range(axis.taps)])
+    return x
 
 
-def _max_pool(node: Node, place: Place) -> Step:
+def _max_pool(place: Place) -> Step:
     """A change of one pixel reaches at most the windows that it lies in."""
-    window, result = _pool_window(node, place)
+    window, shape = _pool_window(place)
 
     def apply(x: Floats) -> Floats:
-        x = _padded(x, window, -np.inf)
-        for number, axis in enumerate(window.axes, start=2):
-            x = _each_tap(x, axis, number, np.maximum)
-        return x.reshape(len(x), *result)
+        return _combine(x, window, np.maximum, -np.inf).reshape(len(x), *shape)
 
-    work = 10 * sum(axis.taps for axis in window.axes) * prod(place.shape)
-    return Step(node, result, at_least(node, prod(axis.overlap() for axis in window.axes)), apply, work=work)
+    return Step(shape, window.overlap, apply, work=10 * sum(place["kernel_size"]) * prod(place.shape))
 
 
-def _average_pool(node: Node, place: Place) -> Step:
+def _average_pool(place: Place) -> Step:
     """The sum over each window, divided: by one number, or by the number of pixels (and padding) that it sees.
 
     The operator has entries of one sign, so its norm is ‖|A|‖. Row sums are at most 1 where the divisor counts what is seen,
     column sums at most the windows over a pixel by the least divisor: the root of their product is a bound. So is the norm
     of the sums by the least divisor.
     """
-    window, result = _pool_window(node, place)
-    taps, override = prod(axis.taps for axis in window.axes), node.settings["divisor_override"]
-    include = node.flag("count_include_pad")
-    counts = []
-    for axis, pad in zip(window.axes, _both(node.wholes("padding", _dimensions(node), least=0), 0), strict=True):
-        start = np.arange(axis.outputs) * axis.stride - pad
-        end = np.minimum(start + axis.taps, axis.size + pad)
-        counts.append(end - start if include else np.minimum(end, axis.size) - np.maximum(start, 0))
-    divisors = counts[0][:, None] * counts[1].astype(np.float64)
-    rows = ONE
-    if override is not None:
-        divisor = whole(override, f"the divisor_override of {node}", least=-(1 << 40), most=1 << 40)
-        if divisor == 0:
-            raise Malformed(f"{node}: Expected a divisor_override other than 0. Got 0.")
-        divisors = np.full(divisors.shape, float(divisor))
-        rows = Fraction(taps, abs(divisor))
-    least = Fraction(float(np.abs(divisors).min()))
+    window, shape = _pool_window(place)
+    claim, taps, divisor = place.node.lipschitz, prod(place["kernel_size"]), place["divisor_override"]
+    counts, rows = [], ONE
+    for axis in window.axes:
+        start = np.arange(axis.outputs) * axis.stride - axis.before
+        end = np.minimum(start + axis.taps, axis.size + axis.before)  # what ceil_mode adds behind is never counted
+        inside = np.minimum(end, axis.size) - np.maximum(start, 0)
+        counts.append(end - start if place["count_include_pad"] else inside)
+    divisors = np.multiply.outer(*counts).astype(np.float64)
+    if divisor is not None:
+        Malformed.unless(divisor != 0, f"{place.node}: Expected a divisor_override other than 0. Got 0.")
+        divisors, rows = np.full(divisors.shape, float(divisor)), Fraction(taps, abs(divisor))
+    least, most = (Fraction(float(size)) for size in (np.abs(divisors).min(), np.abs(divisors).max()))
 
-    def refute(budget: Budget) -> str | None:
-        if node.claim**2 >= rows * prod(axis.overlap() for axis in window.axes) / least:
-            return None
-        ones = np.ones((1, 1, window.axes[0].taps, window.axes[1].taps))
-        estimate = convolution_norm(ones, 1, window, node.claim * least, budget, node)
-        return _describe(None if estimate is None else estimate / float(least))
+    def prove() -> Estimate:
+        ones = np.ones((1, 1, 1, *(axis.taps for axis in window.axes)))
+        estimate = convolution_norm(ones, window, claim * least, place.budget, place.node)
+        return None if estimate is None else estimate / float(least)
 
     def apply(x: Floats) -> Floats:
-        x = _padded(x, window)
-        for number, axis in enumerate(window.axes, start=2):
-            x = _each_tap(x, axis, number, np.add)
-        return (x / divisors).reshape(len(x), *result)
+        return (_combine(x, window, np.add, 0.0) / divisors).reshape(len(x), *shape)
 
-    largest = (node.claim * max(ONE, Fraction(float(np.abs(divisors).max()))), ZERO)  # sums are divided at the end
-    rounding = Rounding(taps + 1, node.claim, underflow=root_up(prod(result)) * (taps + 1), largest=largest)
-    work = 10 * sum(axis.taps for axis in window.axes) * prod(place.shape)
-    return Step(node, result, refute, apply, rounding, work=work)
+    largest = (claim * max(ONE, most), ZERO)  # sums are divided at the end
+    rounding = Rounding(taps + 1, claim, underflow=taps + 1, largest=largest)
+    work = 10 * sum(place["kernel_size"]) * prod(place.shape)
+    return Step(shape, rows * window.overlap / least, apply, rounding, work=work, prove=prove)
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
-def _bias(node: Node, place: Place, weight: Floats, positions: int) -> tuple[Floats, Fraction]:
-    """Return the bias (zeros where there is none), and its norm over all positions."""
-    bias = place.tensor(node, "bias")
-    if bias is None:
-        return np.zeros(len(weight)), ZERO
-    require(bias.shape == weight.shape[:1], node, f"a bias of {weight.shape[0]} numbers", bias.shape)
-    return bias, root_up(sum_of_squares(bias) * positions)
+def _affine(place: Place, kernel: Floats, window: Window, shape: Shape, apply: Apply, work: int = 0) -> Step:
+    """A convolution with kernel (groups, outputs, inputs, taps, taps), or a matrix, and a bias.
+
+    A sum of n products and a bias is off by at most γ_{n+1} times the sum of absolute values, plus what underflows.
+    ‖W‖ ≤ ‖|W|‖, of which the square is at most the largest row sum times the largest column sum times the copies.
+    """
+    groups, outputs, inputs, *_ = kernel.shape
+    channels, products = groups * outputs, kernel[0, 0].size
+    bias = place.tensor("bias", np.zeros(channels))
+    place.require(bias.shape == (channels,), f"a bias of {channels} numbers", bias.shape)
+    norm = root_up(sum_of_squares(bias) * (prod(shape) // channels))
+    place.spend(kernel.size * _PER_WEIGHT)
+    row_sum = largest_row_sum(kernel.reshape(channels, -1))
+    square = row_sum * largest_row_sum(kernel.swapaxes(1, 2).reshape(groups * inputs, -1)) * window.copies
+    rounding = Rounding(products + 1, root_up(square), norm, products + 1)
+    prove = partial(convolution_norm, kernel, window, place.node.lipschitz, place.budget, place.node)
+    work += products * prod(shape)
+    return Step(shape, square, partial(apply, bias=bias), rounding, norm, work, prove)
 
 
-def _affine(outputs: Shape, products: int, amplification: Fraction, bias: Fraction) -> dict[str, Any]:
-    """A sum of n products and a bias is off by at most γ_{n+1} times the sum of absolute values, plus what underflows."""
-    rounding = Rounding(products + 1, amplification, bias, root_up(prod(outputs)) * (products + 1))
-    return {"rounding": rounding, "at_zero": bias, "work": products * prod(outputs)}
-
-
-def _linear(node: Node, place: Place) -> Step:
+def _linear(place: Place) -> Step:
     """y = Wx + b along the last axis."""
-    shape, weight = place.shape, place.needed(node, "weight")
-    require(weight.ndim == 2, node, "a weight (outputs, inputs)", weight.shape)
-    require(shape[-1] == weight.shape[1], node, f"an input of {weight.shape[1]} features", shape)
-    bias, bias_norm = _bias(node, place, weight, prod(shape[:-1]))
-    result = require_shape(node, (*shape[:-1], weight.shape[0]))
-    place.budget.spend(weight.size * _PER_WEIGHT, node)
-    amplification = root_up(largest_row_sum(weight) * largest_row_sum(weight.T))  # of |W|, so that of W too
-
-    def refute(budget: Budget) -> str | None:
-        return None if node.claim >= amplification else _describe(matrix_norm(weight, node.claim, budget, node))
-
-    known = _affine(result, weight.shape[1], amplification, bias_norm)
-    return Step(node, result, refute, lambda x: x @ weight.T + bias, **known)
+    shape, weight = place.shape, place.tensor("weight")
+    place.require(weight.ndim == 2, "a weight (outputs, inputs)", weight.shape)
+    place.require(shape[-1] == weight.shape[1], f"an input of {weight.shape[1]} features", shape)
+    result = place.give((*shape[:-1], len(weight)))
+    kernel = weight[None, :, :, None, None]
+    return replace(_affine(place, kernel, POINT, result, lambda x, bias: x @ weight.T + bias), matrix=weight)
 
 
-def _convolution(node: Node, place: Place) -> Step:
-    shape, weight = place.shape, place.needed(node, "weight")
-    window, groups = _convolution_window(node, place, weight)
+def _convolution(place: Place) -> Step:
+    shape, weight, groups, mode = place.shape, place.tensor("weight"), place["groups"], place["padding_mode"]
+    place.require(weight.ndim == place.dimensions + 2, f"a kernel of {place.dimensions} axes", weight.shape)
     outputs, per_group, *taps = weight.shape
-    require(shape[0] == per_group * groups, node, f"{per_group * groups} channels in {groups} groups", shape)
-    require(outputs % groups == 0, node, f"a number of outputs that {groups} groups divide", weight.shape)
-    result = _result(node, outputs, window)
-    bias, bias_norm = _bias(node, place, weight, window.outputs)
-    place.budget.spend(weight.size * _PER_WEIGHT, node)
-    kernel = weight.reshape(outputs, per_group, *_both(tuple(taps), 1))
-    by_group = kernel.reshape(groups, outputs // groups, per_group, -1)
-    row_sum = largest_row_sum(by_group.reshape(outputs, -1))
-    column_sum = largest_row_sum(by_group.swapaxes(1, 2).reshape(groups * per_group, -1))
-    amplification = root_up(row_sum * column_sum * window.copies)
+    taps = [1] * (2 - place.dimensions) + taps
+    if mode != "circular" and not np.any(place["padding"]):
+        mode = "zeros"
+    window, result = _window(place, outputs, taps, mode)
+    place.require(shape[0] == per_group * groups, f"{per_group * groups} channels in {groups} groups", shape)
+    place.require(outputs % groups == 0, f"a number of outputs that {groups} groups divide", weight.shape)
+    kernel = weight.reshape(groups, -1, per_group, *taps)
 
-    def refute(budget: Budget) -> str | None:
-        if node.claim >= amplification:  # ‖W‖ ≤ ‖|W|‖
-            return None
-        return _describe(convolution_norm(kernel, groups, window, node.claim, budget, node))
-
-    def apply(x: Floats) -> Floats:
-        x = _padded(x, window)
+    def apply(x: Floats, bias: Floats) -> Floats:
+        x = _pad_images(x, window)
         total = np.zeros((len(x), groups, outputs // groups, window.outputs))
-        for t, u in np.ndindex(*kernel.shape[2:]):
+        for t, u in np.ndindex(*taps):
             seen = x[:, :, window.axes[0].seen(t), window.axes[1].seen(u)]
-            taps = kernel[:, :, t, u].reshape(groups, -1, per_group)
-            total += taps @ seen.reshape(len(x), groups, per_group, -1)
+            total += kernel[..., t, u] @ seen.reshape(len(x), groups, per_group, -1)
         return (total.reshape(len(x), outputs, -1) + bias[:, None]).reshape(len(x), *result)
 
-    known = _affine(result, weight[0].size, amplification, bias_norm)
-    known["work"] += prod(kernel.shape[2:]) * (100_000 + 20 * shape[0] * window.outputs)
-    return Step(node, result, refute, apply, **known)
+    work = prod(taps) * (100_000 + 20 * shape[0] * window.outputs)
+    return _affine(place, kernel, window, result, apply, work=work)
 
 
-def _convolution_window(node: Node, place: Place, weight: Floats) -> tuple[Window, int]:
-    d = _dimensions(node)
-    strides, dilations = (_both(node.wholes(name, d), 1) for name in ("stride", "dilation"))
-    pads, groups, mode = _both(node.pads(d), (0, 0)), node.whole("groups"), node.settings["padding_mode"]
-    if mode not in ("zeros", "circular", "reflect", "replicate"):
-        raise Malformed(
-            f"{node}: Expected padding_mode 'zeros', 'circular', 'reflect' or 'replicate'. Got {mode!s:.60}."
-        )
-    require(weight.ndim == d + 2, node, f"a kernel of {d} axes", weight.shape)
-    sizes = _image_sizes(node, place.shape)
-    if place.wrapped is not None:
-        pads, mode = _both(place.wrapped, (0, 0)), "circular"
-    elif not any(any(pad) for pad in pads) and mode != "circular":
-        mode = "zeros"
-    if mode == "reflect" and any(max(pad) >= size for pad, size in zip(pads, sizes, strict=True) if any(pad)):
-        raise Malformed(f"{node}: Expected reflection by less than the size. Got {pads}.")
-    taps = _both(weight.shape[2:], 1)
-    first, second = (
-        Axis(size, k, s, dilation, pad[0], pad[1], mode)
-        for size, k, s, dilation, pad in zip(sizes, taps, strides, dilations, pads, strict=True)
-    )
-    return Window((first, second)), groups
+# The table -----------------------------------------------------------------------------------------------------------
+
+_SIZE = whole(1, _LARGEST_SETTING)
 
 
-def pads_circularly(node: Node, following: Node) -> bool:
-    """Whether a node is a circular pad directly in front of a convolution without padding: the two are bounded as one."""
-    padding = following.settings.get("padding")
-    return (
-        node.kind.startswith("CircularPad")
-        and following.kind == f"Conv{node.kind[-2:]}"
-        and isinstance(padding, list)
-        and all(pair == [0, 0] for pair in padding)
-    )
+def _per_axis(dimensions: int, read: Reader[Any], missing: Any) -> Reader[Any]:
+    """Read one value per axis: a one-dimensional module is a two-dimensional one whose first axis does nothing."""
+    read_all = each(read, dimensions)
+    return lambda value, where: (missing,) * (2 - dimensions) + read_all(value, where)
 
 
-_POOL = ("kernel_size", "stride", "padding", "ceil_mode")
+def _both_sides(value: Any, where: str) -> tuple[int, int]:
+    return (whole(0, _LARGEST_SETTING)(value, where),) * 2
+
+
+def _pads(dimensions: int, least: int = 0) -> Reader[Any]:
+    return _per_axis(dimensions, each(whole(least, _LARGEST_SETTING), 2), (0, 0))
+
+
+def _exact(apply: Apply) -> Kind:
+    """A 1-Lipschitz function of each number, 0 at 0, that does not round."""
+    return Kind(partial(_pointwise, apply=apply))
+
+
 KINDS: dict[str, Kind] = {
     "ReLU": _exact(lambda x: np.maximum(x, 0.0)),
     "ReLU6": _exact(lambda x: np.clip(x, 0.0, 6.0)),
     "Abs": _exact(np.abs),
     "Identity": _exact(lambda x: x),
     "Dropout": _exact(lambda x: x),  # in evaluation
-    "Hardtanh": Kind(_hardtanh, ("min_val", "max_val")),
-    "LeakyReLU": Kind(_leaky_relu, ("negative_slope",)),
-    "Scale": Kind(_scale, ("factor",)),
+    "Hardtanh": Kind(_hardtanh, {"min_val": real, "max_val": real}),
+    "LeakyReLU": Kind(_leaky_relu, {"negative_slope": real}),
+    "Scale": Kind(_scale, {"factor": real}),
     "Softsign": Kind(_softsign),
     "Tanh": Kind(_tanh, assumes=True),
     "Sigmoid": Kind(_sigmoid, assumes=True),
-    "MaxMin": Kind(_max_min),
-    "GroupSort": Kind(_group_sort, ("group_size",)),
-    "ChannelShift": Kind(_channel_shift, ("channels",)),
+    "MaxMin": Kind(partial(_sort, size=2)),
+    "GroupSort": Kind(
+        lambda place: _sort(place, place["group_size"] or place.shape[0]), {"group_size": optional(_SIZE)}
+    ),
+    "ChannelShift": Kind(_channel_shift, {"channels": whole(0, _LARGEST_SETTING)}),
     "PositionBias": Kind(_position_bias),
     "HalfAbs": Kind(_half_abs),
     "L2NormPool2d": Kind(_norm_pool),
-    "Flatten": Kind(_flatten, ("start_dim", "end_dim")),
-    "Unflatten": Kind(_unflatten, ("dim", "unflattened_size")),
-    "PixelUnshuffle": Kind(_pixel_unshuffle, ("factor",)),
-    "PixelShuffle": Kind(_pixel_shuffle, ("factor",)),
-    "Upsample": Kind(_upsample, ("factors",)),
+    "Flatten": Kind(_flatten, {"start_dim": anything, "end_dim": anything}),
+    "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(_SIZE, 1, 8)}),
+    "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),
+    "PixelShuffle": Kind(_pixel_shuffle, {"factor": _SIZE}),
+    "Upsample": Kind(_upsample, {"factors": anything}),
     "Linear": Kind(_linear),
 }
-for _d in ("1d", "2d"):
-    KINDS |= {
-        f"Conv{_d}": Kind(_convolution, ("stride", "padding", "dilation", "groups", "padding_mode")),
-        f"BatchNorm{_d}": Kind(_batch_norm, ("eps",)),
-        f"MaxPool{_d}": Kind(_max_pool, (*_POOL, "dilation")),
-        f"AvgPool{_d}": Kind(_average_pool, (*_POOL, "count_include_pad", "divisor_override")),
-        f"ZeroPad{_d}": Kind(_pad("zeros"), ("padding",)),
-        f"ConstantPad{_d}": Kind(_pad("zeros"), ("padding", "value")),
-        f"CircularPad{_d}": Kind(_pad("circular"), ("padding",)),
-        f"ReflectionPad{_d}": Kind(_pad("reflect"), ("padding",)),
-        f"ReplicationPad{_d}": Kind(_pad("replicate"), ("padding",)),
+for _d in (1, 2):
+    _ones, _cut = _per_axis(_d, _SIZE, 1), {"padding": _pads(_d, least=-_LARGEST_SETTING)}
+    _pooling: dict[str, Reader[Any]] = {
+        "kernel_size": _ones,
+        "stride": _ones,
+        "padding": _per_axis(_d, _both_sides, (0, 0)),
+        "ceil_mode": flag,
     }
-
-
-def make_step(node: Node, place: Place, following: Node | None) -> Step:
-    """Put a node in its place; `following` is the only node that takes its value, if there is one."""
-    kind = KINDS.get(node.kind)
-    if kind is None:
-        raise Malformed(
-            f"Expected a kind of layer that has a known bound. Got {node.kind!r:.60} (layer {node.name:.60})."
-        )
-    if len(node.inputs) != kind.inputs:
-        raise Malformed(f"Expected {node} to have {kind.inputs} inputs. Got {len(node.inputs)}.")
-    entries(node.settings, kind.settings, f"the settings of {node}")
-    if following is not None and pads_circularly(node, following):
-        _image_sizes(node, place.shape)
-        node.pads(_dimensions(node))
-        return Step(node, place.shape, at_least(node, 1), lambda x: x, part_of_next=True)
-    step = kind.make(node, place)
-    place.budget.spend(100 * (prod(place.shape) + prod(step.shape)), node)
-    return step
+    _counting = {"count_include_pad": flag, "divisor_override": optional(whole(-(1 << 40), 1 << 40))}
+    _modes = {"padding_mode": choice("zeros", "circular", "reflect", "replicate")}
+    _convolving = {"stride": _ones, "padding": _pads(_d), "dilation": _ones, "groups": _SIZE, **_modes}
+    KINDS |= {
+        f"Conv{_d}d": Kind(_convolution, _convolving),
+        f"BatchNorm{_d}d": Kind(_batch_norm, {"eps": real}),
+        f"MaxPool{_d}d": Kind(_max_pool, {**_pooling, "dilation": _ones}),
+        f"AvgPool{_d}d": Kind(_average_pool, {**_pooling, **_counting}),
+        f"ZeroPad{_d}d": Kind(partial(_pad, mode="zeros"), _cut),
+        f"ConstantPad{_d}d": Kind(partial(_pad, mode="zeros"), {**_cut, "value": real}),
+        f"CircularPad{_d}d": Kind(partial(_pad, mode="circular"), {"padding": _pads(_d)}),
+        f"ReflectionPad{_d}d": Kind(partial(_pad, mode="reflect"), {"padding": _pads(_d)}),
+        f"ReplicationPad{_d}d": Kind(partial(_pad, mode="replicate"), {"padding": _pads(_d)}),
+    }

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import Budget
-from .exact import LARGEST, Floats, Ints, circle, multiply, normalise, power_of_two, rescale, root_down, root_up
+from .exact import BITS, LARGEST, Floats, Ints, circle, multiply, normalise, power_of_two, rescale, root_down, root_up
 
 Pair = tuple[int, int]
 Estimate = float | None  # None: proved. A number: not proved, and nothing below about this can be
@@ -48,8 +48,8 @@ _DENSE_ENTRIES = 1 << 23
 _DENSE_TAPS = 1 << 12
 _CHUNK = 1 << 18  # entries of the matrices of frequencies that are handled together
 _SIZES = 12  # of circles that are tried per axis
-# In multiplications, measured: a number handled once on the way to a proof, a batch of matrices, a point of the circle.
-_PER_ENTRY, _PER_BATCH, _PER_POINT = 3_000, 5_000_000, 150_000
+# In multiplications, measured: an entry of a witness, a matrix of one number, a larger one, a point of the circle, a batch.
+_PER_ENTRY, _PER_NUMBER, _PER_MATRIX, _PER_POINT, _PER_BATCH = 3_000, 40_000, 340_000, 150_000, 5_000_000
 
 
 # Where windows lie ---------------------------------------------------------------------------------------------------
@@ -110,6 +110,11 @@ class Axis:
         source = self.source()
         return int(np.bincount(source[source >= 0], minlength=1).max())
 
+    def sees(self) -> npt.NDArray[np.bool_]:
+        """Return for each tap whether it sees a pixel in some window."""
+        source = self.source()
+        return np.array([(source[self.seen(t)] >= 0).any() for t in range(self.taps)])
+
     def overlap(self) -> int:
         """Return how many windows, at most, look at the same pixel, where what lies outside is no pixel."""
         counts = np.zeros(max(self.padded, self.before + self.size), np.int64)
@@ -150,11 +155,20 @@ class Window:
         return prod(axis.outputs for axis in self.axes)
 
     @property
+    def inputs(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    @property
     def copies(self) -> int:
         """How often, at most, one output occurs (on a torus) or one pixel (of a reflected or replicated input)."""
         if self.mode == "circular":
             return prod(-(-axis.outputs // (axis.size // axis.fold)) for axis in self.axes)
         return prod(axis.copies() for axis in self.axes)
+
+    @property
+    def overlap(self) -> int:
+        """How many windows, at most, look at the same pixel, where what lies outside is no pixel."""
+        return prod(axis.overlap() for axis in self.axes)
 
     def tori(self) -> Iterator[tuple[Pair, Pair, int]]:
         """Yield tori that the operator may be taken for: sizes in strides, the strides, and how often things occur."""
@@ -171,6 +185,9 @@ class Window:
             yield (a, b), (axes[0].stride, axes[1].stride), self.copies
 
 
+POINT = Window((Axis(1), Axis(1)))  # of one pixel: the operator is the kernel, as a matrix
+
+
 def _unpadded(axis: Axis) -> Axis:
     return Axis(axis.padded, axis.taps, axis.stride, axis.dilation)
 
@@ -178,59 +195,81 @@ def _unpadded(axis: Axis) -> Axis:
 # Norms ---------------------------------------------------------------------------------------------------------------
 
 
-def matrix_norm(weight: Floats, claim: Fraction, budget: Budget, what: object) -> Estimate:
-    """Prove ‖weight‖ ≤ claim for a matrix, or for each of a batch."""
-    if not weight.any():
-        return None
-    batch = weight.reshape(-1, *weight.shape[-2:])
-    budget.spend(len(batch) * _witness_work(batch.shape[1], batch.shape[2], 3), what)
-    exponent, integers = _in_units(batch, claim, 1)
-    rounding = root_up(Fraction(batch[0].size, 4))  # Frobenius norm of what was rounded, at most ½ per entry
-    return _prove([(integers, None)], claim, exponent, rounding)
-
-
-def convolution_norm(
-    kernel: Floats, groups: int, window: Window, claim: Fraction, budget: Budget, what: object
-) -> Estimate:
-    """Prove that the convolution with kernel (outputs, inputs per group, taps, taps) has at most the claimed norm."""
+def convolution_norm(kernel: Floats, window: Window, claim: Fraction, budget: Budget, what: object) -> Estimate:
+    """Prove that the convolution with kernel (groups, outputs, inputs, taps, taps) has at most the claimed norm."""
     budget.spend(100 * sum(axis.taps * axis.outputs for axis in window.axes), what)
-    sources = [(axis, axis.source()) for axis in window.axes]
-    sees = [[bool((source[axis.seen(t)] >= 0).any()) for t in range(axis.taps)] for axis, source in sources]
-    kernel = kernel * np.outer(np.array(sees[0]), np.array(sees[1]))  # a tap that sees no pixel does nothing
+    first, second = window.axes
+    kernel = kernel * np.outer(first.sees(), second.sees())  # a tap that sees no pixel does nothing
     if not kernel.any():
         return None
-    parts = kernel.reshape(groups, -1, *kernel.shape[1:])
-    if prod(kernel.shape[2:]) == 1 and window.mode == "zeros":
-        # One matrix at every output, and no two outputs see one pixel: the norm is the matrix's.
-        return matrix_norm(parts[:, :, :, 0, 0], claim, budget, what)
+    if first.taps == second.taps == window.copies == 1:  # the same matrix at every pixel that is seen
+        window = POINT
+    groups, outputs, inputs, *taps = kernel.shape
+    rows, columns = outputs * window.outputs, inputs * window.inputs
+    work = groups * _witness_work(rows, columns, 3) + _PER_BATCH
     exact_on_torus = window.mode == "circular" and all(axis.whole_circle for axis in window.axes)
-    if not exact_on_torus and dense_is_affordable(parts, window):
-        budget.spend(3 * _dense_work(parts, window) + _PER_BATCH, what)
-        return dense_norm(parts, window, claim)
-    estimates: list[float] = []
-    for sizes, folds, copies in window.tori():
-        work = _torus_work(parts, sizes, folds)
-        if estimates and not budget.affords(4 * work):
-            break
+    small = (
+        prod(taps) <= _DENSE_TAPS
+        and groups * rows * columns <= _DENSE_ENTRIES
+        and groups * min(rows, columns) ** 2 * (rows + columns) <= _DENSE_WORK
+    )
+    if window == POINT or (small and not exact_on_torus):
         budget.spend(work, what)
-        estimate = torus_norm(parts, window, sizes, folds, root_down(claim**2 / copies))
-        if estimate is None:
-            return None
-        estimates.append(estimate * copies**0.5)
+        return dense_norm(kernel, window, claim)
+    tori = [(_torus_work(kernel, sizes, folds), sizes, folds, copies) for sizes, folds, copies in window.tori()]
+    estimates: list[float] = []
+    usual = tori[0][0]  # of the torus that a certifier takes: without it, nothing is refuted
+    refutable = budget.affords(usual)
+    for work, sizes, folds, copies in tori:
+        if budget.affords(4 * work if estimates else work):
+            budget.spend(work, what)
+            estimate = torus_norm(kernel, window, sizes, folds, root_down(claim**2 / copies))
+            if estimate is None:
+                return None
+            estimates.append(estimate * copies**0.5)
+    if not refutable:
+        budget.spend(usual, what)
     return min(estimates)
 
 
-def torus_norm(parts: Floats, window: Window, sizes: Pair, folds: Pair, claim: Fraction) -> Estimate:
-    """Prove it by Note [Torus], for kernels (groups, outputs, inputs, taps, taps) and a torus of sizes·folds positions.
+def dense_norm(kernel: Floats, window: Window, claim: Fraction) -> Estimate:
+    """Prove it for the operator as one matrix per group: what is small, or what no torus describes exactly.
+
+    What was rounded is a convolution with taps of at most ½, so it has row sums of at most inputs·T/2 and column sums of
+    at most copies·outputs·T/2, and the norm is at most the root of their product.
+    """
+    groups, outputs, inputs, *taps = kernel.shape
+    exponent, integers = _in_units(kernel, claim, prod(taps))
+    rounding = Fraction(prod(taps), 2) * root_up(outputs * inputs * window.copies)
+    step = max(1, _CHUNK * groups // (kernel[..., 0, 0].size * window.outputs * window.inputs))
+    chunks = (integers[start : start + step] for start in range(0, groups, step))
+    return _prove((_write_out(chunk, window)[None] for chunk in chunks), claim, exponent, rounding)
+
+
+def _write_out(kernel: Ints, window: Window) -> Ints:
+    """Return the matrix of each group."""
+    groups, outputs, inputs, *taps = kernel.shape
+    first, second = window.axes
+    matrices = np.zeros((groups, outputs, first.outputs, second.outputs, inputs, first.size, second.size), np.int64)
+    for t, u in np.ndindex(*taps):
+        rows, columns = first.source()[first.seen(t)], second.source()[second.seen(u)]
+        y, x = np.flatnonzero(rows >= 0), np.flatnonzero(columns >= 0)
+        # Each output once, so that += adds to every one of them; taps that meet on one input pixel add up.
+        matrices[:, :, y[:, None], x, :, rows[y][:, None], columns[x]] += kernel[None, None, ..., t, u]
+    return matrices.reshape(groups, outputs * window.outputs, -1)
+
+
+def torus_norm(kernel: Floats, window: Window, sizes: Pair, folds: Pair, claim: Fraction) -> Estimate:
+    """Prove it by Note [Torus], on a torus of sizes·folds positions.
 
     An entry of a matrix is a sum of T weights with two phases each, rounded after the first (T′ sums, T′ ≤ T) and after the
     second. The weights are off by ½ (T/2 together), each of two phases by √2·2⁻⁵³ (√2/2 each, as the weights add up to at
     most 2⁵²), each rounded sum by √2. Together that is less than T/2 + √2·(T′ + 3), for which 3/2 stands below.
     """
-    _, outputs, inputs, *taps = parts.shape
-    exponent, integers = _in_units(parts, claim, taps[0] * taps[1])
+    _, outputs, inputs, *taps = kernel.shape
+    exponent, integers = _in_units(kernel, claim, prod(taps))
     entries = outputs * inputs * _residues(taps, folds)
-    rounding = root_up(entries) * (Fraction(taps[0] * taps[1], 2) + Fraction(3, 2) * (max(taps) + 3))
+    rounding = root_up(entries) * (Fraction(prod(taps), 2) + Fraction(3, 2) * (max(taps) + 3))
     return _prove(_spectrum(integers, window, sizes, folds), claim, exponent, rounding)
 
 
@@ -239,34 +278,36 @@ def _residues(taps: Iterable[int], folds: Pair) -> int:
     return prod(min(pair) for pair in zip(taps, folds, strict=True))
 
 
-def _spectrum(parts: Ints, window: Window, sizes: Pair, folds: Pair) -> Iterator[tuple[Ints, Ints]]:
-    """Yield real and imaginary parts of the matrices at all frequencies, in batches, one of each pair that is conjugate.
+def _spectrum(kernel: Ints, window: Window, sizes: Pair, folds: Pair) -> Iterator[Ints]:
+    """Yield the matrices at all frequencies, in batches, one of each pair that is conjugate.
 
     First along the shorter axis, frequency by frequency, then along the other one.
     """
-    groups, outputs, inputs, *_ = parts.shape
+    groups, outputs, inputs, *taps = kernel.shape
     outer, inner = (0, 1) if sizes[0] <= sizes[1] else (1, 0)
-    by_tap = np.moveaxis(parts, (3 + outer, 3 + inner), (0, 1)).reshape(
-        window.axes[outer].taps, -1
-    )  # (taps of the outer axis, taps of the inner axis · all else)
-    columns = inputs * _residues(parts.shape[3:], folds)
+    # (taps of the outer axis, taps of the inner axis · all else)
+    by_tap = np.moveaxis(kernel, (3 + outer, 3 + inner), (0, 1)).reshape(taps[outer], -1)
+    columns = inputs * _residues(taps, folds)
     step = max(1, _CHUNK // (groups * (outputs * columns + min(outputs, columns) ** 2)))
     for frequency in range(sizes[outer]):
+        # Beyond half of the outer frequencies, those of the inner axis that are their own negatives, 0 and a half, have
+        # had their conjugates.
+        twice = 2 * frequency > sizes[outer]
+        start, end = int(twice), sizes[inner] // 2 + 1 - (twice and sizes[inner] % 2 == 0)
         lines = []
         for here, cosines, sines in _phases(window.axes[outer], sizes[outer], folds[outer], np.array([frequency])):
             line = rescale(multiply(np.concatenate([cosines, sines]), by_tap[here]))
-            lines.append(line.reshape(2, window.axes[inner].taps, -1))
+            lines.append(line.reshape(2, taps[inner], -1))
         half_turned = np.stack(lines, axis=2)  # (real and imaginary, taps of the inner axis, outer residues, all else)
-        for start in range(0, sizes[inner] // 2 + 1, step):
-            chunk = np.arange(start, min(start + step, sizes[inner] // 2 + 1))
+        for first in range(start, end, step):
+            chunk = np.arange(first, min(first + step, end))
             symbols = []
             for here, cosines, sines in _phases(window.axes[inner], sizes[inner], folds[inner], chunk):
                 turn = np.block([[cosines, -sines], [sines, cosines]])
                 symbol = rescale(multiply(turn, half_turned[:, here].reshape(turn.shape[1], -1)))
                 symbols.append(symbol.reshape(2, len(chunk), -1, groups, outputs, inputs))
             matrices = np.moveaxis(np.concatenate(symbols, axis=2), 2, -1)
-            real, imaginary = matrices.reshape(2, len(chunk) * groups, outputs, -1)
-            yield real, imaginary
+            yield matrices.reshape(2, len(chunk) * groups, outputs, -1)
 
 
 def _phases(axis: Axis, size: int, fold: int, frequencies: Ints) -> Iterator[tuple[npt.NDArray[np.bool_], Ints, Ints]]:
@@ -281,128 +322,91 @@ def _phases(axis: Axis, size: int, fold: int, frequencies: Ints) -> Iterator[tup
 
 def _witness_work(rows: int, columns: int, factor: int) -> int:
     small = min(rows, columns)
-    return small * (rows + columns) * (factor * small + _PER_ENTRY) + _PER_BATCH
+    per_matrix = _PER_MATRIX if rows * columns > 1 else _PER_NUMBER
+    return small * (rows + columns) * (factor * small + _PER_ENTRY) + per_matrix
 
 
-def _torus_work(parts: Floats, sizes: Pair, folds: Pair) -> int:
-    groups, outputs, inputs, *taps = parts.shape
-    frequencies = min(sizes) * (max(sizes) // 2 + 1)
+def _torus_work(kernel: Floats, sizes: Pair, folds: Pair) -> int:
+    groups, outputs, inputs, *taps = kernel.shape
+    frequencies = (prod(sizes) + prod(2 - size % 2 for size in sizes)) // 2
     columns = inputs * _residues(taps, folds)
-    per_matrix = _witness_work(outputs, columns, 28) - _PER_BATCH + (340_000 if outputs * columns > 1 else 40_000)
     batches = min(sizes) + frequencies * groups * outputs * columns // _CHUNK
-    transforms = (min(sizes) * 20 + frequencies * 40) * parts.size
-    return frequencies * groups * per_matrix + transforms + batches * _PER_BATCH + sum(sizes) * _PER_POINT
+    transforms = (min(sizes) * 20 + frequencies * 40) * kernel.size
+    witnesses = frequencies * groups * _witness_work(outputs, columns, 22)
+    return witnesses + transforms + batches * _PER_BATCH + sum(sizes) * _PER_POINT
 
 
-def _dense_work(parts: Floats, window: Window) -> int:
-    groups, outputs, inputs, *_ = parts.shape
-    rows, columns = outputs * window.outputs, inputs * window.axes[0].size * window.axes[1].size
-    return int(groups * min(rows, columns) ** 2 * (rows + columns))
+# Witnesses -----------------------------------------------------------------------------------------------------------
+# A batch of matrices is an array (parts, batch, rows, columns): one part if they are real, two if they are complex.
 
 
-def dense_is_affordable(parts: Floats, window: Window) -> bool:
-    entries = parts.shape[1] * window.outputs * parts.shape[2] * window.axes[0].size * window.axes[1].size
-    few = prod(parts.shape[3:]) <= _DENSE_TAPS
-    return few and _dense_work(parts, window) <= _DENSE_WORK and parts.shape[0] * entries <= _DENSE_ENTRIES
-
-
-def dense_norm(parts: Floats, window: Window, claim: Fraction) -> Estimate:
-    """Prove it for the operator as one matrix per group: what small ones, which no torus describes exactly, are checked as.
-
-    What was rounded is a convolution with taps of at most ½, so it has row sums of at most inputs·T/2 and column sums of
-    at most copies·outputs·T/2, and the norm is at most the root of their product.
-    """
-    _, outputs, inputs, *taps = parts.shape
-    exponent, integers = _in_units(parts, claim, taps[0] * taps[1])
-    rounding = Fraction(taps[0] * taps[1], 2) * root_up(outputs * inputs * window.copies)
-    return _prove(((_write_out(part, window)[None], None) for part in integers), claim, exponent, rounding)
-
-
-def _write_out(part: Ints, window: Window) -> Ints:
-    outputs, inputs, *taps = part.shape
-    first, second = window.axes
-    matrix = np.zeros((outputs, first.outputs, second.outputs, inputs, first.size, second.size), np.int64)
-    for t, u in np.ndindex(*taps):
-        rows, columns = first.source()[first.seen(t)], second.source()[second.seen(u)]
-        y, x = np.flatnonzero(rows >= 0), np.flatnonzero(columns >= 0)
-        # Each output once, so that += adds to every one of them; taps that meet on one input pixel add up.
-        matrix[:, y[:, None], x, :, rows[y][:, None], columns[x]] += part[None, None, :, :, t, u]
-    return matrix.reshape(outputs * first.outputs * second.outputs, -1)
-
-
-def _in_units(weight: Floats, claim: Fraction, taps: int) -> tuple[int, Ints]:
+def _in_units(kernel: Floats, claim: Fraction, taps: int) -> tuple[int, Ints]:
     """Return (e, integers): the weights as multiples of 2ᵉ, each rounded by at most ½. See Note [Units]."""
-    _, of_weight = np.frexp(np.abs(weight).max())  # |weight| < 2^of_weight
+    _, of_weight = np.frexp(np.abs(kernel).max())  # |weight| < 2^of_weight
     of_claim = claim.numerator.bit_length() - claim.denominator.bit_length() + 1  # claim < 2^of_claim
     exponent = max(of_claim, int(of_weight) + taps.bit_length()) - 52
-    return exponent, np.rint(np.ldexp(weight, -exponent)).astype(np.int64)
+    return exponent, np.rint(np.ldexp(kernel, -exponent)).astype(np.int64)
 
 
-def _prove(batches: Iterable[tuple[Ints, Ints | None]], claim: Fraction, exponent: int, rounding: Fraction) -> Estimate:
+def _prove(batches: Iterable[Ints], claim: Fraction, exponent: int, rounding: Fraction) -> Estimate:
     """Prove that all matrices, in units of 2^exponent and known up to `rounding`, have at most the claimed norm."""
     most = claim / power_of_two(exponent) - rounding
-    for real, imaginary in batches:
-        if real.shape[-2] > real.shape[-1]:
-            real = np.swapaxes(real, -1, -2)
-            imaginary = None if imaginary is None else np.swapaxes(imaginary, -1, -2)
-        if most <= 0 or not has_witness(real, imaginary, floor(most**2)):
+    for matrices in batches:
+        if matrices.shape[-2] > matrices.shape[-1]:
+            matrices = np.swapaxes(matrices, -1, -2)
+        if most <= 0 or not has_witness(matrices, floor(most**2)):
             with np.errstate(over="ignore", under="ignore"):
-                return float(np.ldexp(_estimate(real, imaginary), exponent))
+                return float(np.ldexp(_estimate(matrices), exponent))
     return None
 
 
-def has_witness(real: Ints, imaginary: Ints | None, limit: int) -> bool:
-    """Prove ‖real + i·imaginary‖² ≤ limit for each matrix of a batch, by Note [Witness]; False if that failed."""
-    witness = _guess(real, imaginary, limit)
+def has_witness(matrices: Ints, limit: int) -> bool:
+    """Prove ‖M‖² ≤ limit for each matrix of a batch, by Note [Witness]; return False if that failed."""
+    witness = _guess(matrices, limit)
     if witness is None:
         return False
-    columns = np.concatenate([real, witness.real.astype(np.int64)], axis=-1)
-    if imaginary is None:
-        return _is_dominant(normalise(multiply(columns, np.swapaxes(columns, -1, -2))), None, limit)
-    others = np.concatenate([imaginary, witness.imag.astype(np.int64)], axis=-1)
-    both = np.concatenate([columns, others], axis=-1)
-    real_gram = multiply(both, np.swapaxes(both, -1, -2))
-    half = multiply(others, np.swapaxes(columns, -1, -2))  # the imaginary part is this minus its transpose
-    imaginary_gram = [limb - np.swapaxes(limb, -1, -2) for limb in half]
-    return _is_dominant(normalise(real_gram), normalise(imaginary_gram), limit)
+    columns = np.concatenate([matrices, witness], axis=-1)
+    both = np.concatenate(columns, axis=-1)
+    grams = [normalise(multiply(both))]
+    if len(columns) == 2:  # the imaginary part is the product below minus its transpose
+        half = multiply(columns[1], np.swapaxes(columns[0], -1, -2))
+        grams.append(normalise([limb - np.swapaxes(limb, -1, -2) for limb in half]))
+    return _is_dominant(grams, limit)
 
 
-def _is_dominant(real_gram: list[Ints], imaginary_gram: list[Ints] | None, limit: int) -> bool:
+def _is_dominant(grams: list[list[Ints]], limit: int) -> bool:
     """Whether limit·I minus the matrix with these limbs is diagonally dominant: |a + ib| ≤ |a| + |b|, limb by limb."""
     margin: Any = limit  # an array of Python integers, soon
-    for k, limb in enumerate(real_gram):
-        diagonal = np.diagonal(limb, axis1=-2, axis2=-1)
-        used = diagonal - np.abs(diagonal) + np.abs(limb).sum(-1)
-        if imaginary_gram is not None:
-            used = used + np.abs(imaginary_gram[k]).sum(-1)
-        margin = margin - used.astype(object) * (1 << 18 * k)
+    for k, limbs in enumerate(zip(*grams, strict=True)):
+        diagonal = np.diagonal(limbs[0], axis1=-2, axis2=-1)
+        used = diagonal - np.abs(diagonal) + sum(np.abs(limb).sum(-1) for limb in limbs)
+        margin = margin - used.astype(object) * (1 << BITS * k)
     return bool((margin >= 0).all())
 
 
-def _guess(real: Ints, imaginary: Ints | None, limit: int) -> npt.NDArray[np.complex128] | Floats | None:
+def _guess(matrices: Ints, limit: int) -> Ints | None:
     """Return a witness found in floating point, whole numbers up to 2⁵³, or None."""
-    if max(np.abs(real).max(), 0 if imaginary is None else np.abs(imaginary).max()) > LARGEST:
+    if np.abs(matrices).max() > LARGEST:
         return None
-    gram = _gram(real, imaginary)
-    diagonal = np.arange(gram.shape[-1])
-    rest = -gram
+    rest = -_gram(matrices)
+    diagonal = np.arange(rest.shape[-1])
     rest[..., diagonal, diagonal] += float(limit) * _SHRINK
     try:
-        factor = np.rint(np.linalg.cholesky(rest))
+        factor = np.linalg.cholesky(rest)
     except np.linalg.LinAlgError:
         return None
-    fits = np.isfinite(factor).all() and max(np.abs(factor.real).max(), np.abs(factor.imag).max()) <= LARGEST
-    return factor if fits else None
+    parts = np.rint(np.stack([factor.real, factor.imag][: len(matrices)]))
+    return parts.astype(np.int64) if (np.abs(parts) <= LARGEST).all() else None
 
 
-def _gram(real: Ints, imaginary: Ints | None) -> npt.NDArray[np.complex128] | Floats:
-    matrix = real.astype(np.float64) if imaginary is None else real + 1j * imaginary
+def _gram(matrices: Ints) -> npt.NDArray[Any]:
+    matrix = matrices[0].astype(np.float64) if len(matrices) == 1 else matrices[0] + 1j * matrices[1]
     return matrix @ np.conj(np.swapaxes(matrix, -1, -2))
 
 
-def _estimate(real: Ints, imaginary: Ints | None) -> float:
+def _estimate(matrices: Ints) -> float:
     """Return about the largest norm, for a message."""
     try:
-        return float(np.sqrt(max(0.0, np.linalg.eigvalsh(_gram(real, imaginary)).max())))
+        return float(np.sqrt(max(0.0, np.linalg.eigvalsh(_gram(matrices)).max())))
     except np.linalg.LinAlgError:
         return float("nan")

@@ -4,32 +4,22 @@ The nodes are put together from the input to the logits; each node's constant is
 pair of classes and the error of the computed logits follow; then comes image after image, in exact fractions.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from . import Budget, Invalid, Malformed
-from .certificate import (
-    ASSUMPTION,
-    CLAIM,
-    INPUT,
-    LARGEST_FINITE,
-    SMALLEST_NORMAL,
-    UNIT_ROUNDOFF,
-    Certificate,
-    Image,
-    Node,
-    read_certificate,
-    upgrade,
-)
-from .exact import Floats, as_integers, power_of_two, root_up, show, sum_of_squares, trim
-from .files import Tensor, as_float64, read_images, read_model, weights_sha256
-from .kinds import KINDS, Place, Shape, Step, make_step, require_shape
+from .certificate import ASSUMPTION, INPUT, Certificate, Image, Node, read_certificate
+from .exact import ARITHMETICS, Arithmetic, Integers, root_up, show, squared_distance, sum_of_squares, trim
+from .files import Json, Tensor, read_images, read_model, record, weights_sha256
+from .kinds import KINDS, LARGEST_ACTIVATION, Place, Shape, Step
 
 ROOT_OF_TWO = root_up(2)
 _A_LITTLE = 1 + Fraction(1, 2**40)  # for the rounding of a norm that is as large as it can be
@@ -40,20 +30,22 @@ _PER_IMAGE, _PER_PAIR = 200_000, 200_000  # multiplications that a logit, or a p
 
 def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool = False) -> str:
     """Return what was proved, in one line. Raise `Invalid` or `Malformed` otherwise."""
-    certificate = read_certificate(file)
+    certificate, listed = read_certificate(file)
     tensors = read_model(model)
     pictures = None if images is None else read_images(images, certificate.input_shape)
     size = file.stat().st_size + sum(t.nbytes for t in tensors.values()) + (0 if pictures is None else pictures.nbytes)
-    budget = Budget(size, unlimited)
-    if certificate.weights_sha256 != (digest := weights_sha256(tensors)):
-        raise Invalid(f"weights_sha256 is {certificate.weights_sha256!r:.70}, but the model's weights have {digest!r}.")
-    network = assemble(certificate, tensors, budget)
-    require_claims(network, budget)
-    require_pair_constants(certificate, network, budget)
-    error = require_error_terms(certificate, network)
-    require_sentences(certificate)
-    count, certified, replayed = require_images(certificate, network, error, pictures, budget)
-    return _summarise(certificate, count, certified, replayed)
+    claimed, digest = certificate.weights_sha256, weights_sha256(tensors)
+    Invalid.unless(claimed == digest, f"weights_sha256 is {claimed!r:.70}, but the model's weights have {digest!r}.")
+    network = assemble(certificate, tensors, Budget(size, unlimited))
+    require_claims(network)
+    require_pair_constants(network)
+    sums = require_error_terms(network)
+    found, needed = (
+        list(certificate.assumptions),
+        [ASSUMPTION] * any(KINDS[node.kind].assumes for node in certificate.nodes),
+    )
+    Invalid.unless(found == needed, f"assumptions are {found!s:.200}, but the proof needs {needed}.")
+    return _summarise(certificate, *require_images(network, listed, pictures, sums))
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -61,97 +53,120 @@ def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool
 
 @dataclass(frozen=True)
 class Network:
-    """The nodes in their places. `constants` are those of the values as functions of the input, by name."""
+    """The nodes in their places, by name, with the shapes of their values and their constants as functions of the input.
 
-    steps: tuple[Step, ...]
-    tensors: dict[str, Tensor]
-    constants: dict[str, Fraction]
+    fused : circular pads that are bounded, and round, together with the convolution after them
+    """
+
+    certificate: Certificate
+    budget: Budget
+    nodes: dict[str, Node]
+    steps: dict[str, Step]
     shapes: dict[str, Shape]
+    constants: dict[str, Fraction]
+    fused: set[str]
 
-    @property
-    def last(self) -> Step:
-        return self.steps[-1]
+    def __iter__(self) -> Iterator[tuple[Node, Step]]:
+        return zip(self.nodes.values(), self.steps.values(), strict=True)
 
 
 def assemble(certificate: Certificate, tensors: dict[str, Tensor], budget: Budget) -> Network:
     """Put every node in its place, with the weights that the model holds for it. Every node and weight must be used."""
-    nodes = certificate.nodes if certificate.version == 2 else tuple(upgrade(node) for node in _distinct(certificate))
-    users: dict[str, list[Node]] = {node.name: [] for node in nodes}
-    used: set[str] = set()
-    shapes: dict[str, Shape] = {INPUT: require_shape(nodes[0], certificate.input_shape)}
-    constants = {INPUT: Fraction(1)}
-    for node in nodes:
-        for name in node.inputs:
-            users.get(name, []).append(node)
-    steps: dict[str, Step] = {}
-    for node in nodes:
-        if missing := [name for name in node.inputs if name not in shapes]:
-            raise Malformed(f"Expected {node} after its inputs. Got {missing[0]!r:.60}, which no node before it has.")
-        if node.name in shapes:
-            raise Malformed(f"Expected each layer once. Got {node.name!r:.60} again.")
-        before = steps.get(node.inputs[0]) if node.inputs else None
-        wrapped = before.node.pads(len(before.shape) - 1) if before and before.part_of_next else None
-        inputs = tuple(shapes[name] for name in node.inputs)
-        place = Place(inputs, tensors, used, certificate.arithmetic, budget, wrapped)
-        following = users[node.name][0] if len(users[node.name]) == 1 and node.name != certificate.output else None
-        steps[node.name] = step = make_step(node, place, following)
-        shapes[node.name] = step.shape
+    names = Counter([INPUT, *(node.name for node in certificate.nodes)])
+    twice, times = names.most_common(1)[0]
+    Malformed.unless(times == 1, f"Expected each layer once. Got {twice!r:.60} again.")
+    nodes = {node.name: node for node in certificate.nodes}
+    settings = {name: _read_settings(node) for name, node in nodes.items()}
+    users: dict[str, list[str]] = {name: [] for name in names}
+    network = Network(certificate, budget, nodes, {}, {INPUT: certificate.input_shape}, {INPUT: Fraction(1)}, set())
+    used, size = set[str](), prod(certificate.input_shape)
+    most = f"at most {LARGEST_ACTIVATION} numbers, the limit"
+    Malformed.unless(size <= LARGEST_ACTIVATION, f"Expected an input of {most}. Got {size}.")
+    for name, node in nodes.items():
+        for before in node.inputs:
+            users.setdefault(before, []).append(name)
+    for name, node in nodes.items():
+        missing = [before for before in node.inputs if before not in network.shapes]
+        Malformed.unless(not missing, f"Expected {node} after its inputs. Got {missing!s:.60}, of no node before it.")
+        shapes = tuple(network.shapes[before] for before in node.inputs)
+        place = Place(node, settings[name], shapes, tensors, used, ARITHMETICS[certificate.arithmetic], budget)
+        following = users[name][0] if len(users[name]) == 1 and name != certificate.output else name
+        if _pads_circularly(node, nodes[following], settings[following]):
+            network.fused.add(name)
+            settings[following] |= {"padding": settings[name]["padding"], "padding_mode": "circular"}
+            step = Step(place.shape, 1, lambda x: x)
+        else:
+            step = KINDS[node.kind].make(place)
+        place.spend(100 * (prod(place.shape) + prod(step.shape)))
+        network.steps[name], network.shapes[name] = step, step.shape
         # As a function of all its inputs together, whose constant is the root of the sum of the squares of theirs.
-        constants[node.name] = trim(node.claim * _root_of_squares([constants[name] for name in node.inputs]))
-    if unused := [name for name in tensors if name not in used]:
-        raise Invalid(f"the model holds {min(unused)}, which no layer of the certificate uses.")
-    if idle := [node for node in nodes if not users[node.name] and node.name != certificate.output]:
-        raise Malformed(f"Expected each node to be used. Got {idle[0]}, whose value goes nowhere.")
-    if nodes[-1].name != certificate.output:
-        raise Malformed(f"Expected the last node to be the output. Got {certificate.output!r:.60}.")
-    if shapes[certificate.output] != (certificate.classes,):
-        got = list(shapes[certificate.output])
-        raise Malformed(f"Expected layers that give {certificate.classes} logits. Got shape {got}.")
-    return Network(tuple(steps.values()), tensors, constants, shapes)
+        network.constants[name] = trim(node.lipschitz * _join([network.constants[before] for before in node.inputs]))
+    unused = [name for name in tensors if name not in used]
+    Invalid.unless(not unused, f"the model holds {min(unused, default='')}, which no layer of the certificate uses.")
+    idle = [str(node) for name, node in nodes.items() if not users[name] and name != certificate.output]
+    Malformed.unless(not idle, f"Expected each node to be used. Got {''.join(idle[:1])}, whose value goes nowhere.")
+    output, classes = certificate.output, certificate.classes
+    Malformed.unless(name == output, f"Expected the last node to be the output. Got {output!r:.60}.")
+    fits = step.shape == (classes,)
+    Malformed.unless(fits, f"Expected layers that give {classes} logits. Got shape {list(step.shape)}.")
+    return network
 
 
-def _distinct(certificate: Certificate) -> tuple[Node, ...]:
-    names = [node.name for node in certificate.nodes]
-    if len(set(names)) < len(names):
-        twice = next(name for n, name in enumerate(names) if name in names[:n])
-        raise Malformed(f"Expected each layer once. Got {twice!r:.60} again.")
-    return certificate.nodes
+def _read_settings(node: Node) -> Json:
+    kind = KINDS.get(node.kind)
+    if kind is None:
+        got = f"{node.kind!r:.60} (layer {node.name:.60})"
+        raise Malformed(f"Expected a kind of layer that has a known bound. Got {got}.")
+    given = len(node.inputs)
+    Malformed.unless(given == kind.inputs, f"Expected {node} to have {kind.inputs} inputs. Got {given}.")
+    return record(dict, kind.settings)(node.settings, str(node))
 
 
-def _root_of_squares(values: list[Fraction]) -> Fraction:
+def _pads_circularly(node: Node, following: Node, settings: Json) -> bool:
+    """Whether a node is a circular pad directly in front of a convolution without padding: the two are bounded as one."""
+    same = node.kind.startswith("CircularPad") and following.kind == f"Conv{node.kind[-2:]}"
+    return same and not np.any(settings["padding"])
+
+
+def _join(values: Sequence[Any]) -> Any:
+    """Return the root of the sum of squares, rounded up."""
     return values[0] if len(values) == 1 else root_up(sum(value**2 for value in values))
 
 
-def require_claims(network: Network, budget: Budget) -> None:
+def require_claims(network: Network) -> None:
     """Prove every node's constant."""
-    for step in network.steps:
-        if (reason := step.refute(budget)) is not None:
-            shapes = ", ".join(str(list(network.shapes[name])) for name in step.node.inputs)
-            claim = f"{step.node} claims a constant of {show(step.node.claim)} for an input of shape {shapes}"
-            raise Invalid(f"{claim}, but {reason}.")
+    for node, step in network:
+        if node.lipschitz**2 >= step.square:
+            continue
+        reason = f"its constant is {show(root_up(step.square))}"
+        if step.prove is not None:
+            if (estimate := step.prove()) is None:
+                continue
+            reason = f"no bound below about {estimate!r} could be proved"
+        shapes = ", ".join(str(list(network.shapes[before])) for before in node.inputs)
+        raise Invalid(
+            f"{node} claims a constant of {show(node.lipschitz)} for an input of shape {shapes}, but {reason}."
+        )
 
 
-def require_pair_constants(certificate: Certificate, network: Network, budget: Budget) -> None:
+def require_pair_constants(network: Network) -> None:
     """Prove the network's constant and those of the pairs.
 
     logit_i − logit_j has at most √2 times the network's constant, and ‖w_i − w_j‖ times that of all but the last layer.
     Either will do. Squares are compared, exactly; but first with distances in floating point, enlarged by γ_{n+4}: two
     rounded operations per term, n sums, the root's square; and by twice the smallest normal number times n.
     """
-    last, whole = network.last.node, network.constants[certificate.output]
-    if certificate.lipschitz < whole:
-        raise Invalid(f"lipschitz is {show(certificate.lipschitz)}, less than the product of the layers' constants.")
-    rows = None
-    if last.kind == "Linear":
-        rest = network.constants[last.inputs[0]] ** 2
-        rows = as_float64(network.tensors[f"{last.module}.weight" if last.module else "weight"], last.name)
+    certificate, claimed = network.certificate, network.certificate.lipschitz
+    whole, rows = network.constants[certificate.output], network.steps[certificate.output].matrix
+    Invalid.unless(claimed >= whole, f"lipschitz is {show(claimed)}, less than the product of the layers' constants.")
+    network.budget.spend(certificate.classes**2 * _PER_PAIR, "pair_constants")
+    if rows is not None:
+        rest = network.constants[network.nodes[certificate.output].inputs[0]] ** 2
         room = 1 + Fraction(rows.shape[1] + 8, 2**53 - rows.shape[1] - 8)
-        tiny = rows.shape[1] * 2 * SMALLEST_NORMAL["float64"]
-    budget.spend(certificate.classes**2 * _PER_PAIR, "pair_constants")
-    for i in range(certificate.classes):
+        tiny = rows.shape[1] * 2 * ARITHMETICS["float64"].smallest
+    for i, constants in enumerate(certificate.pair_constants):
         squares = None
-        for j in range(certificate.classes):
-            claimed = certificate.pair_constants[i][j]
+        for j, claimed in enumerate(constants):
             if claimed != certificate.pair_constants[j][i] or (i == j and claimed != 0):
                 raise Invalid(f"pair_constants of classes {i} and {j}: expected symmetric, and 0 on the diagonal.")
             if i >= j or claimed**2 >= 2 * whole**2:
@@ -163,213 +178,152 @@ def require_pair_constants(certificate: Certificate, network: Network, budget: B
                 near = float(squares[j])
                 if near < float("inf") and claimed**2 >= (Fraction(near) * room + tiny) * rest:
                     continue
-                budget.spend(rows.shape[1] * 5_000, "the pair_constants")
-                if claimed**2 >= _square_of_difference(rows[i], rows[j]) * rest:
+                network.budget.spend(rows.shape[1] * 5_000, "the pair_constants")
+                if claimed**2 >= squared_distance(rows[i], rows[j]) * rest:
                     continue
             raise Invalid(f"the pair constant of classes {i} and {j}, {show(claimed)}, is too small.")
 
 
-def _square_of_difference(a: Floats, b: Floats) -> Fraction:
-    integers, exponent = as_integers(np.stack([a, b]))
-    difference = integers[0] - integers[1]
-    return int(difference.dot(difference)) * power_of_two(2 * exponent)
-
-
-def require_sentences(certificate: Certificate) -> None:
-    """Check the sentences of a certificate: its claim (version 1), or what it assumes, no more and no less."""
-    if certificate.version == 1:
-        if certificate.sentences != (CLAIM,):
-            raise Invalid("the claim is not the sentence that is proved of certificates of version 1.")
-        return
-    needed = (ASSUMPTION,) if any(KINDS[node.kind].assumes for node in certificate.nodes) else ()
-    if certificate.sentences != needed:
-        raise Invalid(f"assumptions are {list(certificate.sentences)!s:.200}, but the proof needs {list(needed)}.")
-
-
 # The error of computed logits ----------------------------------------------------------------------------------------
+# Norms that are affine in the norm of the input are arrays (offset, slope) of fractions.
 
 
-@dataclass(frozen=True)
-class Affine:
-    """offset + slope·‖x‖."""
-
-    offset: Fraction
-    slope: Fraction
-
-    def __add__(self, other: "Affine") -> "Affine":
-        return Affine(trim(self.offset + other.offset), trim(self.slope + other.slope))
-
-    def times(self, factor: Fraction) -> "Affine":
-        return Affine(trim(self.offset * factor), trim(self.slope * factor))
-
-    def at(self, norm: Fraction) -> Fraction:
-        return self.offset + self.slope * norm
+def _affine(offset: Fraction | int, slope: Fraction | int = 0) -> Integers:
+    return np.array([Fraction(offset), Fraction(slope)], object)
 
 
-@dataclass(frozen=True)
-class ForwardError:
-    """How far computed logits can lie from the exact ones, and how large numbers get on the way, by node."""
+def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, list[tuple[Node, Integers]]]:
+    """Return how far computed logits can lie from the exact ones, and how large numbers get on the way, by node.
 
-    logits: Affine
-    sums: list[tuple[Node, Affine]]
-
-
-def forward_error(network: Network, arithmetic: str) -> ForwardError:
-    """Follow two norms through the nodes, see Note [Sizes] in `kinds`: of exact values, and of the error of computed ones.
-
-    Whatever the order of summation, as long as nothing overflows.
+    Two norms are followed through the nodes, see Note [Sizes] in `kinds`: of exact values, and of the error of computed
+    ones, whatever the order of summation, as long as nothing overflows. Those of several inputs are joined by Minkowski's
+    inequality.
     """
-    unit, smallest = UNIT_ROUNDOFF[arithmetic], SMALLEST_NORMAL[arithmetic]
-    nothing = Fraction(0)
-    state = {INPUT: (Affine(nothing, Fraction(1)), Affine(nothing, nothing))}
-    sums = []
-    for step in network.steps:
-        size, error = (_join([state[name][k] for name in step.node.inputs]) for k in (0, 1))
-        rounding = step.rounding
-        if step.part_of_next:
-            state[step.node.name] = size, error
-            continue
-        result = error.times(step.node.claim)
-        if rounding is not None:
-            relative = rounding.terms * unit
-            if relative >= 1:
-                raise Invalid(f"{step.node} adds up {rounding.terms} terms, for which {arithmetic} has no error bound.")
+    sizes, errors, sums = {INPUT: _affine(0, 1)}, {INPUT: _affine(0)}, []
+    for node, step in network:
+        size, error = (
+            np.array([_join(part) for part in zip(*(norms[before] for before in node.inputs), strict=True)], object)
+            for norms in (sizes, errors)
+        )
+        gain = Fraction(1) if node.name in network.fused else node.lipschitz
+        sizes[node.name], errors[node.name] = size * gain + _affine(step.at_zero), error * gain
+        if step.rounding is not None:
+            terms, relative = step.rounding.terms, step.rounding.terms * arithmetic.unit
+            bounded = relative < 1
+            Invalid.unless(bounded, f"{node} adds up {terms} terms, for which {arithmetic.name} has no error bound.")
             relative = relative / (1 - relative)
-            absolute = (size + error).times(rounding.amplification) + Affine(rounding.offset, nothing)
-            underflow = Affine(rounding.underflow * smallest, nothing)
-            result = result + absolute.times(relative) + underflow
-            factor, offset = rounding.largest or (Fraction(0), nothing)
-            largest = absolute if rounding.largest is None else (size + error).times(factor) + Affine(offset, nothing)
-            sums.append((step.node, largest.times(1 + relative) + underflow))
-        state[step.node.name] = size.times(step.node.claim) + Affine(step.at_zero, nothing), result
-    return ForwardError(state[network.last.node.name][1], sums)
+            absolute = (size + error) * step.rounding.amplification + _affine(step.rounding.offset)
+            underflow = _affine(step.rounding.underflow * arithmetic.smallest * root_up(prod(step.shape)))
+            errors[node.name] = errors[node.name] + absolute * relative + underflow
+            if step.rounding.largest is not None:
+                factor, offset = step.rounding.largest
+                absolute = (size + error) * factor + _affine(offset)
+            sums.append((node, absolute * (1 + relative) + underflow))
+        for norms in (sizes, errors):
+            norms[node.name] = np.array([trim(part) for part in norms[node.name]], object)
+    return errors[node.name], sums
 
 
-def _join(values: list[Affine]) -> Affine:
-    """Bound the norm of several values together, by Minkowski's inequality."""
-    return Affine(*(_root_of_squares([getattr(v, part) for v in values]) for part in ("offset", "slope")))
-
-
-def require_error_terms(certificate: Certificate, network: Network) -> ForwardError:
-    error = forward_error(network, certificate.arithmetic)
-    for name, claimed, needed in (
-        ("error_offset", certificate.error_offset, error.logits.offset),
-        ("error_slope", certificate.error_slope, error.logits.slope),
-    ):
-        if claimed < needed:
-            raise Invalid(f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause.")
-    return error
+def require_error_terms(network: Network) -> list[tuple[Node, Integers]]:
+    """Prove the error of the logits; return how large numbers get on the way."""
+    certificate = network.certificate
+    claims = {"error_offset": certificate.error_offset, "error_slope": certificate.error_slope}
+    terms, sums = forward_error(network, ARITHMETICS[certificate.arithmetic])
+    for (name, claimed), needed in zip(claims.items(), terms, strict=True):
+        few = f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause"
+        Invalid.unless(claimed >= needed, f"{few}.")
+    return sums
 
 
 # Images --------------------------------------------------------------------------------------------------------------
 
 
 def require_images(
-    certificate: Certificate, network: Network, error: ForwardError, pictures: Tensor | None, budget: Budget
+    network: Network, images: Iterator[Image], pictures: Tensor | None, sums: list[tuple[Node, Integers]]
 ) -> tuple[int, int, int | None]:
     """Check every image; return how many there are, how many have a radius above 0, and how many were recomputed."""
+    certificate = network.certificate
+    own_error, _ = forward_error(network, ARITHMETICS["float64"])  # of what is computed here
     largest = max(abs(Fraction(limit)) for limit in certificate.input_range)
     largest_square = prod(certificate.input_shape) * largest**2 * _A_LITTLE
     seen: set[int] = set()
-    count = certified = replayed = 0
-    own_error = forward_error(network, "float64").logits  # of what is computed here
-    size = max(1, min(_BATCH, _NUMBERS // max(prod(step.shape) for step in network.steps)))
-    for batch in _batches(certificate.images, size):
-        budget.spend(len(batch) * certificate.classes * _PER_IMAGE, "the images")
+    certified = replayed = 0
+    size = max(1, min(_BATCH, _NUMBERS // max(prod(step.shape) for step in network.steps.values())))
+    while batch := list(islice(images, size)):
+        network.budget.spend(len(batch) * certificate.classes * _PER_IMAGE, "the images")
         for image in batch:
-            if image.index in seen:
-                raise Invalid(f"image {image.index} occurs twice.")
+            where, norm = f"image {image.index}", image.input_norm
+            Invalid.unless(image.index not in seen, f"{where} occurs twice.")
             seen.add(image.index)
-            if image.input_norm**2 > largest_square:
-                raise Invalid(f"image {image.index}: no input in the range has the norm {show(image.input_norm)}.")
-            _require_radius(image, certificate, error)
-            count, certified = count + 1, certified + (image.radius > 0)
-        if pictures is not None:
-            held = [image for image in batch if image.index < len(pictures)]
-            budget.spend(len(held) * sum(step.work for step in network.steps), "recomputing the logits")
-            _require_logits(held, certificate, network, pictures, own_error)
+            Invalid.unless(norm**2 <= largest_square, f"{where}: no input in the range has the norm {show(norm)}.")
+            _require_radius(image, certificate, sums)
+            certified += image.radius > 0
+        if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
+            work = sum(step.work for step in network.steps.values())
+            network.budget.spend(len(held) * work, "recomputing the logits")
+            _require_logits(held, network, pictures, own_error)
             replayed += len(held)
-    return count, certified, None if pictures is None else replayed
+    return len(seen), certified, None if pictures is None else replayed
 
 
-def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:
-    iterator = iter(images)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
-def _require_radius(image: Image, certificate: Certificate, error: ForwardError) -> None:
+def _require_radius(image: Image, certificate: Certificate, sums: list[tuple[Node, Integers]]) -> None:
     """The computed margin, less what rounding may do to it at the centre and in the ball, exceeds constant·radius."""
-    where, best = f"image {image.index}", max(image.logits)
-    if image.logits[image.prediction] < best:
-        raise Invalid(f"{where}: class {image.logits.index(best)} has the largest logit, not class {image.prediction}.")
+    best, arithmetic = max(image.logits), ARITHMETICS[certificate.arithmetic]
+    where, found, prediction = f"image {image.index}", image.logits.index(best), image.prediction
+    right = image.logits[prediction] == best
+    Invalid.unless(right, f"{where}: class {found} has the largest logit, not class {prediction}.")
     if image.radius == 0:
         return
-    if image.logits.count(best) > 1:
-        raise Invalid(f"{where}: the largest logit is tied, so there is no prediction.")
-    for node, sums in error.sums:  # the network is run on every input within the radius
-        if sums.at(image.input_norm + image.radius) > LARGEST_FINITE[certificate.arithmetic]:
-            raise Invalid(f"{node}: sums may overflow in {certificate.arithmetic} within the certified radii.")
-    norms = 2 * image.input_norm + image.radius
-    rounding = ROOT_OF_TWO * (2 * certificate.error_offset + certificate.error_slope * norms)
-    constants = certificate.pair_constants[image.prediction]
-    for j, logit in enumerate(image.logits):
-        if j != image.prediction and not best - rounding - logit > constants[j] * image.radius:
-            raise Invalid(f"{where}: the margin to class {j} does not carry a radius of {show(image.radius)}.")
+    Invalid.unless(image.logits.count(best) == 1, f"{where}: the largest logit is tied, so there is no prediction.")
+    for node, size in sums:  # the network is run on every input within the radius
+        finite = size[0] + size[1] * (image.input_norm + image.radius) <= arithmetic.largest
+        Invalid.unless(finite, f"{node}: sums may overflow in {arithmetic.name} within the certified radii.")
+    rounding = 2 * certificate.error_offset + certificate.error_slope * (2 * image.input_norm + image.radius)
+    _require_margins(image, image.logits, rounding, certificate, "the margin")
 
 
-def _require_logits(
-    images: list[Image], certificate: Certificate, network: Network, pictures: Tensor, own_error: Affine
+def _require_margins(
+    image: Image, logits: Sequence[float], rounding: Fraction | float, certificate: Certificate, what: str
 ) -> None:
-    """Compute norms and logits of images from their pixels."""
-    if not images:
-        return
-    pixels = np.stack([_pixels(pictures[image.index], certificate.arithmetic) for image in images])
-    norms = [_require_norm(image, x, certificate) for image, x in zip(images, pixels, strict=True)]
+    """Require that the margins to all other classes carry the radius, where logits err by `rounding` in the L2 norm."""
+    constants = certificate.pair_constants[image.prediction]
+    least = Fraction(logits[image.prediction]) - ROOT_OF_TWO * rounding
+    for j, logit in enumerate(logits):
+        if j != image.prediction and not least - Fraction(logit) > constants[j] * image.radius:
+            raise Invalid(f"image {image.index}: {what} to class {j} does not carry a radius of {show(image.radius)}.")
+
+
+def _require_logits(images: list[Image], network: Network, pictures: Tensor, own_error: Integers) -> None:
+    """Compute norms and logits of images from their pixels: bytes over 255, as the arithmetic holds them."""
+    certificate, (low, high) = network.certificate, network.certificate.input_range
+    stored = np.stack([pictures[image.index] for image in images])
+    pixels = ARITHMETICS[certificate.arithmetic].hold(stored / 255 if stored.dtype == np.uint8 else stored)
     values = {INPUT: pixels}
     with np.errstate(all="ignore"):
-        for step in network.steps:
-            values[step.node.name] = step.apply(*(values[name] for name in step.node.inputs))
-    for image, logits, norm in zip(images, values[certificate.output], norms, strict=True):
-        where = f"image {image.index}"
+        for node, step in network:
+            values[node.name] = step.apply(*(values[before] for before in node.inputs))
+    for image, x, logits in zip(images, pixels, values[certificate.output].tolist(), strict=True):
+        where, claimed = f"image {image.index}", image.input_norm
+        inside = bool(((x >= low) & (x <= high)).all())
+        Invalid.unless(inside, f"{where}: a pixel lies outside of the input range from {low!r} to {high!r}.")
+        square = sum_of_squares(x)
+        Invalid.unless(claimed**2 >= square, f"{where}: its norm is larger than input_norm, {show(claimed)}.")
+        norm = root_up(square)
         allowed = 2 * (certificate.error_offset + certificate.error_slope * norm)  # each errs by half of that
-        for j, (claimed, found) in enumerate(zip(image.logits, logits.tolist(), strict=True)):
-            if not np.isfinite(found) or abs(claimed - Fraction(found)) > allowed:
-                raise Invalid(f"{where}: the network gives {found!r} for logit {j}, not {show(claimed)}.")
-        if image.radius == 0:
-            continue
-        # The radius, proved from these logits: the file's may differ from the exact ones by more than they ought to.
-        in_the_ball = certificate.error_offset + certificate.error_slope * (norm + image.radius)
-        rounding = ROOT_OF_TWO * (own_error.at(norm) + in_the_ball)
-        constants = certificate.pair_constants[image.prediction]
-        for j, logit in enumerate(logits.tolist()):
-            margin = Fraction(float(logits[image.prediction])) - Fraction(logit) - rounding
-            if j != image.prediction and not margin > constants[j] * image.radius:
-                raise Invalid(
-                    f"{where}: the network's margin to class {j} does not carry a radius of {show(image.radius)}."
-                )
-
-
-def _pixels(image: Tensor, arithmetic: str) -> Floats:
-    """Return what the network is given: bytes divided by 255, and rounded to the arithmetic that it runs in."""
-    pixels = image.astype(np.float64) / 255 if image.dtype == np.uint8 else np.array(image)
-    return pixels.astype(np.float32).astype(np.float64) if arithmetic == "float32" else pixels
-
-
-def _require_norm(image: Image, pixels: Floats, certificate: Certificate) -> Fraction:
-    low, high = certificate.input_range
-    if not ((pixels >= low) & (pixels <= high)).all():
-        raise Invalid(f"image {image.index}: a pixel lies outside of the input range from {low!r} to {high!r}.")
-    square = sum_of_squares(pixels)
-    if image.input_norm**2 < square:
-        raise Invalid(f"image {image.index}: its norm is larger than input_norm, {show(image.input_norm)}.")
-    return root_up(square)
+        for j, (logit, found) in enumerate(zip(image.logits, logits, strict=True)):
+            if not np.isfinite(found) or abs(Fraction(logit) - Fraction(found)) > allowed:
+                raise Invalid(f"{where}: the network gives {found!r} for logit {j}, not {logit!r}.")
+        if image.radius > 0:
+            # The radius, proved from these logits: the file's may differ from the exact ones by more than they ought to.
+            in_the_ball = certificate.error_offset + certificate.error_slope * (norm + image.radius)
+            rounding = own_error[0] + own_error[1] * norm + in_the_ball
+            _require_margins(image, logits, rounding, certificate, "the network's margin")
 
 
 def _summarise(certificate: Certificate, count: int, certified: int, replayed: int | None) -> str:
     low, high = certificate.input_range
     shape = "×".join(str(size) for size in certificate.input_shape)
-    assumed = f", assuming that {ASSUMPTION}" if certificate.version == 2 and certificate.sentences else ""
+    assumed = f", assuming that {ASSUMPTION}" if certificate.assumptions else ""
     proved = (
         f"Lipschitz constant at most {show(certificate.lipschitz)} in the L2 norm from {shape} inputs to "
         f"{certificate.classes} logits, and {certified} of {count} images with a proved radius, for "
