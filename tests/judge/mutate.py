@@ -1,10 +1,11 @@
 """Mutation testing: break the source in one place, and see whether the room's tests notice.
 
-    python tests/judge/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20] [--list]
+    python tests/judge/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20] [--jobs 1]
 
-Mutants are chosen by a seed among all places of a room where an operator applies, and run one after the other in a copy
-of TREE, at low priority (nice 15): first against at most four cases of each test function that take less than a second,
-then, if none fails, against all. A mutant whose tests need far more processor time than without it counts as killed.
+Mutants are chosen by a seed among all places of a room where an operator applies, and run in copies of TREE, as many at
+a time as there are jobs, at low priority (nice 15): first against at most four cases of each test function that take
+less than a second, then, if none fails, against all. A mutant whose tests need far more processor time than without it
+counts as killed.
 """
 
 import argparse
@@ -13,14 +14,17 @@ import difflib
 import json
 import os
 import platform
+import queue
 import random
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,18 +204,20 @@ def run_tests(tree: Path, room: str, cases: int | None, cap: float) -> tuple[str
         resource.setrlimit(resource.RLIMIT_CPU, (int(cap) + 1, int(cap) + 5))
         resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
-        command, cwd=tree, env=os.environ | settings, preexec_fn=limit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=tree,
+        env=os.environ | settings,
+        preexec_fn=limit,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
     )
-    try:
-        process.communicate(timeout=40 * cap)  # on a machine that others use too
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    result = "passed" if process.returncode == 0 else "timeout" if process.returncode < 0 else "failed"
+    hung = threading.Timer(40 * cap, process.kill)  # the machine may have other work
+    hung.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    hung.cancel()
+    code, seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+    result = "passed" if code == 0 else "timeout" if code < 0 else "failed"
     return result, round(seconds, 1)
 
 
@@ -236,6 +242,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="mutants per room")
     parser.add_argument("--minutes", type=float, default=45, help="no further mutant is begun after so long")
     parser.add_argument("--quick", action="store_true", help="run the sampled tests only; go on without it later")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
@@ -243,25 +250,43 @@ def main() -> None:
     results: dict[str, Any] = {"commit": head.strip(), "python": platform.python_version(), "seed": SEED, "rooms": {}}
     if options.out and options.out.exists():
         results = json.loads(options.out.read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(options.tree, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        trees: queue.Queue[Path] = queue.Queue()
+        for k in range(1 if options.list else options.jobs):
+            left_out = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache")
+            shutil.copytree(options.tree, Path(folder) / f"tree{k}", ignore=left_out)
+            trees.put(Path(folder) / f"tree{k}")
+
+        def measure(room: str, mutant: Mutant, record: dict[str, Any]) -> None:
+            tree = trees.get()
+            if time.monotonic() < end:
+                try_mutant(tree, room, mutant, record, options.quick)
+            trees.put(tree)
+
         for room in options.rooms:
             records = results["rooms"].setdefault(room, [])
             known = {(record["file"], record["diff"]): record for record in records}
-            (tree / "slow_cases.json").unlink(missing_ok=True)
-            if not options.list and (outcome := run_tests(tree, room, CASES, 3 * CAP))[0] != "passed":
+            first = Path(folder) / "tree0"
+            for slow in Path(folder).glob("*/slow_cases.json"):
+                slow.unlink()
+            if not options.list and (outcome := run_tests(first, room, CASES, 3 * CAP))[0] != "passed":
                 raise SystemExit(f"Expected tests of {room} that pass without a mutation. Got: {outcome}.")
-            for mutant in choose(tree, room, options.count):
-                diff = mutant.diff((tree / "src/isoconv" / mutant.file).read_bytes())
+            for tree in Path(folder).glob("tree[1-9]*"):
+                shutil.copy(first / "slow_cases.json", tree)
+            waiting = []
+            for mutant in choose(first, room, options.count):
+                diff = mutant.diff((first / "src/isoconv" / mutant.file).read_bytes())
                 new = {"file": mutant.file, "operator": mutant.operator, "diff": diff, "killed": False, "tests": "none"}
                 if options.list:
                     print(f"{room}: {mutant.file}, {mutant.operator}\n{diff}\n")
-                elif time.monotonic() < end:
-                    record = known.get((mutant.file, diff), new)
-                    try_mutant(tree, room, mutant, record, options.quick)
-                    records += [record] if record is new else []
-                    options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+                    continue
+                record = known.get((mutant.file, diff), new)
+                waiting.append((pool.submit(measure, room, mutant, record), record))
+            for work, record in waiting:
+                work.result()
+                if record["tests"] != "none" and not any(record is other for other in records):
+                    records.append(record)
+                options.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
             if not options.list:
                 print(f"{room}: {sum(r['killed'] for r in records)} of {len(records)} killed", flush=True)
 

@@ -139,3 +139,14 @@ def test_a_copy_that_can_be_loaded_and_trained_made_without_random_numbers():
     again.load_state_dict(plain.state_dict())
     assert torch.equal(again(x), plain(x))
     assert all(p.requires_grad and p.is_leaf for p in plain.parameters())
+
+
+@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2)], ids=str)
+def test_convolutions_keep_channels_side_by_side(kernel_size, stride):
+    """A channels-last image comes out, and its gradient goes back, in that layout."""
+    layer = BCOPConv2d(4, 8, kernel_size, stride)
+    x = torch.randn(2, 4, 12, 12).to(memory_format=torch.channels_last).requires_grad_()
+    y = layer(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.is_contiguous(memory_format=torch.channels_last)

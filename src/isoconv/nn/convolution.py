@@ -257,9 +257,9 @@ class _CircularPad(torch.autograd.Function):
 
 def _wrap(x: Tensor, pads: Pads) -> Tensor:
     for axis, (before, after) in enumerate(pads, start=2):
-        if before or after:
-            end, start = x.narrow(axis, x.shape[axis] - before, before), x.narrow(axis, 0, after)
-            x = torch.cat([end, x, start], axis)
+        pieces = [x.narrow(axis, x.shape[axis] - before, before), x, x.narrow(axis, 0, after)]
+        if before or after:  # an empty piece would cost the result its channels-last layout
+            x = torch.cat([piece for piece in pieces if piece.shape[axis]], axis)
     return x
 
 
