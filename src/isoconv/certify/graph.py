@@ -17,7 +17,8 @@ from torch.nn.utils import parametrize
 import isoconv.nn
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
-from isoconv.nn import plain
+from isoconv.nn import METHODS, plain
+from isoconv.nn.methods import load
 from isoconv.nn.plain_model import is_patched
 from isoconv.records import require
 
@@ -129,7 +130,8 @@ def refuse_strangers(model: nn.Module) -> None:
     require(isinstance(model, nn.Module), "a network, a torch.nn.Module", type(model).__name__)
     refuse_global_hooks()
     ours = [kind for name in isoconv.nn.__all__ if isinstance(kind := getattr(isoconv.nn, name), type)]
-    _refuse_strangers(model, "", {*RULES, *ours}, inside=False)
+    methods = [load(path) for method in METHODS.values() for path in (method.layer, method.linear)]
+    _refuse_strangers(model, "", {*RULES, *ours, *methods}, inside=False)
 
 
 def refuse_global_hooks() -> None:

@@ -19,6 +19,7 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -149,12 +150,16 @@ def _not_found(record: DataSet, folder: Path, locations: Sequence[Location]) -> 
     return IsoconvError(f"{problem} Say where it is (--data), fetch it (--download), or add the official files.")
 
 
+#: What the decoders raise over a damaged file, `IsoconvError` among the values
+_DAMAGE = (OSError, EOFError, ValueError, LookupError, zlib.error, tarfile.TarError, BadZipFile, pickle.UnpicklingError)
+
+
 @contextlib.contextmanager
 def _name_damaged(source: str) -> Iterator[None]:
     """Say of whatever goes wrong inside which file it was, and what to do."""
     try:
         yield
-    except (IsoconvError, OSError, EOFError, zlib.error, tarfile.TarError, pickle.UnpicklingError) as error:
+    except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise IsoconvError(f"{source} cannot be read: {error.strerror}.") from error
         problem = f"{source} is truncated or corrupt ({str(error).rstrip('.')})"
