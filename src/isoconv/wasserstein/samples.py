@@ -298,10 +298,10 @@ def read_samples(
 def _as_array(values: Tensor | NDArray[Any], name: str) -> NDArray[Any]:
     """Return real numbers as an array that torch can take over, whatever their layout was."""
     if isinstance(values, Tensor):
+        kind = f"{values.dtype}, {values.layout}, on {values.device}"
         try:
             values = values.detach().cpu().numpy()
         except (RuntimeError, TypeError):
-            kind = f"{values.dtype}, {values.layout}, on {values.device}"
             raise IsoconvError(f"Expected a tensor in {name} that numpy can read. Got {kind}.") from None
     real = values.dtype.kind in "biuf" and not np.ma.is_masked(values)
     require(real, f"an array of real numbers in {name}", "masked ones" if np.ma.is_masked(values) else values.dtype)
