@@ -198,9 +198,16 @@ class TrainedRun:
         return [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
 
     def keep(self, name: str, value: object) -> None:
-        """Write a JSON file beside the run's own; nothing is written beside the networks that come with isoconv."""
-        if not is_pretrained(self.folder):
-            write_json(self.folder / name, value)
+        """Write a JSON file beside the run's own, or raise if the folder has another network by now.
+
+        Nothing is written beside the networks that come with isoconv.
+        """
+        if is_pretrained(self.folder):
+            return
+        now = load_run(self.folder)[0].state_dict()
+        same = all(torch.equal(value.cpu(), now[key]) for key, value in self.model.state_dict().items())
+        require(same, f"the network that was opened in {self.folder}, to keep {name} beside it", "another one")
+        write_json(self.folder / name, value)
 
     def keep_attacks(self, records: Sequence[AttackRecord]) -> None:
         """Write records to attacks.json; those of other attacks and budgets stay there."""

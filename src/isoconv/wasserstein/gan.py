@@ -23,7 +23,7 @@ from isoconv.train.classifier import device_name
 from isoconv.train.config import Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
-from isoconv.train.run_folder import RunFolder, open_runs
+from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.wasserstein.bound import as_values
 from isoconv.wasserstein.samples import read_images
 
@@ -155,9 +155,10 @@ def train_gan(
     training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
     training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
     batches = GanBatches(gan, images, target)
-    (fitted,) = fit([gan], [batches], None, gan.make_optimiser, folder=[folder], **training)
-    result = {"data": config.data, "epochs": config.epochs, "seed": config.seed, "train_seconds": fitted.seconds}
-    folder.finish(gan.generator, result | {"device": device_name(target), "torch": torch.__version__})
+    with locked([folder]):
+        (fitted,) = fit([gan], [batches], None, gan.make_optimiser, folder=[folder], **training)
+        result = {"data": config.data, "epochs": config.epochs, "seed": config.seed, "train_seconds": fitted.seconds}
+        folder.finish(gan.generator, result | {"device": device_name(target), "torch": torch.__version__})
     return gan.generator
 
 
