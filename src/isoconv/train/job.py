@@ -17,6 +17,7 @@ from isoconv.train.classifier import TrainResult, build_networks, train_classifi
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings, refuse_other_options
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
+from isoconv.train.losses import LOSSES
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
 
@@ -135,6 +136,10 @@ def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, 
     if fields["recipe"] == "default":
         fields["batch_size"] = choose_batch_size(len(splits.train), processes, fields.get("batch_size", 128))
     fields |= settings
+    if fields.setdefault("loss", "hinge") in LOSSES:
+        options = LOSSES[fields["loss"]].options
+        wrong = [name for name in ("margin", "temperature", "offset") if name in settings and name not in options]
+        require(not wrong, f"options of the loss {fields['loss']}: {', '.join(options)}", ", ".join(wrong))
     source = data if data in NAMES else str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
     return TrainConfig(data=source, input_shape=shape, classes=classes, listing=splits.listing, **fields)
