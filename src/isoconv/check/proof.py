@@ -301,10 +301,13 @@ def _require_logits(images: list[Image], network: Network, pictures: Tensor, own
     certificate, (low, high) = network.certificate, network.certificate.input_range
     stored = np.stack([pictures[image.index] for image in images])
     pixels = ARITHMETICS[certificate.arithmetic].hold(stored / 255 if stored.dtype == np.uint8 else stored)
-    values = {INPUT: pixels}
+    values, last = {INPUT: pixels}, {before: node for node, _ in network for before in node.inputs}
     with np.errstate(all="ignore"):
         for node, step in network:
             values[node.name] = step.apply(*(values[before] for before in node.inputs))
+            for before in node.inputs:
+                if last[before] is node:  # all values together may be too many to keep
+                    values.pop(before, None)
     for image, x, logits in zip(images, pixels, values[certificate.output].tolist(), strict=True):
         where, claimed = f"image {image.index}", image.input_norm
         inside = bool(((x >= low) & (x <= high)).all())
