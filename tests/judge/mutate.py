@@ -3,8 +3,9 @@
     python tests/judge/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20] [--jobs 1]
 
 Mutants are chosen by a seed among all places of a room where an operator applies, and run in copies of TREE, as many at
-a time as there are jobs, at low priority (nice 15): first against at most four cases of each test function that take less than a second,
-then, if none fails, against all. A mutant whose tests need far more processor time than without it counts as killed.
+a time as there are jobs, at low priority (nice 15): first against at most four cases of each test function that take
+less than a second, then, if none fails, against all. A mutant whose tests need far more processor time than without it
+counts as killed.
 """
 
 import argparse

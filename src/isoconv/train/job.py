@@ -56,7 +56,7 @@ def train(
     processes = processes or Processes.join(device)
     say = say if processes.first else lambda line: None
     new = not resume or not (overwrite or search is not None)
-    require(new, "--overwrite and --search for a new run", "--resume, and one of both")
+    require(new, "--overwrite and --search only for a new run", "one of them with --resume")
     started = seeds_in(out) if resume and not RunFolder(out).exists else []
     numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
@@ -69,7 +69,7 @@ def train(
         if data is None:
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
         if data not in NAMES and folder is not None:
-            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, a path itself.")
+            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         splits = load_splits(data, folder, size=size, download=download)
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
@@ -84,12 +84,12 @@ def train(
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
-        if processes.first:
-            open_runs(folders, configs, resume=False, overwrite=overwrite)
-            say(describe_data(config, splits))
-            if device == "cpu" and "model" not in settings:
-                say("The network is large, the default, which is slow on a CPU: --model small is faster.")
-        processes.wait()
+        say(describe_data(config, splits))
+        if device == "cpu" and "model" not in settings:
+            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
+    if processes.first:
+        open_runs(folders, configs, resume, overwrite)
+    processes.wait()
     first, done = configs[0], folders[0].updates_done() if resume else 0
     steps = len(splits.train) // first.batch_size * first.epochs
     if resume:
@@ -101,13 +101,13 @@ def train(
         return train_classifiers(configs, folders, splits.train, test, radii, observer, **options), first
 
 
-def choose_batch_size(images: int, processes: int = 1) -> int:
-    """Return 128, or less for small data sets: an epoch should have several batches and leave few pictures over.
+def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
+    """Return `most`, or less for small data sets: an epoch should have several batches and leave few pictures over.
 
     With several processes the size is a multiple of their number.
     """
-    usual = min(128, max(8, images // 16))
-    size = usual if usual == 128 or images < 8 else images // max(2, round(images / usual))
+    usual = min(most, max(8, images // 16))
+    size = usual if usual == most or images < 8 else images // max(2, round(images / usual))
     return max(1, min(size, images) // processes) * processes
 
 
@@ -130,8 +130,11 @@ def describe_data(config: TrainConfig, splits: Splits) -> str:
 
 def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, Any]) -> TrainConfig:
     """Return the configuration of a new run: the recipe's, except for `settings`."""
-    fields = recipe_settings(settings.get("recipe", "default"), data, settings.get("conv", "bcop")) | settings
-    fields.setdefault("batch_size", choose_batch_size(len(splits.train), processes))
+    choices = (settings.get(name, usual) for name, usual in (("conv", "bcop"), ("model", "large")))
+    fields = recipe_settings(settings.get("recipe", "default"), data, *choices)
+    if fields["recipe"] == "default":
+        fields["batch_size"] = choose_batch_size(len(splits.train), processes, fields.get("batch_size", 128))
+    fields |= settings
     source = data if data in NAMES else str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
     return TrainConfig(data=source, input_shape=shape, classes=classes, listing=splits.listing, **fields)
