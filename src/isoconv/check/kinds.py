@@ -414,7 +414,7 @@ def _pool_window(place: Place) -> tuple[Window, Shape]:
         reaches = ((outside < axis.taps) & (first + outside * axis.dilation < axis.size)).all()
         expected = f"Expected every window to reach the image. Got padding {place['padding']}"
         Malformed.unless(bool(reaches), f"{place.node}: {expected}.")
-        place.spend(axis.taps * (axis.outputs + 1000) * 15)
+        place.spend((axis.taps + 20) * (axis.outputs + 1000) * 15)
     return window, shape
 
 
@@ -459,7 +459,8 @@ def _average_pool(place: Place) -> Step:
             counts.append(end - start if place["count_include_pad"] else inside)
         return np.multiply.outer(*counts).astype(np.float64) if counts else np.array([float(divisor)])
 
-    least, most = (Fraction(float(find(np.abs(divisors())))) for find in (np.min, np.max))
+    sizes = np.abs(divisors())
+    least, most = Fraction(float(sizes.min())), Fraction(float(sizes.max()))
 
     def prove() -> Estimate:
         ones = np.ones((1, 1, 1, *(axis.taps for axis in window.axes)))
