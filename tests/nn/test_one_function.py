@@ -106,6 +106,16 @@ def test_a_checkpoint_iterates_no_further(name: str) -> None:
     assert_close(other.kernel.grad, layer.kernel.grad)
 
 
+@pytest.mark.parametrize("name", ["ossn", "rkl2ne", "bcop"])
+def test_channels_last(name: str) -> None:
+    layer, x = made(name, dtype=torch.float64)
+    other = copy.deepcopy(layer).to(memory_format=torch.channels_last)
+    for run, images in ((layer, x), (other, x.contiguous(memory_format=torch.channels_last))):
+        run(images).square().sum().backward()
+    for p, q in zip(layer.parameters(), other.parameters(), strict=True):
+        assert_close(q.grad, p.grad, 10)
+
+
 def test_inductor() -> None:
     layer, x = step_far(BCOPConv2d(2, 3, 2)), torch.randn(2, 2, 3, 3)
     other = copy.deepcopy(layer)

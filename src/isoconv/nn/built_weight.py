@@ -250,7 +250,9 @@ class _Build:
         self.graph: tuple[Tensor, list[Tensor]] | None = None
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
-            self.copies: Sequence[Tensor] = [source.detach().clone() for source in sources]
+            self.copies: Sequence[Tensor] = [
+                source.detach().clone(memory_format=torch.contiguous_format) for source in sources
+            ]
             precise = [copy.to(torch.promote_types(copy.dtype, torch.float32)) for copy in self.copies]
             self.points = layer._settle(*precise)
             if updating and layer._writes_back:
