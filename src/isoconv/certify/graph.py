@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import isoconv.nn
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
-from isoconv.nn import plain
+from isoconv.nn import METHODS, plain
+from isoconv.nn.methods import load
 from isoconv.nn.plain_model import is_patched
 from isoconv.records import require
 
@@ -40,9 +41,9 @@ _HARMLESS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "
 
 
 def plain_network(model: nn.Module) -> nn.Module:
-    """Return `plain(model)`, frozen and in evaluation mode: what is certified. Refuse what nobody can know.
+    """Return `plain(model)`, frozen and in evaluation mode: what is certified. Refuse what has no known rule.
 
-    A model that is plain already is copied. Every certification comes by here, once.
+    A model that is plain already is copied. Every certification calls this once.
     """
     refuse_strangers(model)
     is_plain = all(type(module) is nn.Sequential or type(module) in RULES for module in model.modules())
@@ -110,7 +111,7 @@ def _node(node: Node) -> Node:
         reason = str(error).splitlines()[0]
         raise IsoconvError(f"Expected an input that {node.place} can take. {reason}") from None
     whole = (first[0], second[0]) == _TWO_BATCHES and first[1:] == second[1:]
-    require(whole, "modules that leave the batch as it is", f"{node.place}, which takes it apart")
+    require(whole, "modules that keep the batch axis", f"{node.place}, which changes it")
     node = replace(node, output_shape=first[1:])
     with naming(node):
         return replace(node, settings=node.rule.settings(node)) if node.rule.settings else node
@@ -134,20 +135,21 @@ def refuse_strangers(model: nn.Module) -> None:
     """Refuse whatever may compute something else than its class is known for.
 
     What is known of a class is known of that class alone: a subclass, an instance with a forward of its own, a hook, a
-    parametrisation or a tensor subclass may do anything. A subclass of nn.Sequential that only says which layers it has
-    is none of these.
+    parametrisation or a tensor subclass may do anything. A subclass of nn.Sequential that only constructs its layers is
+    accepted.
     """
     require(isinstance(model, nn.Module), "a network, a torch.nn.Module", type(model).__name__)
     refuse_global_hooks()
     ours = [kind for name in isoconv.nn.__all__ if isinstance(kind := getattr(isoconv.nn, name), type)]
-    _refuse_strangers(model, "", {*RULES, *ours}, inside=False)
+    methods = [load(path) for method in METHODS.values() for path in (method.layer, method.linear)]
+    _refuse_strangers(model, "", {*RULES, *ours, *methods}, inside=False)
 
 
 def refuse_global_hooks() -> None:
     """Refuse what acts on all modules, or on all of torch, for the time being."""
     kinds = ("forward", "forward_pre", "parameter_registration")
     hooks = any(getattr(torch_module, f"_global_{kind}_hooks") for kind in kinds)
-    require(not hooks, "no forward hooks on all modules, nor for their parameters", "some: remove them first")
+    require(not hooks, "no global forward hooks, nor global hooks on parameters", "some: remove them first")
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     others = [type(mode).__name__ for mode in modes if type(mode) is not DeviceContext]
     require(not others, "no mode that may compute something else", ", ".join(others))

@@ -152,7 +152,7 @@ class Rule:
 def register(kind: type[nn.Module], rule: Rule) -> None:
     """Tell the certifier what is known of a module of your own. It holds for this class, not for its subclasses.
 
-    The rule is your claim: nothing of it is proved. `lipschitz_bound` marks the layer as `claimed`, radii need a rule with
+    The rule is your claim and is not proved. `lipschitz_bound` marks the layer as `claimed`, radii need a rule with
     `rounding`, and no certificate file is written, as the checker does not know the kind.
     """
     require(isinstance(kind, type) and issubclass(kind, nn.Module), "a class of modules to register a rule for", kind)
@@ -269,7 +269,7 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     norm, (_, tiny, huge) = node.module, ARITHMETICS[arithmetic]
     means, variances = (tensor.double().tolist() for tensor in (norm.running_mean.abs(), norm.running_var))
     held = max(means) < huge and all(variance + norm.eps >= tiny for variance in variances)
-    require(held, f"means and variances that {arithmetic} can hold", "others")
+    require(held, f"means and variances that {arithmetic} can hold", "some outside its range")
     gains = [add_up(gain, tiny) for gain in _gains(node)]
     shifts = [0.0] * len(gains) if norm.bias is None else norm.bias.double().abs().tolist()
     sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]

@@ -191,7 +191,7 @@ class OrthogonalisedLayer(BuiltWeight):
     There are two ways to have them:
 
     * "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
-      `isoconv.linalg.manifold`. After any optimiser's step the next training pass brings it back.
+      `isoconv.linalg.manifold`. After any optimiser's step the next training pass moves it back.
     * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
     """
 

@@ -1,4 +1,4 @@
-"""From a constrained model to the ordinary one that it is."""
+"""From a constrained model to ordinary torch modules."""
 
 import copy
 
@@ -10,7 +10,7 @@ from isoconv.nn.linear import OrthogonalLinear
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The same function made of ordinary torch modules, to deploy, export and certify.
+    """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
     symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin

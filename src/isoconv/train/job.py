@@ -56,7 +56,7 @@ def train(
     processes = processes or Processes.join(device)
     say = say if processes.first else lambda line: None
     new = not resume or not (overwrite or search is not None)
-    require(new, "--overwrite and --search for a new run", "--resume, and one of both")
+    require(new, "--overwrite and --search only for a new run", "one of them with --resume")
     started = seeds_in(out) if resume and not RunFolder(out).exists else []
     numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
@@ -69,7 +69,7 @@ def train(
         if data is None:
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
         if data not in NAMES and folder is not None:
-            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, a path itself.")
+            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         splits = load_splits(data, folder, size=size, download=download)
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
@@ -84,12 +84,12 @@ def train(
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
-        if processes.first:
-            open_runs(folders, configs, resume=False, overwrite=overwrite)
-            say(describe_data(config, splits))
-            if device == "cpu" and "model" not in settings:
-                say("The network is large, the default, which is slow on a CPU: --model small is faster.")
-        processes.wait()
+        say(describe_data(config, splits))
+        if device == "cpu" and "model" not in settings:
+            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
+    if processes.first:
+        open_runs(folders, configs, resume, overwrite)
+    processes.wait()
     first, done = configs[0], folders[0].updates_done() if resume else 0
     steps = len(splits.train) // first.batch_size * first.epochs
     if resume:
