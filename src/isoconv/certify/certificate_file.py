@@ -73,7 +73,7 @@ class CertificateFile:
             self.count += 1
 
     def write_line(self, content: dict[str, Any], subject: str) -> None:
-        self.file.write(json.dumps(_hexadecimal(content, subject)).encode() + b"\n")
+        self.file.write(json.dumps(_hexadecimal(content, subject), default=int).encode() + b"\n")
 
 
 def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def is_ordinary_sequence(model: nn.Module) -> bool:
 
 def is_patched(module: nn.Module) -> bool:
     """Whether this one instance has a method of its own. What `module.compile()` leaves there is none."""
-    own = {name for name in vars(module) if callable(getattr(type(module), name, None))}
+    own = {name for name in vars(module) if callable(getattr(type(module), name, None)) or name[:2] == "__"}
     compiled = vars(module).get("_compiled_call_impl")
     original = getattr(compiled, "_torchdynamo_orig_callable", None)
     foreign = compiled is not None and getattr(original, "__func__", None) is not nn.Module._call_impl
