@@ -23,7 +23,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "inference": torch.inference_mode,
 }
 BUILT = [name for name in LAYERS if is_built(name)]
-TRAINABLE = [name for name in BUILT if "frozen" not in name]
+TRAINABLE = [name for name in BUILT if "fixed" not in name]
 STEADY = [
     name for name in TRAINABLE if not name.startswith("ossn")
 ]  # OSSN sharpens its estimate in every training pass
@@ -103,7 +103,7 @@ def test_not_stale_after_a_change(name):
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
-@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name])
 def test_not_stale_after_an_optimiser_step(name, options):
     """Fused optimisers write to the parameters without raising their version counters."""
     for training in (True, False):

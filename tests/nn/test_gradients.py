@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from helpers import LAYERS, convolution, is_manifold, made, polar_by_svd, randomised
 from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin
 
-TRAINABLE = [name for name in LAYERS if "frozen" not in name]
+TRAINABLE = [name for name in LAYERS if "fixed" not in name]
 trainable = pytest.mark.parametrize("name", TRAINABLE)
 modes = pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 

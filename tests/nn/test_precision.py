@@ -26,7 +26,7 @@ def test_double(name, training):
     assert y.dtype == layer.weight.dtype == torch.float64
     # OSSN's further power iterations in training sharpen the estimate
     assert torch.allclose(y.float(), single, rtol=0, atol=0.5 if training and name.startswith("ossn") else 1e-5)
-    if "frozen" not in name:
+    if "fixed" not in name:
         y.sum().backward()
         assert all(p.grad.dtype == torch.float64 for p in layer.parameters())
 
@@ -44,13 +44,13 @@ def test_half_precision(name, dtype, training):
     if not name.startswith("ossn"):
         # parameters, kernel and output are each rounded; errors add up over a few hundred terms like a random walk
         assert (y.float() - exact).abs().max() <= 30 * torch.finfo(dtype).eps
-    if "frozen" not in name:
+    if "fixed" not in name:
         y.float().square().sum().backward()
         assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
 @halves
-@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name])
 def test_training_in_half_precision(name, dtype):
     layer, x = made(name, dtype=dtype)
     descent = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -81,7 +81,7 @@ def test_autocast(name, training):
     assert weight.dtype == torch.float32
     assert torch.allclose(weight, expected, rtol=0, atol=1e-6)
     assert y.isfinite().all()
-    if "frozen" not in name:
+    if "fixed" not in name:
         y.float().sum().backward()
         assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
     assert torch.allclose(layer.eval().weight, expected, rtol=0, atol=1e-6)  # nothing in bfloat16 was kept

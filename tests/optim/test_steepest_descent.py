@@ -178,7 +178,7 @@ def test_a_saved_state_continues_identically(lr, tmp_path):
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "frozen" not in name])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name])
 def test_every_layer_learns_in_a_loop_of_the_users_own(name):
     torch.manual_seed(0)
     layer, x = made(name)
