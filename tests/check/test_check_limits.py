@@ -34,7 +34,13 @@ def run(*arguments: Any) -> Run:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "isoconv.check", *map(str, arguments)]
     settings = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    output = subprocess.run(command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=settings, timeout=300)
+
+    def limit() -> None:  # what is asked for counts, even if it is never touched
+        resource.setrlimit(resource.RLIMIT_AS, (2 * BYTES, 2 * BYTES))
+
+    output = subprocess.run(
+        command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=settings, timeout=300, preexec_fn=limit
+    )
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # memory: the largest of all until now
     seconds = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
     return Run(output.returncode, output.stdout.splitlines(), seconds, usage.ru_maxrss * 1024)
