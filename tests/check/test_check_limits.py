@@ -179,6 +179,13 @@ def test_a_module_of_many_groups_in_many_places(tmp_path):
     assert "--unlimited" in run_network(tmp_path, [512, 4, 4], state, [*nodes, average(1, 1)[1], last]).lines[0]
 
 
+def test_activations_that_are_large_or_many(tmp_path):
+    nodes = [node(str(n), "Abs") for n in range(20)]
+    assert "--unlimited" in run_network(tmp_path, [1, 4096, 8192], {}, [*nodes, *average(4096, 4096)]).lines[0]
+    for height, code in ((4096, 0), (4097, 2)):
+        assert run_network(tmp_path, [1, height, 8192], {}, average(height, 4096)).code == code
+
+
 def test_a_wide_convolution(tmp_path):
     """512 channels, a separable kernel: its norm is that of its factors, (¼, ½, ¼) twice and an orthogonal matrix."""
     torch.manual_seed(0)
