@@ -195,7 +195,8 @@ def train_networks(
     """Train networks side by side, or go on with them, in NAME/seed-K. `changes` are to the recipe's settings."""
     train, test = splits or session.load(dataset)
     fields: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
-    fields = recipe_settings(fields.get("recipe", "default"), dataset, fields.get("conv", "bcop")) | fields
+    choices = (fields.get(name, usual) for name, usual in (("conv", "bcop"), ("model", "large")))
+    fields = recipe_settings(fields.get("recipe", "default"), dataset, *choices) | fields
     fields |= {"batch_size": 64, "project_iterations": 5} if session.quick else {}
     fields["epochs"] = session.choose_epochs(fields["epochs"])
     config = TrainConfig(data=dataset, input_shape=train.shape, classes=train.classes, **fields)

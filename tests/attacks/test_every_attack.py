@@ -74,13 +74,14 @@ def test_the_model_and_the_images_are_left_alone(attack: Attack) -> None:
 def test_the_seed_decides_and_global_randomness_is_left_alone(attack: Attack) -> None:
     model = small()
     images, labels = easy_images(model, 10, 1, 8, 8)
-    first = attack(model, images, labels, 0.1, seed=3, early_stop=False)
+    options = {} if attack is EVERY["rounding"] else {"early_stop": False}
+    first = attack(model, images, labels, 0.1, seed=3, **options)
     torch.manual_seed(2)
     np.random.seed(7)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    again = attack(model, images, labels, 0.1, seed=3, early_stop=False)
+    again = attack(model, images, labels, 0.1, seed=3, **options)
     assert torch.equal(torch.get_rng_state(), before[0]) and np.array_equal(np.random.get_state()[1], before[1])
-    other = attack(model, images, labels, 0.1, seed=4, early_stop=False)
+    other = attack(model, images, labels, 0.1, seed=4, **options)
     assert torch.equal(first.images, again.images) and torch.equal(first.margins, again.margins)
     assert not torch.equal(first.images, other.images)
 
@@ -93,7 +94,8 @@ def test_progress(attack: Attack, mistakes: int, early_stop: bool) -> None:
     images, labels = easy_images(model, 12, 1, 8, 8)
     labels[:mistakes] = (labels[:mistakes] + 1) % 5
     told: list[tuple[int, int]] = []
-    options = {"batch_size": 4, "early_stop": early_stop, "progress": lambda *state: told.append(state)}
+    options = {"batch_size": 4, "progress": lambda *state: told.append(state)}
+    options |= {"early_stop": False} if not early_stop and attack not in (EVERY["fgsm"], EVERY["rounding"]) else {}
     result = attack(model, images, labels, 0.1, **options)
     assert torch.equal(result.images[:mistakes], images[:mistakes]) and bool(result.success[:mistakes].all())
     assert [done for done, _ in told] == sorted({done for done, _ in told}) and {total for _, total in told} <= {12}

@@ -23,10 +23,11 @@ from attacks.attack_reference import (
     watch,
     wrong,
 )
-from isoconv.attacks import AttackResult, apgd, fgsm, pgd
+from isoconv.attacks import AttackResult, apgd, fgsm, pgd, rounding_search
 from isoconv.attacks.gradient import checkpoints, nearest, random_starts
 from isoconv.attacks.search import Search
 from isoconv.certify import Certifier
+from isoconv.errors import IsoconvError
 from isoconv.models import Small
 
 Attack = Callable[..., AttackResult]
@@ -246,3 +247,14 @@ def test_nearest_finds_nothing_where_there_is_nothing() -> None:
     assert torch.equal(found.images, images) and float(found.norms.max()) == 0
     farthest = (images - (images < 0.5).double()).norm(dim=1)
     assert bool((found.epsilon >= farthest).all())  # it has looked in all of [0, 1]ⁿ
+
+
+def test_options_without_meaning_are_refused() -> None:
+    model, images, labels = torch.nn.Flatten(), torch.rand(2, 3), torch.tensor([0, 1])
+    for attack, option in (
+        (fgsm, {"seed": 1}),
+        (fgsm, {"early_stop": False}),
+        (rounding_search, {"early_stop": False}),
+    ):
+        with pytest.raises(IsoconvError, match=next(iter(option))):
+            attack(model, images, labels, 0.1, **option)

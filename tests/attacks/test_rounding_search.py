@@ -60,7 +60,8 @@ def test_a_badly_conditioned_network() -> None:
     for point, prediction in zip(result.images, predictions, strict=True):
         exact = constant + sum(Fraction(v) * Fraction(p) for v, p in zip(w.tolist(), point.tolist(), strict=True))
         assert (exact > 0) == (prediction == 0)  # the real network is right there,
-        assert bool(wrong(model, point[None], torch.tensor([prediction])))  # the one that runs is not
+        batches = [(point.expand(n, -1), torch.tensor([prediction]).expand(n)) for n in (1, 2, 3, 8, 64)]
+        assert any(bool(wrong(model, *batch).any()) for batch in batches)  # the one that runs is not, in some batch
     # A certificate that leaves room for the rounding: each of the two large numbers is wrong by less than
     # 22·2⁻⁵³·Σ|2³⁰a_i x_i| and the like for the bias, less than 1e-4 in all, and ‖w‖ ≥ 1.
     sound = (claimed - 1e-4).clamp_min(0)
@@ -132,7 +133,7 @@ def test_only_points_that_are_exactly_inside_refute() -> None:
         inside = [exact_square(images[0], row) <= Fraction(below) ** 2 for row in x.detach()]
         return torch.where(torch.tensor(inside), 1.0, -1.0).to(x) - 1e-9 * x.sum(dim=1)
 
-    refuted = rounding_search(Lead(lead), images, labels, 0.5, steps=10)
+    refuted = rounding_search(Lead(lead), images, labels, 0.5, steps=10, rounds=32)
     assert bool(refuted.success) and Fraction(below) ** 2 < exact_square(images[0], refuted.images[0]) <= Fraction(1, 4)
     sound = rounding_search(Lead(lead), images, labels, below, steps=10)
     assert not bool(sound.success)

@@ -18,12 +18,13 @@ from torch.nn.functional import pad
 import isoconv
 from isoconv.certify import Certifier
 from isoconv.models import Small
-from isoconv.nn import Abs, GroupSort, MaxMin, Scale
+from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, PositionBias, Scale
 
 # Modules that only move numbers about, or put zeros between them.
 MOVES = (
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.Dropout, nn.Dropout2d),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
+    ChannelShift,
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -85,6 +86,17 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             return Exact(whole, x.unit / slope.denominator)
         case Abs():
             return Exact(abs(x.whole), x.unit)
+        case HalfAbs():
+            half = len(x.whole) // 2
+            return Exact(np.concatenate([abs(x.whole[:half]), x.whole[half:]]), x.unit)
+        case PositionBias():
+            bias = exact(module.bias.reshape(x.whole.shape[1:]))
+            unit = min(x.unit, bias.unit)  # both powers of two, or fractions of one
+            return Exact(x.whole * _whole(x.unit / unit) + bias.whole * _whole(bias.unit / unit), unit)
+        case L2NormPool2d():
+            squares = (x.whole.reshape(len(x.whole), -1) ** 2).sum(axis=1)
+            roots = [_fraction(mpmath.sqrt(_real(square * x.unit**2))) for square in squares]
+            return Exact(np.array([round(root * 2**FINE) for root in roots], dtype=object), Fraction(1, 2**FINE))
         case Scale():
             factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
             return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
@@ -111,6 +123,11 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
         case _ if isinstance(module, MOVES):
             return Exact(_moved(module, x.whole), x.unit)
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
+
+
+def _whole(value: Fraction) -> int:
+    assert value.denominator == 1
+    return value.numerator
 
 
 def _real(value: Fraction) -> mpmath.mpf:

@@ -22,7 +22,7 @@ from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
 from isoconv.export.torch_code import code_path
-from isoconv.models import FC3, Large, Small
+from isoconv.models import FC3, Large, ShiftNet, Small
 from isoconv.nn import Abs, BCOPConv1d, BCOPConv2d, GroupSort, InvertibleDownsampling, MaxMin, OrthogonalLinear, Scale
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'isoconv[onnx]'")
@@ -33,6 +33,7 @@ NETWORKS = {
     "small, bcop": ((3, 8, 8), lambda: Small((3, 8, 8), 5)),
     "small, rko, not square": ((1, 8, 12), lambda: Small((1, 8, 12), 5, "rko", "relu")),
     "large": ((3, 8, 8), lambda: Large((3, 8, 8), 10)),
+    "shift": ((3, 7, 8), lambda: ShiftNet((3, 7, 8), 5, channels=36, blocks=(1, 1), share=0.2)),
     "fc3": ((1, 4, 6), lambda: FC3((1, 4, 6), 2)),
     "one matrix": ((6,), lambda: OrthogonalLinear(6, 4)),
     "one matrix without bias": ((6,), lambda: nn.Sequential(nn.Linear(6, 4, bias=False))),

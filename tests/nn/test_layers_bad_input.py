@@ -89,7 +89,7 @@ def test_inputs_of_the_wrong_shape(module, shape, match):
         (lambda n: OSSNConv2d(3, 4, 3, input_size=6, power_iterations=n), [0], "power iteration. Got 0"),
         (lambda name: OSSNConv2d(3, 4, 3, input_size=6, projection=name), ["never"], "projection .*after_update"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: getattr(value, "__name__", str(value))[:40],
 )
 def test_arguments(make, values, match):
     for value in values:

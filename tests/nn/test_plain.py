@@ -143,7 +143,7 @@ def test_a_copy_that_can_be_loaded_and_trained_made_without_random_numbers():
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2)], ids=str)
 def test_convolutions_keep_channels_side_by_side(kernel_size, stride):
-    """A channels-last image comes out, and its gradient goes back, in that layout: the other is a quarter slower on a GPU."""
+    """A channels-last image comes out, and its gradient goes back, in that layout."""
     layer = BCOPConv2d(4, 8, kernel_size, stride)
     x = torch.randn(2, 4, 12, 12).to(memory_format=torch.channels_last).requires_grad_()
     y = layer(x)

@@ -37,6 +37,61 @@ def test_offset_cross_entropy_is_its_formula(temperature, offset):
     assert loss.item() == pytest.approx(temperature * total / 9, rel=1e-12)
 
 
+def softmax(row: list[float]) -> list[float]:
+    return [math.exp(y) / sum(map(math.exp, row)) for y in row]
+
+
+def by_formula(name: str, rows: list[tuple[list[float], int]]) -> float:
+    """The losses of the field as their papers write them, with temperature 0.5, offset 0.7 and margin 0.6."""
+    classes, losses = range(len(rows[0][0])), []
+    for row, t in rows:
+        p = softmax([(y - 0.7 * (j == t)) / 0.5 for j, y in enumerate(row)])[t]
+        if name == "annealed":
+            losses.append(-0.5 * (1 - p) ** 3 * math.log(p))
+        elif name == "certificate":
+            radius = (row[t] - max(y for j, y in enumerate(row) if j != t)) / math.sqrt(2)
+            losses.append(-0.5 * math.log(p) - 0.2 * max(0.0, radius))
+        elif name == "emma":
+            targets = [min(max(row[t] - y, 0.0), math.sqrt(2) * 0.3) for y in row]
+            losses.append(-0.5 * math.log(softmax([(y + e) / 0.5 for y, e in zip(row, targets, strict=True)])[t]))
+    if name != "hinge-kr":
+        return sum(losses) / len(rows)
+    hinge = sum(4 * max(0, 0.3 - row[k]) if k == t else max(0, 0.3 + row[k]) for row, t in rows for k in classes)
+    distance = 0.0
+    for k in classes:
+        own, others = [r[k] for r, t in rows if t == k], [r[k] for r, t in rows if t != k]
+        distance += sum(own) / len(own) - sum(others) / len(others) if own else 0.0
+    return 0.9 * hinge / len(rows) / 5 - 0.1 * distance / 5
+
+
+OPTIONS = {
+    "annealed": {"temperature": 0.5, "offset": 0.7, "power": 3.0},
+    "certificate": {"temperature": 0.5, "offset": 0.7, "weight": 0.2},
+    "emma": {"temperature": 0.5, "radius": 0.3},
+    "hinge-kr": {"margin": 0.6, "alpha": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("absent", [False, True], ids=["", "without class 0"])
+def test_the_losses_of_the_field_are_their_formulas(name, absent):
+    logits, labels, _ = batch()
+    labels = labels.clamp_min(1) if absent else torch.arange(9) % 5
+    rows = list(zip(logits.tolist(), labels.tolist(), strict=True))
+    assert LOSSES[name].function(logits, labels, **OPTIONS[name]).item() == pytest.approx(
+        by_formula(name, rows), rel=1e-9
+    )
+
+
+def test_emma_pushes_only_against_what_an_image_has():
+    """What EMMA adds is a constant to the gradient, which is that of a softmax of the raised logits."""
+    logits = torch.tensor([[0.5, 0.1, 0.9]], dtype=torch.float64, requires_grad=True)
+    LOSSES["emma"].function(logits, torch.tensor([0]), temperature=1.0, radius=10.0).backward()
+    expected = softmax([0.5, 0.5, 0.9])
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([expected[0] - 1, *expected[1:]], rel=1e-12)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("where", [0, 1], ids=["label", "other"])
 def test_a_nan_logit_is_a_nan_loss(where, name):

@@ -93,7 +93,7 @@ def test_a_generator_is_trained_and_can_be_measured(tmp_path) -> None:
 
 
 def test_a_captured_step_of_the_gan_is_the_eager_step() -> None:
-    config, steps = GanConfig("fake", (3, 16, 16), batch_size=32, lr=1e-4), 60
+    config, steps = GanConfig("fake", (3, 16, 16), batch_size=32, lr=1e-4), 32
     gans, differences = [Gan(config) for _ in range(3)], []
     for gan, captured in zip(gans, (True, False), strict=False):
         options = {"lr": config.lr, "schedule": "constant", "steps_per_epoch": steps, "device": CUDA}

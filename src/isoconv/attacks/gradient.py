@@ -24,9 +24,11 @@ from isoconv.attacks.search import (
     Budget,
     Options,
     Search,
+    SearchOptions,
     check_counts,
     margin_loss,
     margins_of,
+    refuse_options,
     without_autograd,
 )
 from isoconv.records import require
@@ -54,7 +56,7 @@ def pgd(
     step_size: float | None = 0.01,
     restarts: int = 1,
     random_start: bool = True,
-    **options: Unpack[Options],
+    **options: Unpack[SearchOptions],
 ) -> AttackResult:
     """Run PGD in the L2 ball of radius `epsilon` (one number, or one per image) within [0, 1], on the CW margin loss.
 
@@ -62,7 +64,7 @@ def pgd(
     ball. A `step_size` of None is each image's epsilon. Every restart starts elsewhere (without a random start there is
     only one). Works on any classifier. The gradients are taken in float32 (TF32 where there is one), from the network that
     `isoconv.plain` returns; every point in the result was judged by that network in float64. The same seed gives the same
-    random starts, whatever the batch size. See `Options` for the options.
+    random starts, whatever the batch size. See `SearchOptions` for the options.
     """
     check_counts(steps=steps, restarts=restarts)
     positive = step_size is None or (isinstance(step_size, Real) and 0 < step_size < math.inf)
@@ -75,6 +77,7 @@ def pgd(
 
 def fgsm(model: nn.Module, images: Tensor, labels: Tensor, epsilon: Budget, **options: Unpack[Options]) -> AttackResult:
     """Take one step of length `epsilon` from the image along the gradient of the CW margin loss, clamped to [0, 1]."""
+    refuse_options(options, "seed", "early_stop")
     return pgd(model, images, labels, epsilon, steps=1, step_size=None, random_start=False, **options)
 
 
@@ -89,7 +92,7 @@ def apgd(
     targets: int = 9,
     steps: int = 100,
     restarts: int = 1,
-    **options: Unpack[Options],
+    **options: Unpack[SearchOptions],
 ) -> AttackResult:
     """Run Auto-PGD in the L2 ball of radius `epsilon` (one number, or one per image) within [0, 1].
 
@@ -115,7 +118,7 @@ def nearest(
     certified: Budget = 0.0,
     rounds: int = 8,
     steps: int = 40,
-    **options: Unpack[Options],
+    **options: Unpack[SearchOptions],
 ) -> AttackResult:
     """Find for every image the smallest perturbation (L2, within [0, 1]) that fools the network.
 

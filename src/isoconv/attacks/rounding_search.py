@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from isoconv.attacks.ball import choose, exactly_inside, excess, norm_bound
 from isoconv.attacks.gradient import apgd_runs, climb, generator
-from isoconv.attacks.search import AttackResult, Budget, Options, Search, check_counts, without_autograd
+from isoconv.attacks.search import (
+    AttackResult,
+    Budget,
+    RandomOptions,
+    Search,
+    check_counts,
+    refuse_options,
+    without_autograd,
+)
 
 _BATCH_SIZES = (1, 2, 3, 7, 32)  # libraries sum in another order for another number of images
 _TARGETS = 3
@@ -33,7 +41,7 @@ def rounding_search(
     steps: int = 100,
     rounds: int = 8,
     candidates: int = 64,
-    **options: Unpack[Options],
+    **options: Unpack[RandomOptions],
 ) -> AttackResult:
     """Search for float64 points within each image's claimed radius that the float64 network does not predict as claimed.
 
@@ -46,9 +54,10 @@ def rounding_search(
     tied, in a batch of some size. A sound certificate is never refuted.
     """
     check_counts(steps=steps, rounds=rounds, candidates=candidates)
+    refuse_options(options, "early_stop")  # one refutation is enough
     progress = options.pop("progress", None)  # a batch is finished after its walk, not when it has been climbed
     search = Search(model, images, predictions, radii, dtype=torch.float64, budget="radii", **options)
-    search.early_stop, seed = True, search.seed
+    seed = search.seed
     offsets = [_offsets(candidates, images.shape[1:], seed, number) for number in range(1, rounds)]
     offsets = [offset.to(search.device) for offset in offsets]
     done = len(images) - len(search.standing())

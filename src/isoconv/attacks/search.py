@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
@@ -34,15 +34,28 @@ class Options(TypedDict, total=False):
     batch_size : images attacked at a time; by default as many as keep the device busy, for networks of the paper's size
     device : where the network runs; by default where the model is
     progress : called as progress(done, total) whenever images are finished
-    seed : of all randomness, 0 by default; the global generators are left alone
-    early_stop : finish an image as soon as it is fooled (the default), and do not search on for the smallest margin
     """
 
     batch_size: int | None
     device: torch.device | str | None
     progress: Progress | None
+
+
+class RandomOptions(Options, total=False):
+    """Those of an attack with random choices: `seed`, 0 by default; the global generators are left alone."""
+
     seed: int
+
+
+class SearchOptions(RandomOptions, total=False):
+    """Those of an attack that may search on: with `early_stop`, the default, it leaves an image once that is fooled."""
+
     early_stop: bool
+
+
+def refuse_options(options: Mapping[str, object], *names: str) -> None:
+    """Raise if there is an option that has no meaning for an attack."""
+    require(options.keys().isdisjoint(names), f"none of the options {', '.join(names)}", ", ".join(options))
 
 
 def without_autograd(attack: Attack) -> Attack:

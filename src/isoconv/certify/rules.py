@@ -13,6 +13,8 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
 * A function of each entry has the largest of its slopes: 1 for ReLU, ReLU6, Hardtanh, Abs, Tanh, Softsign; at most 1 for
   Sigmoid. Sorting is a permutation on either side of a tie.
 * Average pooling is a convolution of each channel with equal weights.
+* ChannelShift permutes its inputs; PositionBias adds a constant; HalfAbs has slopes ±1. The norm over positions obeys
+  |‖a‖ − ‖b‖| ≤ ‖a − b‖ in every channel: constant 1 for p = 2 and, as ‖·‖₂ ≤ ‖·‖₁, for p = 1; √positions for p = ∞.
 * Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|.
 
 Note [Rounding of kinds]
@@ -28,6 +30,14 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
 * What only chooses, moves or repeats numbers does not round. Hardtanh and constant padding choose among their inputs and
   constants: ‖f(h)‖ ≤ L·‖h‖ + ‖f(0)‖, and ‖f(0)‖ is at most c = √outputs·|constant|. In float32 the constants must be
   float32 numbers, or another function would be computed.
+* PositionBias: one sum, n = 0, c the norm of the bias over all channels.
+* L2NormPool2d adds up n squares, in any order, with fused multiply-add or without, in this precision or a wider one, and
+  takes the root: that is what torch.linalg.vector_norm does, and what an exported graph says. (Scaling the numbers first,
+  as BLAS does, would round more often; neither does.) A square passes through at most n roundings, and all are positive,
+  so the computed sum is s(1 + θ) + e with |θ| ≤ γ_n. Underflow makes e: a square or a sum that vanishes, or is flushed to
+  zero, loses at most tiny, so |e| ≤ 2n·tiny. As |√a − √b| ≤ √|a − b| and |√(1 + θ) − 1| ≤ |θ|, the root is off by at most
+  γ_n√s + √|e|, and rounding it makes that γ_{n+1}√s + √(4n·tiny). The roots' norm is that of the input: A = 1. Squares
+  overflow from √huge on: inputs have to stay below that.
 * Softsign h/(1 + |h|): the sum and the quotient round once each, so the relative error is at most 2u/(1 − u) ≤ γ_3, and
   |f(h)| ≤ |h|: n = 2, A = 1. It cannot underflow before h itself is smaller than u, where 1 + |h| = 1.
 * Tanh and Sigmoid are within 8 units in the last place, 16u relative to the result, or within `tiny` where the result is
@@ -53,7 +63,7 @@ from torch import Tensor, nn
 from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, most_copies, padding_of, per_axis
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn import Abs, GroupSort, MaxMin, Scale
+from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, PositionBias, Scale
 from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
@@ -102,7 +112,7 @@ class Node:
 class Rounding:
     """How a module rounds; see Note [Rounding of kinds]. Without `terms` it does not.
 
-    divisor : what sums are divided by at the end, so that they are that much larger before
+    divisor : what sums are divided by at the end, or how many times larger numbers get on the way
     vanished : what underflow may add, if it is more than the smallest normal numbers
     """
 
@@ -265,6 +275,16 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     return Rounding(7, max(gains), _norm_over_positions(torch.tensor(sizes, dtype=torch.float64), node))
 
 
+def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
+    return Rounding(0, constant=_norm_over_positions(node.module.bias, node))
+
+
+def _norm_pool(node: Node, bound: float, arithmetic: str) -> Rounding:
+    _, tiny, huge = ARITHMETICS[arithmetic]
+    vanished = sqrt_up(mul_up(float(4 * node.input_shape.numel()), tiny))
+    return Rounding(node.input_shape[1:].numel(), divisor=math.sqrt(huge), vanished=vanished)
+
+
 def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf) -> list[float]:
     """Return these settings, if they are numbers of the arithmetic: otherwise another function would be computed."""
     values = [float(node.settings[name]) for name in names]
@@ -399,6 +419,12 @@ _COPYING_PADS = [
 RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout), _select()),
     GroupSort: _select(lambda node: {"group_size": node.module.group_size or node.input_shape[0]}),
+    HalfAbs: _select(),
+    ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
+    PositionBias: Rule(_one, _translated, _ones, _spell, True, ("bias",)),
+    L2NormPool2d: Rule(
+        _one, _norm_pool, lambda node: (1.0, sqrt_up(float(node.input_shape[1:].numel()))), _spell, True
+    ),
     nn.Flatten: _select(_flatten_settings),
     nn.Unflatten: _select(_unflatten_settings),
     nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),

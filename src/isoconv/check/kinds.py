@@ -17,6 +17,14 @@ two on β: all within γ_8·(|α|(|x| + |μ|) + |β|), also where a library's re
 underflow twice, each time by at most half the smallest subnormal number, u times the smallest normal one. Where the product
 with γ underflows, α̂ is off by as much; adding the smallest normal number to |α| covers it. ‖f(0)‖ ≤ ‖|α||μ| + |β|‖.
 
+Note [Norm of a channel]. y = √s, s the sum of n squares. Each square is rounded, and then takes part in at most n − 1
+additions, whatever their order; a fused multiply-add rounds less often. All terms have one sign: ŝ = s(1 + θ_n) + e.
+Where a square or a partial sum is subnormal, or is set to zero because of that, it changes by at most the smallest normal
+number t: 2n − 1 results, |e| ≤ 2nt. Then |√ŝ − √s| ≤ |√(s(1 + θ_n)) − √s| + √|e| ≤ γ_n√s + √(2nt), and rounding the root,
+which is far from underflow, gives γ_{n+1}√s + √(3nt). Over all channels √s has the input's norm. As a function of a
+channel, √s is a norm, so 1-Lipschitz. A partial sum is at most the square of the input's norm, up to rounding: none
+overflows while that is below the root of the largest number.
+
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 """
@@ -226,6 +234,29 @@ def _batch_norm(place: Place) -> Step:
     return Step(shape, max(squares), apply, rounding, offset)
 
 
+def _half_abs(place: Place) -> Step:
+    """The first half of the channels (the smaller one) without their signs."""
+    half = place.shape[0] // 2
+    return _pointwise(place, lambda x: np.concatenate([np.abs(x[:, :half]), x[:, half:]], axis=1))
+
+
+def _position_bias(place: Place) -> Step:
+    """x + p, p the same for all channels. A sum rounds once; a subnormal one may be set to zero."""
+    shape, bias = _image(place), place.tensor("bias")
+    place.require(bias.shape == (prod(shape[1:]),), f"a bias of {prod(shape[1:])} numbers", bias.shape)
+    place.spend(bias.size * _PER_WEIGHT)
+    norm = root_up(sum_of_squares(bias) * shape[0])
+    return Step(shape, 1, lambda x: x + bias.reshape(shape[1:]), Rounding(1, ONE, norm, 1), norm)
+
+
+def _norm_pool(place: Place) -> Step:
+    """The L2 norm of each channel, see Note [Norm of a channel]."""
+    channels, *size = _image(place)
+    underflow, largest = root_up(3 * prod(size) / place.arithmetic.smallest), root_up(place.arithmetic.largest)
+    rounding = Rounding(prod(size) + 1, ONE, underflow=underflow, largest=(largest, ZERO))
+    return Step((channels,), 1, lambda x: np.sqrt((x * x).sum(axis=(2, 3))), rounding)
+
+
 # Numbers put elsewhere -----------------------------------------------------------------------------------------------
 
 
@@ -238,6 +269,26 @@ def _sort(place: Place, size: int) -> Step:
         return -np.sort(-groups, axis=1).reshape(x.shape)
 
     return Step(place.shape, 1, apply)
+
+
+def _image(place: Place) -> Shape:
+    place.require(len(place.shape) == 3, "an input (channels, height, width)", place.shape)
+    return place.shape
+
+
+def _channel_shift(place: Place) -> Step:
+    """Groups of so many channels each, moved by one pixel, cyclically: down, up, right, left; the others stay."""
+    shape, count = _image(place), place["channels"]
+    place.require(4 * count <= shape[0], f"at least {4 * count} channels", shape)
+
+    def apply(x: Floats) -> Floats:
+        result = x.copy()
+        for group, (by, axis) in enumerate(((1, 2), (-1, 2), (1, 3), (-1, 3))):
+            part = slice(group * count, (group + 1) * count)
+            result[:, part] = np.roll(x[:, part], by, axis)
+        return result
+
+    return Step(shape, 1, apply)
 
 
 def _rearrange(place: Place, shape: Shape, split: Shape = (), order: Shape = ()) -> Step:
@@ -507,6 +558,10 @@ KINDS: dict[str, Kind] = {
     "GroupSort": Kind(
         lambda place: _sort(place, place["group_size"] or place.shape[0]), {"group_size": optional(_SIZE)}
     ),
+    "ChannelShift": Kind(_channel_shift, {"channels": whole(0, _LARGEST_SETTING)}),
+    "PositionBias": Kind(_position_bias),
+    "HalfAbs": Kind(_half_abs),
+    "L2NormPool2d": Kind(_norm_pool),
     "Flatten": Kind(_flatten, {"start_dim": anything, "end_dim": anything}),
     "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(_SIZE, 1, 8)}),
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),

@@ -8,6 +8,7 @@ same function in operators that keep its numbers:
 * Average pooling, upsampling and, in float64, convolution are `Gather`, which lays the pixels under each tap side by side,
   and a sum or `MatMul`: onnxruntime has no `AveragePool`, `Resize` and `Conv` for float64 on the CPU. They add the same
   products, so that a certificate, which allows for every order of summation, holds for either.
+* The norm over positions is products, a sum and a root: what a certificate allows for, whatever a library's norm does.
 * The ε of batch normalisation and the slope of LeakyReLU become constants: ONNX's attributes would round them to float32.
 * A convolution's padding is an operator of its own: "same" with a dilation is something that onnxruntime does not run.
 
@@ -32,7 +33,7 @@ from isoconv.certify import Node
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
-from isoconv.nn import GroupSort
+from isoconv.nn import GroupSort, L2NormPool2d
 from isoconv.records import require
 
 OPSET = 13
@@ -161,8 +162,13 @@ def _group_sort(node: Node, module: Any, x: Tensor) -> Tensor:
     return x.reshape(-1, size, channels // size, *rest).topk(size, dim=1).values.reshape(-1, channels, *rest)
 
 
+def _norm_pool(node: Node, module: Any, x: Tensor) -> Tensor:
+    return (x * x).sum(dim=(2, 3)).sqrt()
+
+
 _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     GroupSort: _group_sort,
+    L2NormPool2d: _norm_pool,
     nn.Linear: _linear,
     nn.LeakyReLU: _leaky,
     nn.Upsample: _upsample,

@@ -154,4 +154,46 @@ class Scale(nn.Module):
         return x * self.factor
 
 
-_OURS: dict[str, type[nn.Module]] = {"MaxMin": MaxMin, "GroupSort": GroupSort, "Abs": Abs, "Scale": Scale}
+class ChannelShift(nn.Module):
+    """Moves four groups of channels by one pixel, cyclically: down, up, right, left; the others stay."""
+
+    def __init__(self, share: float = 1 / 8) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = int(self.share * x.shape[1])
+        down, up, right, left, rest = x.split([count] * 4 + [x.shape[1] - 4 * count], 1)
+        return torch.cat([down.roll(1, 2), up.roll(-1, 2), right.roll(1, 3), left.roll(-1, 3), rest], 1)
+
+
+class PositionBias(nn.Module):
+    """Adds a number to every position, the same for all channels."""
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        self.height, self.width = height, width
+        self.bias = nn.Parameter(torch.zeros(height * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias.view(self.height, self.width)
+
+
+class HalfAbs(nn.Module):
+    """The absolute value of the first half of the channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = x.shape[1] // 2
+        return torch.cat([x[:, :half].abs(), x[:, half:]], 1)
+
+
+class L2NormPool2d(nn.Module):
+    """The L2 norm over the positions of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=(2, 3))
+
+
+_OURS: dict[str, type[nn.Module]] = {
+    kind.__name__: kind for kind in (MaxMin, GroupSort, Abs, Scale, ChannelShift, PositionBias, HalfAbs, L2NormPool2d)
+}

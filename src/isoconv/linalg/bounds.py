@@ -80,6 +80,7 @@ def conv_norm_bound(
             divides = not any(n % s for n, s in zip(size, strides, strict=True))
             require(divides, f"an input size that the stride {strides} divides", size)
             grid = [n // s for n, s in zip(size, strides, strict=True)]
+        grid = grid if folded[0, 0].numel() > 1 else [1] * len(grid)  # one tap is the same matrix at every frequency
         bounds.append(_per_frequency(folded, grid, min(bounds)))
     return root_up(min(bounds), 2 * exponent, 1)
 
@@ -238,6 +239,9 @@ def _largest_eigenvalue(real: Tensor, imaginary: Tensor | None, error: float, to
     exponent = 0  # the true matrices are the current ones times 2^exponent
     best = math.inf  # `top` bounds the spectral norm of each current matrix
     n = real.shape[-1]
+    # t squarings give at least n^(1/2^(t+1)) times the mean eigenvalue: of no use where `top` is below that already.
+    if top <= float(real.diagonal(dim1=-2, dim2=-1).mean(-1).amax()) * n**2.0 ** -(_SQUARINGS + 1):
+        return top
     for squaring in range(_SQUARINGS + 1):
         squares = (real * real).sum(dim=(-2, -1))
         if imaginary is not None:

@@ -1,4 +1,4 @@
-"""The networks of the paper, a few lines each, built from `isoconv.nn`."""
+"""The networks of the paper and those of rotations and shifts, a few lines each, built from `isoconv.nn`."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from isoconv.models.networks import DCGANCritic as DCGANCritic
     from isoconv.models.networks import Large as Large
     from isoconv.models.networks import Small as Small
+    from isoconv.models.shift import ShiftNet as ShiftNet
 
 CONVOLUTIONS = tuple(METHODS)
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from isoconv.nn.plain_model import plain as plain
     from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
     from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
+    from isoconv.nn.shift import ChannelShift as ChannelShift
+    from isoconv.nn.shift import HalfAbs as HalfAbs
+    from isoconv.nn.shift import L2NormPool2d as L2NormPool2d
+    from isoconv.nn.shift import PositionBias as PositionBias
     from isoconv.nn.svcm import SVCMConv2d as SVCMConv2d
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

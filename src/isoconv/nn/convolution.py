@@ -226,6 +226,8 @@ def convolve_same(
 
 def circular_pad(x: Tensor, pads: Pads) -> Tensor:
     """`F.pad(..., mode="circular")` with (before, after) per axis, in fewer kernels, forward and backward."""
+    if not any(map(any, pads)):
+        return x
     plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
         return _CircularPad.apply(x, pads)  # type: ignore[no-any-return,no-untyped-call]

@@ -35,7 +35,7 @@ def train_command(
 
     The folder of a downloaded data set is not part of a run: the command has --data DIR for it.
     """
-    settings = recipe_settings(config.recipe, config.data, config.conv)
+    settings = recipe_settings(config.recipe, config.data, config.conv, config.model)
     usual = TrainConfig(config.data, config.input_shape, config.classes, **settings)
     changed = {field.name for field in fields(config) if getattr(config, field.name) != getattr(usual, field.name)}
     if changed - {*_APART, *_OPTIONS}:

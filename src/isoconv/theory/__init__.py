@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from isoconv.theory.paths import path as path
     from isoconv.theory.paths import path_2d as path_2d
     from isoconv.theory.paths import rotation_path as rotation_path
+    from isoconv.theory.shifts import DepthwiseShift as DepthwiseShift
+    from isoconv.theory.shifts import RotatedShift as RotatedShift
+    from isoconv.theory.shifts import bcop_as_shifts as bcop_as_shifts
+    from isoconv.theory.shifts import depthwise_shift as depthwise_shift
+    from isoconv.theory.shifts import kernel_of_shifts as kernel_of_shifts
     from isoconv.theory.two_dimensional import BCOPFactors as BCOPFactors
     from isoconv.theory.two_dimensional import BCOPNetwork as BCOPNetwork
     from isoconv.theory.two_dimensional import Component2d as Component2d

@@ -166,6 +166,9 @@ class TrainConfig(NetworkSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        fits = MODELS[self.model].has_methods or (self.conv, self.activation) == ("bcop", "maxmin")
+        got = f"{self.conv} and {self.activation}"
+        require(fits, f"no conv and no activation for {self.model}, which has its own", got)
         require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         shape = self.input_shape
@@ -202,8 +205,8 @@ def default_epsilons(data: str) -> tuple[float, ...]:
     return DATASETS.get(data, OWN_IMAGES).epsilons
 
 
-def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
-    """Return the settings of a recipe for a data set and a method, as keyword arguments of `TrainConfig`."""
+def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> dict[str, Any]:
+    """Return the settings of a recipe for a data set, a method and a network, as keyword arguments of `TrainConfig`."""
     require(recipe in RECIPES, f"recipe to be one of {', '.join(RECIPES)}", repr(recipe))
     require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
     defaults = DATASETS.get(data, OWN_IMAGES)
@@ -214,6 +217,7 @@ def recipe_settings(recipe: str, data: str, conv: str) -> dict[str, Any]:
     # The best of those tried on a validation split of the training set (results/recipes).
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
     if METHODS[conv].on_manifold:
-        return settings | {"optimiser": "steepest", "lr": defaults.lr}
+        own = MODELS[model].recipe if model in MODELS else {}
+        return {**settings, "optimiser": "steepest", "lr": defaults.lr, **own}
     # Methods whose convolutions are not matrices on a manifold: Adam for all of the network.
     return settings | {"optimiser": "adam", "lr": 1e-3}

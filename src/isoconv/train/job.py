@@ -101,13 +101,13 @@ def train(
         return train_classifiers(configs, folders, splits.train, test, radii, observer, **options), first
 
 
-def choose_batch_size(images: int, processes: int = 1) -> int:
-    """Return 128, or less for small data sets: an epoch should have several batches and leave few pictures over.
+def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
+    """Return `most`, or less for small data sets: an epoch should have several batches and leave few pictures over.
 
     With several processes the size is a multiple of their number.
     """
-    usual = min(128, max(8, images // 16))
-    size = usual if usual == 128 or images < 8 else images // max(2, round(images / usual))
+    usual = min(most, max(8, images // 16))
+    size = usual if usual == most or images < 8 else images // max(2, round(images / usual))
     return max(1, min(size, images) // processes) * processes
 
 
@@ -130,8 +130,11 @@ def describe_data(config: TrainConfig, splits: Splits) -> str:
 
 def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, Any]) -> TrainConfig:
     """Return the configuration of a new run: the recipe's, except for `settings`."""
-    fields = recipe_settings(settings.get("recipe", "default"), data, settings.get("conv", "bcop")) | settings
-    fields.setdefault("batch_size", choose_batch_size(len(splits.train), processes))
+    choices = (settings.get(name, usual) for name, usual in (("conv", "bcop"), ("model", "large")))
+    fields = recipe_settings(settings.get("recipe", "default"), data, *choices)
+    if fields["recipe"] == "default":
+        fields["batch_size"] = choose_batch_size(len(splits.train), processes, fields.get("batch_size", 128))
+    fields |= settings
     source = data if data in NAMES else str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
     return TrainConfig(data=source, input_shape=shape, classes=classes, listing=splits.listing, **fields)
