@@ -18,7 +18,7 @@ from reproduction.measure import Session, measure
 from reproduction.tables import make_table
 
 PAGES = ("README.md", "docs/paper.md", "docs/benchmarks.md")
-_MORE_TO_DO = 3  # exit code: everything is saved, and the same command goes on
+_MORE_TO_DO = 3  # exit code: everything is saved, and the same command resumes
 
 
 def fill_page(text: str, results: Path = RESULTS) -> str:
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> int:
                 text = make_table(name, results, shown).to_format(arguments.format)
                 write_text(arguments.out, text) if arguments.out else print(text)
     if left:
-        print(f"Stopped, and saved: {left} cells to do. The same command goes on.", file=sys.stderr)
+        print(f"Stopped and saved, {left} cells to do. The same command resumes.", file=sys.stderr)
     return _MORE_TO_DO if left else 0
 
 

@@ -1,15 +1,18 @@
 """Tables as text: what every target's table shares."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
+from isoconv.data.datasets import DATASETS
+from isoconv.models import MODELS
+from isoconv.nn.methods import ACTIVATIONS, METHODS
 from reproduction.cells import Cell, Figures, Results
 
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "stl10": "STL-10", "small": "Small", "large": "Large", "fc3": "FC-3"}
-NAMES |= {"dcgan": "DCGAN critic", "bcop": "BCOP", "bcop-fixed": "BCOP-Fixed", "rko": "RKO", "ossn": "OSSN"}
-NAMES |= {"svcm": "SVCM", "rkl2ne": "RK-L2NE", "standard": "ordinary", "maxmin": "MaxMin", "relu": "ReLU", "None": "–"}
+_TABLES: tuple[Mapping[str, Any], ...] = (DATASETS, MODELS, METHODS, ACTIVATIONS)
+NAMES = {name: record.title for table in _TABLES for name, record in table.items()} | {"None": "–"}
 Tabulate = Callable[[Sequence[Cell], Results], "Table"]
 
 

@@ -58,7 +58,7 @@ class Session:
 
     seeds, epochs : None for each cell's own
     quick : a few images, one epoch, two seeds: to see that everything works; the figures mean nothing
-    time_limit : seconds after which everything is saved and left; a later session goes on
+    time_limit : seconds after which everything is saved and left; a later call resumes
     """
 
     results: Path

@@ -34,8 +34,8 @@ from reproduction.paper import Figure, Printed
 Row = dict[str, str]
 Ours = dict[str, Figure | None]
 RULE = (
-    "Against the paper: d: our mean minus the paper's, the higher of its printed and its corrected one; s² the sum of the "
-    "squares of the two deviations (one seed: the paper's, twice); within: |d| ≤ 2s, better: d > 2s, worse: d < −2s."
+    "Against the paper: d is our mean minus the paper's (the higher of printed and corrected), s² the sum of the two "
+    "variances (for one seed, twice the paper's). Within: |d| ≤ 2s; better: d > 2s; worse: d < −2s."
 )
 
 
@@ -119,7 +119,7 @@ def _describe_places(results: Results) -> list[str]:
     seconds: Counter[str] = Counter()
     for record in [record for record in results.values() if isinstance(record, Classifiers)]:
         seconds[str(record.hardware)] += record.train_seconds  # type: ignore[assignment]
-    shared = "all seeds side by side, added up; lines may have been trained at the same time"
+    shared = "the sum over all lines, seeds side by side; some lines were trained at the same time"
     return [f"Trained on {place}: {format_seconds(total)}, {shared}." for place, total in seconds.items()]
 
 
@@ -203,7 +203,7 @@ def _check_order(results: Results) -> list[str]:
     seeds = [seed for record in results.values() if isinstance(record, Attacks) for seed in record.results]
     held, violations = sum(s.certified <= s.accuracy <= s.clean for s in seeds), sum(s.violations for s in seeds)
     text = (
-        f"certified ≤ attacked ≤ clean holds in {held} of {len(seeds)} attacks on a network; attacks that succeeded on"
+        f"Certified ≤ attacked ≤ clean holds in {held} of {len(seeds)} attacks on a network; attacks that succeeded on"
     )
     return [f"{text} a certified image: {violations}."]
 
@@ -229,7 +229,7 @@ def _tabulate_attacks(cells: Sequence[Cell], results: Results) -> Table:
     frame = pd.DataFrame(rows).fillna("–")
     frame = frame[[*names, *(name for name in frame.columns if name not in names)]]
     sources = _name_sources(list(paper.QUOTED_ATTACKS.values()))
-    notes = [_describe_seeds(results), "The paper's: clean and the two attacks of the line.", *_check_order(results)]
+    notes = [_describe_seeds(results), "The paper's: clean, then the two attacks of the line.", *_check_order(results)]
     return Table("Accuracy under attack, CIFAR-10, ε = 36/255", frame, [*notes, *sources, RULE], texts=1)
 
 
@@ -254,12 +254,12 @@ def _tabulate_critics(cells: Sequence[Cell], results: Results) -> Table:
         rows.append(row | {"its share": f"{papers.mean / top:.3f}"})
     frame = _mark_best(pd.DataFrame(rows), [], ["distance"])
     units = sorted({f"In units of the {r.units}." for r in results.values() if isinstance(r, Critics)})
-    text = "Divided by the critic's proved Lipschitz bound, so each is a lower bound. The paper's generator is lost: of its "
-    notes = [f"{_describe_seeds(results)} {text}figures only the shares of the best can be compared.", *units]
+    text = "Divided by the critic's proved Lipschitz bound, so each is a lower bound. The paper's generator is lost:"
+    notes = [f"{_describe_seeds(results)} {text} only the shares of the best can be compared with the paper.", *units]
     generators = {(r.dataset, r.generator) for r in results.values() if isinstance(r, Critics)}
     if len(generators) > len({dataset for dataset, _ in generators}):
-        notes.append("Not all of one generator: do not compare across them.")
-    return Table("Wasserstein distance between a data set and a generator, as critics measure it", frame, notes)
+        notes.append("From several generators: do not compare across them.")
+    return Table("Wasserstein distance between a data set and a generator, measured by critics", frame, notes)
 
 
 # Everything else --------------------------------------------------------------------------------------------------
@@ -318,9 +318,9 @@ def _certificate_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")[["", "accuracy", "certificates broken", "time", "on"]]
 
 
-_EFFECTIVE = "Effective: entries of the kernels that are applied, and biases. Raw: the parameters trained."
+_EFFECTIVE = "Effective: entries of the applied kernels, and biases. Raw: trained parameters."
 _BOTH = ("clean %", "certified %")
-_SIDE = "A time is of all seeds of a line, trained side by side on one GPU."
+_SIDE = "Each time is for all seeds of a line, trained side by side on one GPU."
 _TABLES: dict[str, Tabulate] = {
     "results": _tabulate_results,
     "table1": _tabulate_accuracies("Clean and certified accuracy with different Lipschitz convolutions"),

@@ -9,37 +9,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import conv1d, conv2d, pixel_unshuffle, smooth_l1_loss
 
-from isoconv.nn import (
-    BCOPConv1d,
-    BCOPConv2d,
-    BCOPConvTranspose2d,
-    OrthogonalLinear,
-    OSSNConv2d,
-    RKL2NEConv2d,
-    RKOConv2d,
-    StandardConv2d,
-    SVCMConv2d,
-)
+from isoconv.nn import METHODS, BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, OSSNConv2d, RKOConv2d
+from isoconv.nn.convolution import SizedConv2d
+from isoconv.nn.methods import load
 
 # Every 2-D convolution with every option that changes how its kernel is made.
-CONVOLUTIONS: dict[str, Callable[..., nn.Module]] = {
-    "bcop": BCOPConv2d,
+CONVOLUTIONS: dict[str, partial[nn.Module]] = {
+    **{name: partial(load(method.layer), **method.options) for name, method in METHODS.items()},
     "bcop-bjorck": partial(BCOPConv2d, orthogonalisation="bjorck"),
-    "bcop-frozen": partial(BCOPConv2d, frozen=True),
-    "rko": RKOConv2d,
     "rko-bjorck": partial(RKOConv2d, orthogonalisation="bjorck"),
-    "ossn": OSSNConv2d,
     "ossn-after-update": partial(OSSNConv2d, projection="after_update"),
-    "svcm": SVCMConv2d,
-    "rkl2ne": RKL2NEConv2d,
-    "standard": StandardConv2d,
 }
 
 
 def convolution(kind: str, c_in: int, c_out: int, k: int, stride: int, *size: int, **options: Any) -> nn.Module:
     """One of CONVOLUTIONS, for a row of SHAPES_2D."""
-    sized = {"input_size": size} if kind.startswith(("ossn", "svcm")) else {}
-    return CONVOLUTIONS[kind](c_in, c_out, k, stride, **sized, **options)
+    make = CONVOLUTIONS[kind]
+    sized = {"input_size": size} if issubclass(make.func, SizedConv2d) else {}
+    return make(c_in, c_out, k, stride, **sized, **options)
 
 
 # A small one of everything, and the shape of its input without the batch.
@@ -67,7 +54,8 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 
 def is_manifold(name: str) -> bool:
     """Whether the layer of LAYERS keeps its own parameters orthonormal."""
-    return name.startswith(("bcop", "rko", "1d", "transposed", "linear")) and "bjorck" not in name
+    methods = [method.name for method in METHODS.values() if method.on_manifold]
+    return name.startswith((*methods, "1d", "transposed", "linear")) and "bjorck" not in name
 
 
 def is_built(name: str) -> bool:

@@ -1,8 +1,8 @@
-"""The one error that isoconv raises when it is asked for something it cannot give."""
+"""The error that isoconv raises for bad input and impossible requests."""
 
 
 class IsoconvError(ValueError):
-    """Bad input or an impossible request. The message is one line: what was expected, what came."""
+    """Bad input or an impossible request. The message is one line: what was expected, what was found."""
 
 
 def require(holds: bool, expected: str, got: object) -> None:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and read with one line for whatever is wrong with them."""
+"""Write files whole or not at all; read them with an error of one line if something is wrong."""
 
 import contextlib
 import json

@@ -14,6 +14,8 @@ from certify.certificates import check, read, write, write_all
 from certify.exact_network import images, linear_classifier
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, open_certificate, weights_sha256, write_certificate
+from isoconv.certify.rules import RULES
+from isoconv.check.kinds import KINDS
 from isoconv.models import CONVOLUTIONS, Small
 from isoconv.nn import Scale
 from judge.networks import build, inputs, random_spec
@@ -197,3 +199,7 @@ def test_what_is_refused_leaves_no_file(tmp_path: Path) -> None:
         with pytest.raises(IsoconvError, match=message):
             write_certificate(path, certifier, certificates, labels)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_checker_knows_every_kind_that_a_certificate_may_name():
+    assert {kind.__name__ for kind, rule in RULES.items() if rule.settings} == set(KINDS)

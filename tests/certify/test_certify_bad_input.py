@@ -101,8 +101,8 @@ SHAPED: list[tuple[nn.Module, tuple[int, ...], str]] = [
     # Channels and the batch are no part of the image, and the rows of the logits must be the images.
     (nn.ZeroPad2d((0, 0, 0, 0, 1, -1)), (1, 2, 2), "the image alone"),
     (nn.ConstantPad2d((0, 0, 0, 0, 0, 0, 1, -1), 0.5), (1, 2, 2), "the image alone"),
-    (after(nn.Flatten(0)), (4,), "batch as it is"),
-    (nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3)), (5, 4), "batch as it is"),
+    (after(nn.Flatten(0)), (4,), "batch axis"),
+    (nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 3)), (5, 4), "batch axis"),
     (nn.Sequential(nn.Unflatten(0, (1, 2)), nn.Flatten(), nn.Linear(8, 3)), (4,), "Expected"),
     (nn.Sequential(nn.PixelUnshuffle(2), nn.Flatten(), nn.Linear(4, 3)), (4, 4), r"\(channels, "),
 ]

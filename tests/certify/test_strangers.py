@@ -1,21 +1,24 @@
 """Exact types: what may compute something else than its class is known for is refused, and so are odd tensors."""
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import register_parametrization
+from torch.overrides import TorchFunctionMode
 
 import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
 from isoconv.models import Small
-from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
+from isoconv.nn import BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear, Scale
 
 
 class Loud(Tensor):
@@ -85,6 +88,26 @@ def hook_outside() -> nn.Module:
     return model
 
 
+class Number(float):
+    """Says that it is smaller than it is."""
+
+    def __float__(self) -> float:
+        return 0.1
+
+
+class Others(dict):
+    def values(self):  # type: ignore[no-untyped-def]
+        return [nn.Linear(2, 2).double()]
+
+
+def set_to(layer: nn.Module, **attributes: Any) -> nn.Module:
+    return altered(lambda layer: vars(layer).update(attributes), layer)
+
+
+def with_method(layer: nn.Module) -> None:
+    layer.weight.__deepcopy__ = lambda memo: nn.Parameter(torch.zeros(2, 2))
+
+
 METHODS = ("forward", "_conv_forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 TRAINING = property(lambda self: True, lambda self, value: None)
 STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -104,6 +127,23 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "'mask' in Linear at 0",
     ),
     **{name: (lambda name=name: patched(name), "Got Conv2d at 0") for name in METHODS},
+    "limits of ReLU6": (lambda: set_to(nn.ReLU6(), min_val=1e9, max_val=2e9), "ReLU6 between 0 and 6"),
+    "a number of one's own": (lambda: set_to(Scale(1.0), factor=Number(5)), "plain numbers.* factor of 0"),
+    "a tensor for a number": (lambda: set_to(Scale(1.0), factor=torch.ones(2)), "plain numbers.* factor of 0"),
+    "no number": (lambda: set_to(Scale(1.0), factor=None), "Scale at 0"),
+    "no group": (lambda: set_to(GroupSort(2), group_size=0), "group size"),
+    "a copy of one's own": (lambda: set_to(nn.Linear(2, 2), __deepcopy__=lambda memo: nn.Linear(2, 2)), "Linear at 0"),
+    "a weight's copy of its own": (lambda: altered(with_method), "a method of its own"),
+    "other children": (lambda: set_to(nn.Sequential(), _modules=Others({"0": nn.Linear(2, 2)})), "Sequential at 0"),
+    "no child": (lambda: set_to(nn.Sequential(), _modules={"0": None}), "None among those at 0"),
+    "one name for two": (
+        lambda: nn.Sequential(OrderedDict({"input": nn.Linear(2, 2), "'input'": nn.Linear(2, 2)})),
+        "a name of its own",
+    ),
+    "state_dict hook": (
+        lambda: altered(lambda layer: layer.register_state_dict_pre_hook(lambda *_: layer.weight.data.zero_())),
+        "state_dict hooks.* 0",
+    ),
     "class attribute": (lambda: subclass(nn.Sequential, _compiled_call_impl=None)(), "Mine at model, .*_compiled_call"),
     "named_modules": (lambda: subclass(nn.Sequential, named_modules=None)(nn.Linear(2, 2)), "named_modules"),
     "__getattr__": (lambda: subclass(nn.Sequential, __getattr__=nn.Module.__getattr__)(), "__getattr__"),
@@ -171,11 +211,42 @@ def test_hooks_on_all_modules_that_come_later() -> None:
     handle = register_module_forward_hook(lambda module, given, output: 10 * output)
     try:
         for call in (lambda: certifier(torch.rand(1, 2)), lambda: lipschitz_bound(model, (2,))):
-            with pytest.raises(IsoconvError, match="no forward hooks on all modules"):
+            with pytest.raises(IsoconvError, match="global forward hooks"):
                 call()
     finally:
         handle.remove()
     assert len(certifier(torch.rand(1, 2)).radius) == 1
+
+
+class Tenfold(TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
+        result = function(*arguments, **(keywords or {}))
+        return 10 * result if function is nn.functional.linear else result
+
+
+def test_modes_of_torch() -> None:
+    with torch.device("cpu"):
+        certifier = Certifier(nn.Sequential(nn.Linear(2, 2)), (2,))
+        assert len(certifier(torch.rand(1, 2)).radius) == 1
+    with Tenfold(), pytest.raises(IsoconvError, match="Tenfold"):
+        certifier(torch.rand(1, 2))
+
+
+def test_a_zero_pad_that_pads_with_something_else() -> None:
+    pad = nn.ZeroPad1d(1)
+    pad.value = 1e9
+    with pytest.raises(IsoconvError, match="ZeroPad1d to pad with 0"):
+        lipschitz_bound(pad, (1, 4))
+
+
+def test_attributes_that_torch_does_not_read(tmp_path) -> None:
+    """AvgPool1d has no divisor but its kernel size.  Sizes of numpy are sizes."""
+    pool = nn.AvgPool1d(np.int64(2))
+    expected = lipschitz_bound(pool, (1, 4))
+    pool.divisor_override = 1000
+    assert lipschitz_bound(pool, (1, 4)) == expected
+    certifier = Certifier(nn.Sequential(pool, nn.Flatten()), (1, 4))
+    write_certificate(tmp_path / "c", certifier, certifier(torch.rand(1, 1, 4)))
 
 
 # Rules of users ---------------------------------------------------------------------------------------------------

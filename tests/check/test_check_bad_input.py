@@ -95,7 +95,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("images.1.logits.0", "-inf", f"the logits of entry 1 .* {HEX}"),
     ("images.0.prediction", 3, "the prediction of .* from 0 to 2. Got 3"),
     ("images.0.label", 3, "the label of entry 0 .* Got 3"),
-    ("images.0.radius", "-0x1.0p-1074", "the radius of .* at least 0"),
+    ("images.0.radius", (-5e-324).hex(), "the radius of .* at least 0"),
+    ("images.0.radius", "0x1.0p-1080", f"the radius of .* {HEX}"),
     ("images.0.index", -1, "the index of entry 0"),
     ("images.0.input_norm", "-0x1.0p+0", "the input_norm of entry 0"),
 ]
@@ -190,7 +191,7 @@ BROKEN_MODELS: dict[str, tuple[Callable[[Table, bytes], bytes], str]] = {
         "its tensors overlap or leave gaps",
     ),
     "half a surrogate pair": (
-        lambda header, body: with_header({**header, "\ud800": header["5.bias"]}, body), "Expected a printable name"
+        lambda header, body: with_header({**header, "\ud800": header["5.bias"]}, body), "Expected another name"
     ),
 }  # fmt: skip
 
@@ -260,7 +261,7 @@ def test_no_wrong_value_anywhere_is_accepted_or_ends_in_a_traceback(honest):
     """Each place in the file holds, in turn, each wrong value."""
     images, accepted = honest.pixels.numpy(), set()
     for path, there in paths(honest.table):
-        for value in (None, True, -1, 10**30, 0.5, "x", "0x1.0p-1074", [], {}, [[]]):
+        for value in (None, True, -1, 10**30, 0.5, "x", "0x1.0p-1022", [], {}, [[]]):
             outcome = honest.check(put(path, value), images=images)
             assert (outcome.out + outcome.err).count("\n") == 1
             if outcome.code == 0 and repr(value) != repr(there):

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +105,13 @@ def test_a_padding_mode_without_padding(tmp_path):
     assert honest.check(images=honest.pixels.numpy()).code == 0
 
 
+def test_any_name_and_many_axes(tmp_path):
+    """Names with line breaks and other spaces than " " are odd, but they are names."""
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict({"\u3000": nn.Flatten(), "a\n\u00a0b": nn.Linear(512, 3)}))
+    assert Certificate(tmp_path, model, (2,) * 9, version=2).check().code == 0
+
+
 # ---------------------------------------------------------------------------------------------- hostile, and answered
 
 
@@ -121,7 +129,7 @@ def run_network(
         "assumptions": [], "nodes": nodes, "output": names[-1], "lipschitz": many,
         "pair_constants": [[zero, many], [many, zero]], "error_offset": one, "error_slope": one, "images": images,
     }  # fmt: skip
-    image = {"label": None, "prediction": 0, "input_norm": one, "logits": [one, zero], "radius": zero}
+    image = {"label": None, "prediction": 0, "input_norm": one, "logits": [(9.0).hex(), zero], "radius": (1e-300).hex()}
     lines = [header, *({"index": n, **image} for n in range(images))]
     (folder / "certificate.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = run(folder / "certificate.json", folder)
@@ -197,9 +205,28 @@ def test_a_wide_convolution(tmp_path):
         assert run_network(tmp_path, [512, 4, 4], state, nodes).code == code
 
 
-def test_many_images(tmp_path):
-    result = run_network(tmp_path, [2], {"l.weight": torch.ones(2, 2)}, [node("l", "Linear", 2.1)], images=60_000)
-    assert result.code == 0 and "of 60000 images" in result.lines[0]
+@pytest.mark.parametrize(("depth", "images"), [(0, 60_000), (4_000, 30_000)])
+def test_many_images(depth, images, tmp_path):
+    nodes = [*(node(str(n), "Scale", factor=(1.0).hex()) for n in range(depth)), node("l", "Linear", 2.1)]
+    result = run_network(tmp_path, [2], {"l.weight": torch.ones(2, 2)}, nodes, images=images)
+    assert result.code == 0 and f"{images} of {images} images" in result.lines[0]
+
+
+def test_images_through_many_nodes(tmp_path):
+    nodes = [*(node(str(n), "GroupSort", group_size=2) for n in range(4_000)), node("l", "Linear", 1.0)]
+    run_network(tmp_path, [4_000], {"l.weight": torch.full((2, 4_000), 2.0**-12)}, nodes, images=1_000)
+    np.save(tmp_path / "images.npy", np.zeros((1_000, 4_000), np.uint8))
+    result = run(tmp_path / "certificate.json", tmp_path, "--images", tmp_path / "images.npy")
+    require_an_answer(result)
+    assert result.code == 2 and "--unlimited" in result.lines[0]
+
+
+@pytest.mark.parametrize("kind", ["AvgPool1d", "Upsample"])
+def test_many_nodes_of_many_numbers(kind, tmp_path):
+    """What a node looks up is as large as what it gives: it cannot be kept for all of them."""
+    pooling = average(1)[0]["settings"] | {"padding": [0]}
+    settings = {"factors": [1]} if kind == "Upsample" else pooling
+    run_network(tmp_path, [1, 1 << 24], {}, [node(str(n), kind, **settings) for n in range(18)])
 
 
 def test_a_repeated_name_among_many(honest, tmp_path):

@@ -15,7 +15,7 @@ from isoconv.train.run_folder import load_run
 
 def test_certify_prints_a_table_and_keeps_the_figures(isoconv, run):
     outcome = isoconv("certify", run, "--epsilon", "36/255", "--epsilon", "0.1", "--device", "cpu")
-    assert outcome.code == 0 and "certified % at 36/255" in outcome.out and "rounding moves the logits" in outcome.out
+    assert outcome.code == 0 and "certified % at 36/255" in outcome.out and "rounding changes the logits" in outcome.out
     kept = json.loads((run / "certified.json").read_text())
     assert kept["images"] == 16 and set(kept["robust"]) == {str(36 / 255), "0.1"}
     assert kept["robust"][str(36 / 255)] <= kept["robust"]["0.1"] <= kept["clean"]

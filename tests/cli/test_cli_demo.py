@@ -62,8 +62,8 @@ def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, show
     (out / "report.html").unlink()
     outcome = isoconv("demo", "--out", out, "--epochs", "1", "--images", "2")
     assert outcome.code == 0 and (out / "report.html").exists()
-    assert outcome.err.splitlines()[-1].startswith(f"The page is in {out / 'report.html'}")
-    for part in ("2 digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
+    assert outcome.err.splitlines()[-1].startswith(f"The report is in {out / 'report.html'}")
+    for part in ("2 held-out digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
         assert part in " ".join(outcome.out.split())
     for row in json.loads((out / "demo.json").read_text())["table"]:
         assert f"{row['clean']:.1f}" in outcome.out and f"{row['lipschitz_bound']:.7g}" in outcome.out

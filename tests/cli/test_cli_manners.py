@@ -129,7 +129,7 @@ def test_what_a_terminal_cannot_write_is_no_failure(world):
 
 
 def test_ctrl_c_while_torch_is_loading(tmp_path):
-    code = "import sys; print('ready', flush=True); from isoconv.cli import main; main()"
+    code = "from isoconv.cli import main; print('ready', flush=True); main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "certify", "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=ENVIRONMENT, cwd=tmp_path,

@@ -234,7 +234,7 @@ def test_vectors_that_cannot_be_told_apart(refuse, pair, tmp_path):
     few = write_vectors(tmp_path / "few.npy", n=20)
     refuse(["at least 30", "Got 5"], few, few, "--epochs", "1")
     np.save(tmp_path / "flat.npy", np.ones((200, 3)))
-    refuse("differ", "flat.npy", "flat.npy", "--whole", "both")
+    refuse("apart", "flat.npy", "flat.npy", "--whole", "both")
 
 
 WRONG = {

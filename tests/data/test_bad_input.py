@@ -1,7 +1,9 @@
 """Everything that must be refused, with one line that names the thing. Failing downloads are in test_fetch.py."""
 
+import io
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from data import fakes
 from data.fakes import idx, image_set, random_bytes, save_picture, write
 from isoconv import data
+from isoconv.data.datasets import Version
 from isoconv.errors import IsoconvError
 
 MNIST, CIFAR10, STL10 = data.DATASETS["mnist"], data.DATASETS["cifar10"], data.DATASETS["stl10"]
@@ -150,6 +153,24 @@ def test_damaged_files(tmp_path, name, change, words):
     (path,) = tmp_path.rglob(name)
     path.write_bytes(change(path.read_bytes()))
     refused(f"{path} … corrupt … {words}", lambda: record.read(tmp_path).load())
+
+
+def decode_npz(record, files):
+    arrays = np.load(io.BytesIO(files[0].data))
+    return arrays["images"], arrays["labels"]
+
+
+def test_damaged_files_of_a_form_that_was_added(tmp_path):
+    version = Version((("train.npz",),), (("test.npz",),), ("",), f"{__name__}:decode_npz")
+    record = replace(MNIST, versions=(version,))
+    arrays = {"images": random_bytes(4, 1, 8, 8), "labels": np.arange(4)}
+    for name in ("train.npz", "test.npz"):
+        np.savez(tmp_path / name, **arrays)
+    assert record.read(tmp_path).load().train.images.shape == (4, 1, 8, 8)
+    whole = (tmp_path / "train.npz").read_bytes()
+    for damaged in (whole[:300], b"", b"nothing of numpy's", whole.replace(b"images", b"photos")):
+        path = write(tmp_path / "train.npz", damaged)
+        refused(f"{path} … corrupt", lambda: record.read(tmp_path).load())
 
 
 def test_a_strange_pickle_is_never_opened(tmp_path):

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 import isoconv
 from isoconv import IsoconvError
+from isoconv.certify import lipschitz_bound
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, DCGANCritic, Large, ShiftNet, Small
 from isoconv.nn import METHODS, BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear
+from isoconv.nn.convolution import Conv2dWithKernel
 from isoconv.nn.methods import Method, load
 
 LIPSCHITZ = [conv for conv in CONVOLUTIONS if conv not in ("standard", "svcm")]  # svcm only after a projection
@@ -34,11 +36,16 @@ def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
     return plain
 
 
+class ToyConv2d(Conv2dWithKernel):
+    def _build(self, kernel: Tensor) -> Tensor:
+        return kernel / (kernel.norm() * kernel.shape[-1])
+
+
 def test_a_method_that_is_added_in_one_place_is_a_choice_everywhere(monkeypatch):
-    toy = Method("toy", "Toy", "isoconv.nn.reshaped:RKL2NEConv2d", "a toy")
-    monkeypatch.setitem(METHODS, "toy", toy)
+    monkeypatch.setitem(METHODS, "toy", Method("toy", "Toy", f"{__name__}:ToyConv2d", "a toy"))
     model = Small(TINY, conv="toy")
-    assert [type(m).__name__ for m in model.modules()].count("RKL2NEConv2d") == 2
+    assert [type(m) for m in model.modules()].count(ToyConv2d) == 2
+    assert lipschitz_bound(model, TINY).value < 1
     with pytest.raises(IsoconvError, match="standard, toy"):
         Small(TINY, conv="other")
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers import LAYERS, is_built, is_manifold, made, singular_values
+from isoconv import IsoconvError
 from isoconv.models import Small
 from isoconv.nn import fixed_weights
 
@@ -215,6 +216,31 @@ def test_fixed_weights_compare_on_entry_only():
             inside.sum().backward()
             assert x.grad.abs().max() > 0 and model[0].O.grad is None and model[0].bias.grad is not None
     assert all(getattr(layer, "weight_source", None) is None for layer in model)
+
+
+@built
+def test_writing_into_the_weight_is_refused(name):
+    """As `nn.init` does, or clipping: the weight is computed, so that it would be lost with the next change."""
+    layer, x = made(name)
+    layer.eval()
+    for write in (nn.init.normal_, lambda weight: weight.detach().clamp_(-0.01, 0.01)):
+        layer(x)
+        write(layer.weight)
+        with pytest.raises(IsoconvError, match="parameters"):
+            layer(x)
+        assert_current(layer, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"), [("ossn", "power_iterations", 100), ("bcop", "orthogonalisation", "bjorck")]
+)
+def test_a_setting_that_changes_is_seen(name, setting, value):
+    layer, x = made(name)
+    CHANGES["data edited"](layer)
+    before = warm(layer, x)
+    setattr(layer, setting, value)
+    assert not torch.equal(layer.weight, before)
+    assert_current(layer, None)
 
 
 # Never built twice ----------------------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, stack_module_state, vjp, vmap
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 NAMES = ["bcop", "bcop s2", "bcop-bjorck", "rko", "rkl2ne", "1d", "transposed", "linear", "linear-bjorck", "standard"]
-COMPILED = ["bcop", "rko", "ossn", "rkl2ne", "1d ranks", "transposed s2", "linear tall", "linear-bjorck", "bcop-frozen"]
+COMPILED = ["bcop", "rko", "ossn", "rkl2ne", "1d ranks", "transposed s2", "linear tall", "linear-bjorck", "bcop-fixed"]
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +96,26 @@ def test_the_same_gradients_and_the_same_matrices_written_back(way: str) -> None
             assert_close(q.detach(), p.detach(), 100)
 
 
+@pytest.mark.parametrize("name", ["ossn", "ossn s2"])
+def test_a_checkpoint_iterates_no_further(name: str) -> None:
+    layer, x = made(name, dtype=torch.float64)
+    other = copy.deepcopy(step_far(layer))
+    for run in (layer, WAYS["checkpoint"](other)):
+        run(x).square().sum().backward()
+    assert torch.equal(layer.vector, other.vector)
+    assert_close(other.kernel.grad, layer.kernel.grad)
+
+
+@pytest.mark.parametrize("name", ["ossn", "rkl2ne", "bcop"])
+def test_channels_last(name: str) -> None:
+    layer, x = made(name, dtype=torch.float64)
+    other = copy.deepcopy(layer).to(memory_format=torch.channels_last)
+    for run, images in ((layer, x), (other, x.contiguous(memory_format=torch.channels_last))):
+        run(images).sigmoid().sum().backward()
+    for p, q in zip(layer.parameters(), other.parameters(), strict=True):
+        assert_close(q.grad, p.grad, 10)
+
+
 def test_inductor() -> None:
     layer, x = step_far(BCOPConv2d(2, 3, 2)), torch.randn(2, 2, 3, 3)
     other = copy.deepcopy(layer)
@@ -146,6 +168,27 @@ def test_an_ensemble(name: str, mode: bool) -> None:
     found = vmap(lambda p, b: functional_call(base, (p, b), (x,)))(*stack_module_state(models))
     for model, output in zip(models, found, strict=True):
         assert_close(output.detach(), model(x).detach(), 10)
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("name", ["bcop", "linear", "rkl2ne"])
+def test_dual_parameters_are_refused_and_dual_inputs_are_not(name: str, context: Callable[[], Any]) -> None:
+    layer, x = made(name, dtype=torch.float64)
+    values = {name: p.detach() for name, p in layer.eval().named_parameters()}
+    with context(), forward_ad.dual_level():
+        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x))).tangent
+        assert_close(found.detach(), (layer(2 * x) - layer(x)).detach(), 10)
+        dual = {name: forward_ad.make_dual(value, torch.ones_like(value)) for name, value in values.items()}
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            functional_call(layer, dual, (x,))
+
+
+def test_a_padding_that_is_not_known() -> None:
+    layer, x = made("bcop")
+    layer.padding_mode = "reflect"
+    for call in (lambda: layer(x), lambda: plain(layer)):
+        with pytest.raises(IsoconvError, match="padding_mode"):
+            call()
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -150,7 +150,7 @@ def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
     assert [run["gallery"] is None for run in data_of(text)] == [False, False, True]
     assert "<b>c</b>: The gallery is left out" in text
     monkeypatch.setattr(page_module, "LARGEST", 10_000)
-    with pytest.raises(IsoconvError, match=r"Got 3: make pages of fewer"):
+    with pytest.raises(IsoconvError, match=r"Got 3: report on fewer"):
         made(tmp_path, *runs)
 
 

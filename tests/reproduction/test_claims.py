@@ -100,8 +100,8 @@ def test_the_comparison_with_others():
 
 
 def test_single_sentences():
-    steps, readme = figures("speed/steps"), page("README.md")
-    assert f"takes {steps['BCOP, Adam']['ratio']:.1f} times that of the same network unconstrained" in readme
+    steps, readme = figures("speed/steps"), " ".join(page("README.md").split())
+    assert f"takes {steps['BCOP, Adam']['ratio']:.1f} times as long as without constraints" in readme
     assert 90 < steps["the paper's way, eager"]["ratio"] < 110 and "a hundred times as long" in readme
     row = figures("certificates/cifar10-large")["certify"]
     assert row["usual test"] == pytest.approx(row[f"certified at {36 / 255}"])
@@ -110,8 +110,8 @@ def test_single_sentences():
     last, before = (losses[f"mnist-large-svcm-default, epoch {n}"]["loss"] for n in (30, 29))
     svcm = read_result(RESULTS, ClassifierCell("mnist", "large", "svcm")).results[0]
     text = " ".join(page("docs/paper.md").split())
-    assert f"is {last:.2f} on MNIST; that of the epoch before is {before:.2f}" in text
-    assert f"The same seed has {svcm.clean:.2f} / {svcm.robust['1.58']:.2f} as the paper projects" in text
+    assert f"is {last:.2f} on MNIST; in the epoch before it is {before:.2f}" in text
+    assert f"Projected as in the paper, the same seed has {svcm.clean:.2f} / {svcm.robust['1.58']:.2f}" in text
 
 
 def test_the_time_that_all_of_it_took():

@@ -244,7 +244,7 @@ def test_an_image_that_is_wrong_from_the_start_is_never_certified(browser, tmp_p
     opened = Opened(browser, tmp_path / "page.html")
     for epsilon in (0.0, 0.3):
         opened.set_epsilon(epsilon)
-        assert opened.page.locator("ul.gallery li").first.locator(".verdict").inner_text() == "wrong from the start"
+        assert opened.page.locator("ul.gallery li").first.locator(".verdict").inner_text() == "misclassified"
         assert "dim" in opened.page.locator("ul.gallery li").first.get_attribute("class")
     opened.close()
 

@@ -1,10 +1,12 @@
 """Runs under pressure: killed, run twice at once, on a full disk, in a read-only folder, with a clock that jumps."""
 
+import contextlib
 import errno
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from isoconv.errors import IsoconvError
 from isoconv.train.engine import Stopped
-from isoconv.train.run_folder import RunFolder, locked
+from isoconv.train.run_folder import RunFolder, load_run, locked, open_runs
+from isoconv.train.runs import TrainedRun
 from train.toys import Watcher, same_run, stop_after, toy_config, train_toy
 
 TESTS = Path(__file__).parents[1]
@@ -126,6 +130,65 @@ def test_the_lock_ends_with_its_context_and_nests(tmp_path):
     folder.start(toy_config(), overwrite=False)
     del folder  # an object that is gone holds nothing
     other.lock()
+
+
+def test_nothing_is_replaced_where_one_of_several_runs_is_in_use(tmp_path):
+    runs, configs = [RunFolder(tmp_path / name) for name in "ab"], [toy_config(), toy_config()]
+    train_toy(tmp_path / "a", toy_config())
+    runs[1].start(toy_config(), overwrite=False)
+    with pytest.raises(IsoconvError, match="in use"):
+        open_runs([RunFolder(run.path) for run in runs], configs, resume=False, overwrite=True)
+    assert RunFolder(tmp_path / "a").finished
+    runs[0].lock()  # and the first one is free again
+
+
+def test_a_folder_that_was_removed_and_begun_anew_belongs_to_the_new_run(tmp_path):
+    class Replace(Watcher):
+        def step(self, steps: int) -> None:
+            super().step(steps)
+            if self.steps == 3:
+                shutil.rmtree(tmp_path / "run")
+                other.start(toy_config(seed=1), overwrite=False)
+
+    other = RunFolder(tmp_path / "run")
+    with pytest.raises(IsoconvError, match="replaced"):
+        train_toy(tmp_path / "run", toy_config(), observer=Replace())
+    assert {file.name for file in other.path.iterdir()} == {"config.json", ".lock"}
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path):
+    for name in (".state.safetensors.abc", ".config.json.abc"):
+        (tmp_path / name).write_bytes(b"half")
+    RunFolder(tmp_path).start(toy_config(), overwrite=False)
+    assert not (tmp_path / ".state.safetensors.abc").exists()
+
+
+def test_a_damaged_state_is_one_line(tmp_path):
+    with pytest.raises(Stopped):
+        train_toy(tmp_path, toy_config(), should_stop=stop_after(2))
+    folder, chance = RunFolder(tmp_path), random.Random(0)
+    saved = folder.state.read_bytes()
+    length = 8 + int.from_bytes(saved[:8], "little")
+    for place in [*range(4), *chance.sample(range(4, length), 40), *chance.sample(range(length, len(saved)), 40)]:
+        damaged = bytearray(saved)
+        damaged[place] ^= 1 << chance.randrange(8)
+        folder.state.write_bytes(damaged)
+        with contextlib.suppress(IsoconvError):  # a bit of the header may mean nothing
+            done = folder.updates_done()
+            assert place < length and done == 2
+    folder.state.write_bytes(saved[: len(saved) // 2])
+    with pytest.raises(IsoconvError, match="cannot be read"):
+        folder.updates_done()
+
+
+def test_findings_are_not_kept_beside_another_network(tmp_path):
+    train_toy(tmp_path, toy_config())
+    run = TrainedRun(tmp_path, *load_run(tmp_path))
+    run.keep("certified.json", {})
+    with torch.no_grad():
+        next(run.model.parameters()).mul_(0.5)  # as if the folder had been trained anew since
+    with pytest.raises(IsoconvError, match="another"):
+        run.keep("certified.json", {})
 
 
 def raise_full(*arguments: object) -> None:

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import wasserstein_lower_bound
 from isoconv.wasserstein.critic import CriticTask, PairBatches, critic_config, make_critic, train_critics, typical_scale
 from isoconv.wasserstein.distance import open_samples
-from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples
+from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples, read_samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
 from known_distances import exact_distance, funnel_pair, translation
 from train.toys import stop_after
@@ -249,10 +250,14 @@ GREY, COLOUR = FiniteSamples("a", pictures(4)), FiniteSamples("b", pictures(4, s
         (lambda: FiniteSamples("a", X, held_out=1.0), "hold out"),
         (lambda: FiniteSamples("a", X, repeats="never"), "never"),
         (lambda: FiniteSamples("a", 0 * X, repeats="copies"), "distinct samples in a. Got 1"),
+        (lambda: read_samples(X.bfloat16(), "a"), "bfloat16"),
+        (lambda: read_samples(X.to_sparse(), "a"), "sparse"),
+        (lambda: read_samples(np.ma.masked_less(X.numpy(), X.mean().item()), "a"), "masked"),
+        (lambda: read_samples(np.zeros((4, 1, 8, 8), object), "a"), "object"),
         (lambda: next(A.batches(0, 0, 1, 64, "first", CPU)), "in a. Got 15"),
         (lambda: PairBatches(A, B, vectors()), "dimension 3 in a"),
         (lambda: PairBatches(GREY, COLOUR, vectors()), "grey images of 16×16 in a and colour images of 8×8 in b"),
-        (lambda: typical_scale(FLAT, FLAT, vectors(features=3, batch_size=4)), "differ"),
+        (lambda: typical_scale(FLAT, FLAT, vectors(features=3, batch_size=4)), "apart"),
         (lambda: make_critic(vectors(conv="standard"), A, A), "standard"),
         (lambda: GeneratedSamples("g", Generator((1, 8, 8)), count=10), "batch of 64"),
         (lambda: GeneratedSamples("g", Generator((1, 8, 8)), batch=1), "at least 2 images"),

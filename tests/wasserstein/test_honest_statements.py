@@ -1,7 +1,9 @@
 """What is said holds: repeated rows prove nothing, an asymptotic interval is an estimate, each assumption is stated."""
 
+import contextlib
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
@@ -12,7 +14,7 @@ from isoconv.models.generator import Generator
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein import DistanceBound, distance_bound
 from isoconv.wasserstein.bound import wasserstein_lower_bound
-from isoconv.wasserstein.samples import FiniteSamples
+from isoconv.wasserstein.samples import FiniteSamples, read_samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
 
 ANCHORS = {"epochs": 3, "batch_size": 64, "critic": "anchors", "anchors": 64}
@@ -36,6 +38,37 @@ def test_rows_that_were_copied_fifty_times_prove_nothing(repeats):
     assert any("1,960 of 2,000 samples in a repeat" in warning for warning in result.warnings)
     # Taken for independent draws they "prove" a distance that is not there: the other readings are not idle.
     assert distance_bound(a, b, confidence=0.9999, **options | {"repeats": "draws"}).lower > 0.3
+
+
+@pytest.mark.parametrize(("dimension", "offset"), [(1, 0.0), (8, 1e5), (3072, 0.0)])
+def test_copies_that_were_rounded_differently_are_copies(dimension, offset):
+    values, noise = uniform(80, 0, dimension).repeat(5, 1), uniform(400, 1, dimension)
+    assert FiniteSamples("a", offset + values + 1e-15 * max(offset, 1) * noise).repeated.startswith("320 of 400")
+    values[:80] += 1e-3 * noise[:80]
+    assert FiniteSamples("a", offset + values).repeated.startswith("240 of 400")
+
+
+def test_copies_in_float32_features_prove_nothing():
+    copies = [uniform(40, k).repeat(20, 1) * (1 + 1e-7 * uniform(800, 2 + k)) for k in (0, 1)]
+    a, b = (part.clamp(0, 1).float() for part in copies)
+    assert distance_bound(a, b, value_range=(0, 1), **ANCHORS | {"batch_size": 16}).lower == 0
+
+
+def test_a_rare_value_that_leaves_nothing_to_train_on_is_said():
+    for seed in range(40):
+        with contextlib.suppress(IsoconvError):
+            samples = FiniteSamples("a", torch.eye(12)[:, :1], seed=seed)
+            assert len(samples.train) and min(map(len, samples.readings))
+
+
+def test_images_in_any_layout_are_the_same_images():
+    images = load_splits("digits").test.images[:40].numpy()
+    expected = read_samples(images, "a").fingerprint()
+    for layout in (images[::-1].copy()[::-1], np.moveaxis(np.moveaxis(images, 0, 3).copy(), 3, 0)):
+        assert read_samples(layout, "a").fingerprint() == expected
+    assert (
+        read_samples((images / 255).astype(">f8"), "a").fingerprint() == read_samples(images / 255, "a").fingerprint()
+    )
 
 
 @pytest.mark.parametrize("repeats", ["either", "copies", "draws"])

@@ -1,4 +1,4 @@
-"""Search within a budget of an image for points that the deployed network misclassifies."""
+"""Search the ball around an image for points that the deployed network misclassifies."""
 
 from isoconv.attacks.decision import boundary, pointwise
 from isoconv.attacks.gradient import apgd, fgsm, pgd

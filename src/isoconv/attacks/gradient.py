@@ -122,10 +122,10 @@ def nearest(
 ) -> AttackResult:
     """Find for every image the smallest perturbation (L2, within [0, 1]) that fools the network.
 
-    The ball's radius is doubled until `apgd` succeeds in it, or it holds every image there is; then follow `rounds`
-    bisections between there and `certified`, a radius per image (or one number) within which nothing can be found.
-    Each point is drawn towards its image as long as it fools the network. `success` and `norms` are judged in float64, as
-    in `apgd`. The norm is one that suffices; the smallest of all may lie below it.
+    The ball's radius is doubled until `apgd` succeeds in it, or until it holds all of [0, 1]; then come `rounds` bisections
+    between that radius and `certified`, a radius per image (or one number) within which nothing can be found.
+    Each point is moved towards its image as long as it fools the network. `success` and `norms` are judged in float64, as
+    in `apgd`. The norm is an upper bound of the smallest one.
     `progress(round, rounds)` is called after every bisection.
     """
     check_counts(steps=steps)

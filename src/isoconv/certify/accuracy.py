@@ -30,7 +30,7 @@ class LabelledImages(Protocol):
 class RobustAccuracy:
     """Accuracy of a network on N images, in percent, and the certificates that it follows from.
 
-    An image counts as certified at ε if its prediction is proved for all of the closed ball of radius ε, and is right.
+    An image is certified at ε if its prediction is correct and proved for all of the closed ball of radius ε.
     `certified` has the accuracy at each of `epsilons`, the radii that were asked for.
     """
 
@@ -57,7 +57,7 @@ class RobustAccuracy:
 
     @cached_property
     def right(self) -> Tensor:
-        """Which images are predicted right, by the only largest of finite logits."""
+        """Return which images are classified correctly, by a unique largest and finite logit."""
         logits, prediction = self.certificates.logits, self.certificates.prediction
         largest = logits.gather(1, prediction[:, None])[:, 0]
         others = logits.scatter(1, prediction[:, None], -torch.inf).amax(dim=1)
@@ -65,17 +65,17 @@ class RobustAccuracy:
 
     @property
     def radii(self) -> Tensor:
-        """How far each image is certified with the right class; 0 where it is not."""
+        """Return the radius within which each image is certified with the correct class; 0 where it is not."""
         return torch.where(self.right, self.certificates.radius, 0.0)
 
     def at(self, epsilon: float) -> float:
-        """Certified accuracy at ε; at 0, clean accuracy."""
+        """Return certified accuracy at ε; at 0, clean accuracy."""
         (epsilon,) = _check_radii([epsilon])
         counted = self.right & (self.certificates.radius >= epsilon) if epsilon > 0 else self.right
         return 100 * int(counted.sum()) / len(counted)
 
     def curve(self) -> tuple[Tensor, Tensor]:
-        """All of it: radii in rising order and the accuracy certified at each, which falls just behind it."""
+        """Return the whole curve: radii in rising order and the accuracy certified at each, which falls just beyond it."""
         radii = self.radii[self.radii > 0].sort().values
         remaining = torch.arange(len(radii), 0, -1, dtype=torch.float64)
         return radii, 100 * remaining / len(self.labels)
@@ -91,7 +91,7 @@ def robust_accuracy(
     progress: Callable[[int, int], None] | None = None,
     **options: object,
 ) -> RobustAccuracy:
-    """Clean and certified accuracy of `plain(model)` on images in [0, 1], or uint8 ones, which are divided by 255.
+    """Return clean and certified accuracy of `plain(model)` on images in [0, 1], or uint8 ones, which are divided by 255.
 
     `data` is a pair (images, labels), a data set of `isoconv.data`, a `DataLoader` (of batches in the order wanted), or a
     torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.

@@ -1,8 +1,8 @@
-"""A certificate as a file: everything that it takes to check it again, by a program that shares no code with this one.
+"""A certificate as a file: everything that a program that shares no code with this one needs to check it.
 
 JSON lines. The first line says what is proved of the network: its nodes with their inputs and bounds, the constants of
 pairs of classes, the error of its logits. Each further line is one image, written as soon as it is certified. All numbers
-that matter are hexadecimal floats, so that none is rounded on the way. To check one: `python -m isoconv.check FILE MODEL`.
+that enter a proof are hexadecimal floats, so that none is rounded. To check one: `python -m isoconv.check FILE MODEL`.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ VERSION = 2
 def write_certificate(
     path: Path | str, certifier: Certifier, certificates: Certified, labels: Tensor | None = None
 ) -> None:
-    """Write what `certifier` has proved of the images behind `certificates`. Nothing is left half-written."""
+    """Write what `certifier` has proved of the images behind `certificates`, to a whole file or none."""
     with open_certificate(path, certifier, images=len(certificates.radius)) as file:
         file.add(certificates, labels)
 
@@ -62,7 +62,7 @@ class CertificateFile:
         known = [None] * len(batch.radius) if labels is None else labels.tolist()
         whole = labels is None or (labels.shape == batch.radius.shape and not labels.is_floating_point())
         labelled = whole and all(label is None or 0 <= label < classes for label in known)
-        require(labelled, f"a label from 0 to {classes - 1} for each of {len(batch.radius)} images", "others")
+        require(labelled, f"a label from 0 to {classes - 1} for each of {len(batch.radius)} images", "other labels")
         own = batch.logits.shape[1:] == (classes,)
         own = own and bool((batch.radius <= self.certifier.from_logits(batch.logits, batch.input_norm).radius).all())
         require(own, "certificates of this certifier", "radii that do not follow from its bounds")
@@ -73,7 +73,7 @@ class CertificateFile:
             self.count += 1
 
     def write_line(self, content: dict[str, Any], subject: str) -> None:
-        self.file.write(json.dumps(_hexadecimal(content, subject)).encode() + b"\n")
+        self.file.write(json.dumps(_hexadecimal(content, subject), default=int).encode() + b"\n")
 
 
 def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:

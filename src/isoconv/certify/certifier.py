@@ -67,9 +67,9 @@ class Certifier:
 
     p : the norm of the perturbation: 2; 1 and ∞ by the better of their own Lipschitz bound (where every module has one)
         and what follows from p = 2; any other p ≥ 1 from p = 2
-    arithmetic : "float64" (costs nothing that can be noticed) or "float32": the certificate is about the network run in it
-    criterion : "pairs", a constant L_ij for each two classes; "per-class", L_i + L_j, as for one network per class
-    input_range : where pixels may lie; inputs outside are refused
+    arithmetic : "float64" or "float32": the certificate is about the network run in it
+    criterion : "pairs", a constant L_ij per pair of classes; "per-class", L_i + L_j, as if each class had its own network
+    input_range : the range of pixels; inputs outside it are refused
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Certifier:
         self.input_range, self.input_shape = _check_range(input_range), check_shape(input_shape)
         self.deployed = plain_network(model)  # as it is kept in a file
         wide = any(tensor.dtype == torch.float64 for tensor in self.deployed.state_dict().values())
-        require(arithmetic == "float64" or not wide, "float32 weights for a float32 certificate", "float64 ones")
+        require(arithmetic == "float64" or not wide, "float32 weights for a float32 certificate", "float64 weights")
         self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run
         self.nodes = nodes_of(self.network, self.input_shape)
         bounds = ((node, node_bound(node)) for node in self.nodes)
@@ -172,7 +172,7 @@ class Certifier:
         fits = x.shape[1:] == self.input_shape and x.dim() == len(self.input_shape) + 1
         require(fits, f"inputs of shape (N, {expected})", tuple(x.shape))
         held = self.arithmetic == "float64" or x.dtype != torch.float64 or torch.equal(x.float().double(), x)
-        require(held, "inputs that float32 can hold, for a float32 certificate", "others: round them first")
+        require(held, "inputs that float32 can hold, for a float32 certificate", "others: round them to float32 first")
         (low, high), finite = self.input_range, x[x.isfinite()]
         if len(finite):
             least, most = float(finite.min()), float(finite.max())
@@ -192,7 +192,7 @@ def join(parts: Sequence[Certified]) -> Certified:
 
 
 def certify(model: nn.Module, x: Tensor, *, batch_size: int = 500, **options: object) -> Certified:
-    """Return proved predictions and how far they hold; `options` are those of `Certifier`."""
+    """Return predictions and the radii within which they are proved; `options` are those of `Certifier`."""
     shape = tuple(x.shape) if isinstance(x, Tensor) else None if x is None else type(x).__name__
     require(isinstance(shape, tuple) and len(shape) >= 2, "a batch of inputs (N, …)", shape)
     check_batch_size(batch_size)

@@ -87,13 +87,12 @@ class LipschitzBound:
 def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBound:
     """Return a rigorous upper bound of the L2 Lipschitz constant of `plain(model)` in evaluation, for `input_shape`.
 
-    It is that of the function which the numbers in the model define; what rounding adds when it is run is accounted for
-    where something is certified, see `Certifier`.
+    The bound is for the exact function that the weights define; `Certifier` adds the rounding of the network that runs.
 
     `input_shape` is without the batch: (C, H, W), (C, L) or (features,). Works on any `nn.Sequential`, nested as you like,
     of convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, fixed scaling, padding, pooling, flatten,
-    (un)shuffle, nearest-neighbour upsampling and batch normalisation, whoever built it, and of modules that you have
-    told it about with `register`. Anything else is refused by name.
+    (un)shuffle, nearest-neighbour upsampling and batch normalisation, and of modules with a rule from
+    `register`. Anything else is refused by name.
     """
     nodes = nodes_of(plain_network(model), input_shape)
     return describe_bounds(nodes, [node_bound(node) for node in nodes])

@@ -5,25 +5,35 @@ whole is composed along those names, in `isoconv.certify.composition` alone.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import isoconv.nn
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
-from isoconv.nn import plain
+from isoconv.nn import METHODS, plain
+from isoconv.nn.methods import load
 from isoconv.nn.plain_model import is_patched
 from isoconv.records import require
 
 INPUT = "input"  # the name of the network's own input
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = {bool, int, float, str, type(None), *np.sctypeDict.values()}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks")
+_MODULE = set(vars(nn.Module()))
 _SEQUENTIAL = set(dir(nn.Sequential()))
 # What a subclass of nn.Sequential may define that torch's has too: how it is made, and how it is shown.
 _HARMLESS = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__", "__dict__", "__weakref__"}
@@ -31,9 +41,9 @@ _HARMLESS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "
 
 
 def plain_network(model: nn.Module) -> nn.Module:
-    """Return `plain(model)`, frozen and in evaluation mode: what is certified. Refuse what nobody can know.
+    """Return `plain(model)`, frozen and in evaluation mode: what is certified. Refuse what has no known rule.
 
-    A model that is plain already is copied. Every certification comes by here, once.
+    A model that is plain already is copied. Every certification calls this once.
     """
     refuse_strangers(model)
     is_plain = all(type(module) is nn.Sequential or type(module) in RULES for module in model.modules())
@@ -51,6 +61,8 @@ def nodes_of(network: nn.Module, input_shape: Sequence[int]) -> list[Node]:
         nodes.append(_node(Node(name or "model", module, inputs, shape, shape, path)))
         shape, inputs = nodes[-1].output_shape, (nodes[-1].name,)
     require(bool(nodes), "a network of at least one module", "an empty one")
+    names = [node.name for node in nodes]  # what is proved of a node is kept by its name
+    require(len(set(names)) == len(names), "a name of its own for each module", ", ".join(names))
     _merge_circular_pads(nodes)
     return nodes
 
@@ -95,11 +107,11 @@ def _node(node: Node) -> Node:
     probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
     try:
         first, second = (node.module(probe.new_zeros(n, *node.input_shape)).shape for n in _TWO_BATCHES)
-    except (RuntimeError, ValueError, AttributeError, IsoconvError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, IsoconvError) as error:
         reason = str(error).splitlines()[0]
         raise IsoconvError(f"Expected an input that {node.place} can take. {reason}") from None
     whole = (first[0], second[0]) == _TWO_BATCHES and first[1:] == second[1:]
-    require(whole, "modules that leave the batch as it is", f"{node.place}, which takes it apart")
+    require(whole, "modules that keep the batch axis", f"{node.place}, which changes it")
     node = replace(node, output_shape=first[1:])
     with naming(node):
         return replace(node, settings=node.rule.settings(node)) if node.rule.settings else node
@@ -123,18 +135,24 @@ def refuse_strangers(model: nn.Module) -> None:
     """Refuse whatever may compute something else than its class is known for.
 
     What is known of a class is known of that class alone: a subclass, an instance with a forward of its own, a hook, a
-    parametrisation or a tensor subclass may do anything. A subclass of nn.Sequential that only says which layers it has
-    is none of these.
+    parametrisation or a tensor subclass may do anything. A subclass of nn.Sequential that only constructs its layers is
+    accepted.
     """
     require(isinstance(model, nn.Module), "a network, a torch.nn.Module", type(model).__name__)
     refuse_global_hooks()
     ours = [kind for name in isoconv.nn.__all__ if isinstance(kind := getattr(isoconv.nn, name), type)]
-    _refuse_strangers(model, "", {*RULES, *ours}, inside=False)
+    methods = [load(path) for method in METHODS.values() for path in (method.layer, method.linear)]
+    _refuse_strangers(model, "", {*RULES, *ours, *methods}, inside=False)
 
 
 def refuse_global_hooks() -> None:
-    hooks = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    require(not hooks, "no forward hooks on all modules", "some: remove them first")
+    """Refuse what acts on all modules, or on all of torch, for the time being."""
+    kinds = ("forward", "forward_pre", "parameter_registration")
+    hooks = any(getattr(torch_module, f"_global_{kind}_hooks") for kind in kinds)
+    require(not hooks, "no global forward hooks, nor global hooks on parameters", "some: remove them first")
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    others = [type(mode).__name__ for mode in modes if type(mode) is not DeviceContext]
+    require(not others, "no mode that may compute something else", ", ".join(others))
 
 
 def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bool) -> None:
@@ -142,10 +160,11 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     kind, state, place = type(module), vars(module), name or "model"
     plain_weights = not parametrize.is_parametrized(module)
     require(plain_weights, "plain weights, by remove_parametrizations", f"parametrised ones at {place}")
-    ruled = not is_patched(module) and (inside or kind in known or _is_sequence(module, place))
+    tables = {type(state[name]) for name in ("_modules", "_parameters", "_buffers")} <= {dict, OrderedDict}
+    ruled = tables and not is_patched(module) and (inside or kind in known or _is_sequence(module, place))
     require_rule(ruled, kind, place)
-    hooks = state["_forward_hooks"] or state["_forward_pre_hooks"]
-    require(not hooks, "modules without forward hooks", f"some at {place}: remove them first")
+    hooks = any(state[name] for name in _HOOKS)
+    require(not hooks, "modules without forward hooks and state_dict hooks", f"some at {place}: remove them first")
     _check_tensors(module, place)
     inside = inside or kind in RULES or not issubclass(kind, nn.Sequential)
     for child_name, child in _children(module, name):
@@ -160,6 +179,7 @@ def _is_sequence(module: nn.Module, place: str) -> bool:
     own = {name for base in kind.__mro__ if base not in nn.Sequential.__mro__ for name in vars(base)} - _HARMLESS
     taken = [name for name in sorted(own) if name in _SEQUENTIAL or (name.startswith("__") and name.endswith("__"))]
     expected = "an nn.Sequential that only says which layers it has"
+    require(None not in vars(module)["_modules"].values(), expected, f"None among those at {place}")
     require(not taken, expected, f"{kind.__name__} at {place}, which has a {', '.join(taken)} of its own")
     return type(kind) is type
 
@@ -176,9 +196,16 @@ def _check_tensors(module: nn.Module, place: str) -> None:
     known = () if rule is None else rule.tensors
     missing = [name for name in known if name not in tensors]
     require(not missing, f"{', '.join(missing)} as a parameter of {kind.__name__} at {place}", "none")
+    if rule is not None and rule.settings is not None:
+        odd = [name for name, value in state.items() if name not in _MODULE and not _is_plain(value)]
+        require(not odd, "attributes that are plain numbers, names or sizes", f"{', '.join(odd)} of {place}")
     if issubclass(kind, nn.Sequential) if rule is None else rule.settings is not None:
         extra = [name for name in tensors if name not in known] + list(state["_non_persistent_buffers_set"])
         require(not extra, f"no tensor {', '.join(map(repr, extra))} in {kind.__name__} at {place}", "one")
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if type(value) in (tuple, list) else type(value) in _PLAIN
 
 
 def _oddity(tensor: Tensor, parameter: bool) -> str | None:
@@ -187,6 +214,7 @@ def _oddity(tensor: Tensor, parameter: bool) -> str | None:
         return f"a tensor subclass, {type(tensor).__name__}, which may compute anything"
     number = tensor.dtype in _FLOATS or not (parameter or tensor.is_floating_point())
     oddities = {
+        "with a method of its own": any(callable(getattr(tensor.__class__, name, None)) for name in vars(tensor)),
         "on the meta device, without numbers": tensor.is_meta,
         "nested": tensor.is_nested,
         f"sparse ({tensor.layout})": tensor.layout != torch.strided,

@@ -55,6 +55,7 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -151,7 +152,7 @@ class Rule:
 def register(kind: type[nn.Module], rule: Rule) -> None:
     """Tell the certifier what is known of a module of your own. It holds for this class, not for its subclasses.
 
-    The rule is your claim: nothing of it is proved. `lipschitz_bound` marks the layer as `claimed`, radii need a rule with
+    The rule is your claim and is not proved. `lipschitz_bound` marks the layer as `claimed`, radii need a rule with
     `rounding`, and no certificate file is written, as the checker does not know the kind.
     """
     require(isinstance(kind, type) and issubclass(kind, nn.Module), "a class of modules to register a rule for", kind)
@@ -268,7 +269,7 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     norm, (_, tiny, huge) = node.module, ARITHMETICS[arithmetic]
     means, variances = (tensor.double().tolist() for tensor in (norm.running_mean.abs(), norm.running_var))
     held = max(means) < huge and all(variance + norm.eps >= tiny for variance in variances)
-    require(held, f"means and variances that {arithmetic} can hold", "others")
+    require(held, f"means and variances that {arithmetic} can hold", "some outside its range")
     gains = [add_up(gain, tiny) for gain in _gains(node)]
     shifts = [0.0] * len(gains) if norm.bias is None else norm.bias.double().abs().tolist()
     sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]
@@ -302,7 +303,7 @@ def _repeated(node: Node, value: float) -> float:
 
 def _norm_over_positions(vector: Tensor, node: Node) -> float:
     """Return an upper bound of the norm of a vector that is added at every position."""
-    (largest, _), positions = largest_absolute_sums(vector[:, None]), node.output_shape.numel() // vector.numel()
+    (largest, _), positions = largest_absolute_sums(vector.reshape(-1, 1)), node.output_shape.numel() // vector.numel()
     if largest == 0:
         return 0.0
     # Scaled, so that neither the squares of tiny numbers vanish nor those of huge ones overflow.
@@ -316,10 +317,12 @@ def _norm_over_positions(vector: Tensor, node: Node) -> float:
 
 def _spell(node: Node, *names: str) -> dict[str, Any]:
     """Return these attributes of a module: sizes for each axis, flags, and numbers, which must be finite."""
-    settings = {name: getattr(node.module, name) for name in names}
+    settings, axes = {name: getattr(node.module, name) for name in names}, len(node.input_shape) - 1
     for name, value in settings.items():
         if name in ("kernel_size", "stride", "padding", "dilation"):
-            settings[name] = per_axis(value, len(node.input_shape) - 1)
+            settings[name] = sizes = per_axis(value, axes)
+            whole = len(sizes) == axes and all(isinstance(size, Integral) for size in sizes)
+            require(whole, f"a whole number for each axis as {name} of {node.kind}", value)
         elif name not in ("ceil_mode", "count_include_pad"):
             require(math.isfinite(value), f"a finite {name} of {node.kind}", value)
             settings[name] = float(value)
@@ -333,6 +336,18 @@ def _hardtanh_settings(node: Node) -> dict[str, Any]:
     return settings
 
 
+def _group_sort_settings(node: Node) -> dict[str, Any]:
+    size = node.module.group_size
+    require(size is None or size >= 1, "a group size of at least 1, or None for all channels", size)
+    return {"group_size": node.input_shape[0] if size is None else size}
+
+
+def _relu6_settings(node: Node) -> dict[str, Any]:
+    limits = node.module.min_val, node.module.max_val
+    require(limits == (0, 6), "ReLU6 between 0 and 6", limits)
+    return {}
+
+
 def _convolution_settings(node: Node) -> dict[str, Any]:
     module, pads = node.module, padding_of(node.module)
     require(min(map(min, pads)) >= 0, f"padding of at least 0 for {node.kind}", module.padding)
@@ -343,12 +358,13 @@ def _convolution_settings(node: Node) -> dict[str, Any]:
 
 def _pad_settings(node: Node) -> dict[str, Any]:
     axes, constant = len(node.input_shape) - 1, type(node.module) in (nn.ConstantPad1d, nn.ConstantPad2d)
+    zeros = type(node.module) in (nn.ZeroPad1d, nn.ZeroPad2d)
+    require(not zeros or node.module.value == 0, f"{node.kind} to pad with 0", getattr(node.module, "value", None))
     flat = per_axis(node.module.padding, 2 * axes)  # torch's order: the last axis comes first
     # torch would pad, or cut, the channels and the batch too
     require(len(flat) <= 2 * axes, f"padding of the image alone for {node.kind}", tuple(flat))
     # torch may fill what is cut off at one end and padded at the other with whatever lies in memory
-    cuts = constant or type(node.module) in (nn.ZeroPad1d, nn.ZeroPad2d)
-    require(cuts or min(flat) >= 0, f"padding of at least 0 for {node.kind}", tuple(flat))
+    require(constant or zeros or min(flat) >= 0, f"padding of at least 0 for {node.kind}", tuple(flat))
     flat += [0] * (2 * axes - len(flat))
     pads = {"padding": [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(axes))]}
     return pads | _spell(node, "value") if constant else pads
@@ -364,7 +380,8 @@ def _average_pool_settings(node: Node) -> dict[str, Any]:
     settings = _spell(node, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
     same = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
     require(same, "pooling that divides by the same number everywhere", "ceil_mode or uncounted padding")
-    return settings | {"divisor_override": getattr(node.module, "divisor_override", None)}
+    divisor = node.module.divisor_override if type(node.module) is nn.AvgPool2d else None
+    return settings | {"divisor_override": divisor}
 
 
 def _batch_norm_settings(node: Node) -> dict[str, Any]:
@@ -417,8 +434,9 @@ _COPYING_PADS = [
     *(nn.ReplicationPad1d, nn.ReplicationPad2d),
 ]
 RULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.ReLU6, nn.Identity, nn.Dropout), _select()),
-    GroupSort: _select(lambda node: {"group_size": node.module.group_size or node.input_shape[0]}),
+    **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.Identity, nn.Dropout), _select()),
+    nn.ReLU6: _select(_relu6_settings),
+    GroupSort: _select(_group_sort_settings),
     HalfAbs: _select(),
     ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
     PositionBias: Rule(_one, _translated, _ones, _spell, True, ("bias",)),

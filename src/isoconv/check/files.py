@@ -26,8 +26,8 @@ Json = dict[str, Any]
 T = TypeVar("T")
 Reader = Callable[[Any, str], T]
 
-# What float.hex() writes, for finite numbers. More digits would be rounded when they are read.
-_HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4}")
+# What float.hex() writes, for finite numbers. More digits, or a smaller exponent, would be rounded when they are read.
+_HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p([+-][0-9]{1,4})")
 _NPY_HEADER = re.compile(
     rb"\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,10}, ?)*(?:[0-9]{1,10})?)\), \} *\n"
 )
@@ -96,7 +96,8 @@ text, flag = _of(str, "text"), _of(bool, "true or false")
 def real(value: Any, where: str) -> float:
     """Read a finite number, exactly, from a string as `float.hex` writes it."""
     expected = "a finite hexadecimal number such as 0x1.8p+0"
-    require(isinstance(value, str) and _HEXADECIMAL.fullmatch(value) is not None, where, expected, value)
+    match = _HEXADECIMAL.fullmatch(value) if isinstance(value, str) else None
+    require(match is not None and int(match[1]) >= -1022, where, expected, value)
     try:
         return float.fromhex(value)
     except OverflowError as error:
@@ -190,8 +191,8 @@ def read_model(path: Path) -> dict[str, Tensor]:
     tensors, spans = {}, []
     for name, value in header.items():
         where = f"tensor {name!r:.60} of {path}"
-        # Half a surrogate pair cannot be hashed.
-        Malformed.unless(name.isprintable(), f"Expected a printable name for {where}.")
+        # Neither can be hashed without doubt: a zero ends the name, half a surrogate pair has no bytes.
+        Malformed.unless(not re.search("[\0\ud800-\udfff]", name), f"Expected another name for {where}.")
         word, shape, (start, end) = read_entries(value, where, _FIELDS).values()
         dtype = _DTYPES[word]
         Malformed.unless(start <= end <= len(body), f"{where} lies outside of the file: it is truncated.")

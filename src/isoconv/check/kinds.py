@@ -33,15 +33,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial, reduce
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
 
 from . import Budget, Invalid, Malformed
-from .certificate import Node
+from .certificate import AXES, Node
 from .exact import Arithmetic, Floats, Integers, Ints, largest_row_sum, root_up, sum_of_squares
-from .files import Json, Reader, Tensor, anything, as_float64, choice, each, flag, optional, real, whole
+from .files import Json, Reader, Tensor, anything, as_float64, bound, choice, each, flag, optional, real, whole
 from .norms import POINT, Axis, Estimate, Window, convolution_norm
 
 Shape = tuple[int, ...]
@@ -104,6 +104,12 @@ class Place:
     def __getitem__(self, setting: str) -> Any:
         return self.settings[setting]
 
+    def held(self, setting: str) -> float:
+        """Return a number as the arithmetic holds it, see Note [Any intermediate]."""
+        number, name = float(self.arithmetic.hold(self[setting])), self.arithmetic.name
+        Malformed.unless(isfinite(number), f"{self.node}: Expected a {setting} that {name} can hold. Got a larger one.")
+        return number
+
     @property
     def shape(self) -> Shape:
         return self.shapes[0]
@@ -161,7 +167,7 @@ def _pointwise(
 
 
 def _hardtanh(place: Place) -> Step:
-    low, high = (float(place.arithmetic.hold(place[name])) for name in ("min_val", "max_val"))
+    low, high = place.held("min_val"), place.held("max_val")
     Malformed.unless(low <= high, f"{place.node}: Expected min_val not above max_val. Got {low!r} and {high!r}.")
     return _pointwise(place, lambda x: np.clip(x, low, high), at_zero=min(max(0.0, low), high))
 
@@ -169,14 +175,16 @@ def _hardtanh(place: Place) -> Step:
 def _leaky_relu(place: Place) -> Step:
     """Only negative numbers round: the slope may, and its product."""
     slope = place["negative_slope"]
+    place.held("negative_slope")  # an infinite one makes 0 no number
     rounding = Rounding(2, abs(Fraction(slope)), underflow=2)
     return _pointwise(place, lambda x: np.where(x > 0, x, x * slope), max(1.0, abs(slope)), rounding)
 
 
 def _scale(place: Place) -> Step:
     factor = place["factor"]
-    held = bool(place.arithmetic.hold(factor) == factor)
-    Invalid.unless(held, f"{place.node}: {place.arithmetic.name} cannot hold the factor {factor!r}.")
+    Invalid.unless(
+        place.held("factor") == factor, f"{place.node}: {place.arithmetic.name} cannot hold the factor {factor!r}."
+    )
     return _pointwise(place, lambda x: x * factor, factor, Rounding(1, place.node.lipschitz, underflow=1))
 
 
@@ -209,7 +217,7 @@ def _batch_norm(place: Place) -> Step:
     for tensor in (weight, bias, mean, variance):
         place.require(tensor.shape == shape[:1], f"tensors of {shape[0]} numbers", tensor.shape)
     place.spend(100 * shape[0] * _PER_WEIGHT)
-    epsilon, smallest = Fraction(place["eps"]), place.arithmetic.smallest
+    epsilon, smallest = place["eps"], place.arithmetic.smallest
     gamma, spread, mu, beta = (
         np.array([Fraction(value) for value in tensor.tolist()], object) for tensor in (weight, variance, mean, bias)
     )
@@ -349,8 +357,11 @@ def _upsample(place: Place) -> Step:
     factors = each(whole(1, _LARGEST_SETTING), len(place.shape) - 1)(place["factors"], f"the factors of {place.node}")
     sizes = [n * factor for n, factor in zip(place.shape[1:], factors, strict=True)]
     shape = place.give((place.shape[0], *sizes))
-    sources = [np.arange(size) // factor for size, factor in zip(sizes, factors, strict=True)]
-    return Step(shape, prod(factors), lambda x: _copy(x, sources))
+
+    def apply(x: Floats) -> Floats:
+        return _copy(x, [np.arange(size) // factor for size, factor in zip(sizes, factors, strict=True)])
+
+    return Step(shape, prod(factors), apply)
 
 
 # Windows -------------------------------------------------------------------------------------------------------------
@@ -388,7 +399,7 @@ def _pad_images(x: Floats, window: Window, fill: float = 0.0) -> Floats:
 def _pad(place: Place, mode: str) -> Step:
     """Padding copies pixels, or adds a constant; zeros and constants may also cut off."""
     window, shape = _window(place, place.shape[0], mode=mode)
-    fill = float(place.arithmetic.hold(place.settings.get("value", 0.0)))
+    fill = place.held("value") if "value" in place.settings else 0.0
     inside = prod(int((axis.source() >= 0).sum()) for axis in window.axes)
     at_zero = abs(Fraction(fill)) * root_up(shape[0] * (window.outputs - inside))
     copies = prod(axis.copies() for axis in window.axes)  # 0 where nothing of the image is left
@@ -403,7 +414,7 @@ def _pool_window(place: Place) -> tuple[Window, Shape]:
         reaches = ((outside < axis.taps) & (first + outside * axis.dilation < axis.size)).all()
         expected = f"Expected every window to reach the image. Got padding {place['padding']}"
         Malformed.unless(bool(reaches), f"{place.node}: {expected}.")
-        place.spend(axis.taps * (axis.outputs + 1000) * 15)
+        place.spend((axis.taps + 20) * (axis.outputs + 1000) * 15)
     return window, shape
 
 
@@ -435,17 +446,21 @@ def _average_pool(place: Place) -> Step:
     """
     window, shape = _pool_window(place)
     claim, taps, divisor = place.node.lipschitz, prod(place["kernel_size"]), place["divisor_override"]
-    counts, rows = [], ONE
-    for axis in window.axes:
-        start = np.arange(axis.outputs) * axis.stride - axis.before
-        end = np.minimum(start + axis.taps, axis.size + axis.before)  # what ceil_mode adds behind is never counted
-        inside = np.minimum(end, axis.size) - np.maximum(start, 0)
-        counts.append(end - start if place["count_include_pad"] else inside)
-    divisors = np.multiply.outer(*counts).astype(np.float64)
-    if divisor is not None:
-        Malformed.unless(divisor != 0, f"{place.node}: Expected a divisor_override other than 0. Got 0.")
-        divisors, rows = np.full(divisors.shape, float(divisor)), Fraction(taps, abs(divisor))
-    least, most = (Fraction(float(size)) for size in (np.abs(divisors).min(), np.abs(divisors).max()))
+    Malformed.unless(divisor != 0, f"{place.node}: Expected a divisor_override other than 0. Got 0.")
+    rows = ONE if divisor is None else Fraction(taps, abs(divisor))
+
+    def divisors() -> Floats:
+        """Return what outputs are divided by. It is not kept: a small file may have many nodes of many outputs."""
+        counts = []
+        for axis in window.axes if divisor is None else ():
+            start = np.arange(axis.outputs) * axis.stride - axis.before
+            end = np.minimum(start + axis.taps, axis.size + axis.before)  # what ceil_mode adds behind is never counted
+            inside = np.minimum(end, axis.size) - np.maximum(start, 0)
+            counts.append(end - start if place["count_include_pad"] else inside)
+        return np.multiply.outer(*counts).astype(np.float64) if counts else np.array([float(divisor)])
+
+    sizes = np.abs(divisors())
+    least, most = Fraction(float(sizes.min())), Fraction(float(sizes.max()))
 
     def prove() -> Estimate:
         ones = np.ones((1, 1, 1, *(axis.taps for axis in window.axes)))
@@ -453,7 +468,7 @@ def _average_pool(place: Place) -> Step:
         return None if estimate is None else estimate / float(least)
 
     def apply(x: Floats) -> Floats:
-        return (_combine(x, window, np.add, 0.0) / divisors).reshape(len(x), *shape)
+        return (_combine(x, window, np.add, 0.0) / divisors()).reshape(len(x), *shape)
 
     largest = (claim * max(ONE, most), ZERO)  # sums are divided at the end
     rounding = Rounding(taps + 1, claim, underflow=taps + 1, largest=largest)
@@ -563,7 +578,7 @@ KINDS: dict[str, Kind] = {
     "HalfAbs": Kind(_half_abs),
     "L2NormPool2d": Kind(_norm_pool),
     "Flatten": Kind(_flatten, {"start_dim": anything, "end_dim": anything}),
-    "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(_SIZE, 1, 8)}),
+    "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(_SIZE, 1, AXES)}),
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),
     "PixelShuffle": Kind(_pixel_shuffle, {"factor": _SIZE}),
     "Upsample": Kind(_upsample, {"factors": anything}),
@@ -577,12 +592,12 @@ for _d in (1, 2):
         "padding": _per_axis(_d, _both_sides, (0, 0)),
         "ceil_mode": flag,
     }
-    _counting = {"count_include_pad": flag, "divisor_override": optional(whole(-(1 << 40), 1 << 40))}
+    _counting = {"count_include_pad": flag, "divisor_override": optional(whole(-(1 << 53), 1 << 53))}
     _modes = {"padding_mode": choice("zeros", "circular", "reflect", "replicate")}
     _convolving = {"stride": _ones, "padding": _pads(_d), "dilation": _ones, "groups": _SIZE, **_modes}
     KINDS |= {
         f"Conv{_d}d": Kind(_convolution, _convolving),
-        f"BatchNorm{_d}d": Kind(_batch_norm, {"eps": real}),
+        f"BatchNorm{_d}d": Kind(_batch_norm, {"eps": bound}),
         f"MaxPool{_d}d": Kind(_max_pool, {**_pooling, "dilation": _ones}),
         f"AvgPool{_d}d": Kind(_average_pool, {**_pooling, **_counting}),
         f"ZeroPad{_d}d": Kind(partial(_pad, mode="zeros"), _cut),

@@ -21,8 +21,10 @@ from .exact import ARITHMETICS, Arithmetic, Integers, root_up, show, squared_dis
 from .files import Json, Tensor, read_images, read_model, record, weights_sha256
 from .kinds import KINDS, LARGEST_ACTIVATION, Place, Shape, Step
 
+Largest = tuple[Fraction, str]  # the norm of an input up to which nothing overflows, and the node that sets it
 ROOT_OF_TWO = root_up(2)
 _A_LITTLE = 1 + Fraction(1, 2**40)  # for the rounding of a norm that is as large as it can be
+_NOTHING = Fraction(1, 2**4096)  # a slope that is nothing for any float
 _NUMBERS = 1 << 22  # that a batch of activations may hold at once
 _BATCH = 256
 _PER_IMAGE, _PER_PAIR = 200_000, 200_000  # multiplications that a logit, or a pair of classes, costs in fractions
@@ -39,13 +41,13 @@ def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool
     network = assemble(certificate, tensors, Budget(size, unlimited))
     require_claims(network)
     require_pair_constants(network)
-    sums = require_error_terms(network)
+    largest = require_error_terms(network)
     found, needed = (
         list(certificate.assumptions),
         [ASSUMPTION] * any(KINDS[node.kind].assumes for node in certificate.nodes),
     )
     Invalid.unless(found == needed, f"assumptions are {found!s:.200}, but the proof needs {needed}.")
-    return _summarise(certificate, *require_images(network, listed, pictures, sums))
+    return _summarise(certificate, *require_images(network, listed, pictures, largest))
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -192,14 +194,14 @@ def _affine(offset: Fraction | int, slope: Fraction | int = 0) -> Integers:
     return np.array([Fraction(offset), Fraction(slope)], object)
 
 
-def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, list[tuple[Node, Integers]]]:
-    """Return how far computed logits can lie from the exact ones, and how large numbers get on the way, by node.
+def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, Largest]:
+    """Return how far computed logits can lie from the exact ones, and how large inputs may be, and for which node.
 
     Two norms are followed through the nodes, see Note [Sizes] in `kinds`: of exact values, and of the error of computed
     ones, whatever the order of summation, as long as nothing overflows. Those of several inputs are joined by Minkowski's
     inequality.
     """
-    sizes, errors, sums = {INPUT: _affine(0, 1)}, {INPUT: _affine(0)}, []
+    sizes, errors, largest = {INPUT: _affine(0, 1)}, {INPUT: _affine(0)}, (1 / _NOTHING, "")
     for node, step in network:
         size, error = (
             np.array([_join(part) for part in zip(*(norms[before] for before in node.inputs), strict=True)], object)
@@ -216,30 +218,31 @@ def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, l
             underflow = _affine(step.rounding.underflow * arithmetic.smallest * root_up(prod(step.shape)))
             errors[node.name] = errors[node.name] + absolute * relative + underflow
             if step.rounding.largest is not None:
-                factor, offset = step.rounding.largest
-                absolute = (size + error) * factor + _affine(offset)
-            sums.append((node, absolute * (1 + relative) + underflow))
+                factor, constant = step.rounding.largest
+                absolute = (size + error) * factor + _affine(constant)
+            offset, slope = absolute * (1 + relative) + underflow
+            largest = min(largest, ((arithmetic.largest - offset) / max(slope, _NOTHING), str(node)))
         for norms in (sizes, errors):
             norms[node.name] = np.array([trim(part) for part in norms[node.name]], object)
-    return errors[node.name], sums
+    return errors[node.name], largest
 
 
-def require_error_terms(network: Network) -> list[tuple[Node, Integers]]:
-    """Prove the error of the logits; return how large numbers get on the way."""
+def require_error_terms(network: Network) -> Largest:
+    """Prove the error of the logits; return how large inputs may be."""
     certificate = network.certificate
     claims = {"error_offset": certificate.error_offset, "error_slope": certificate.error_slope}
-    terms, sums = forward_error(network, ARITHMETICS[certificate.arithmetic])
+    terms, largest = forward_error(network, ARITHMETICS[certificate.arithmetic])
     for (name, claimed), needed in zip(claims.items(), terms, strict=True):
         few = f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause"
         Invalid.unless(claimed >= needed, f"{few}.")
-    return sums
+    return largest
 
 
 # Images --------------------------------------------------------------------------------------------------------------
 
 
 def require_images(
-    network: Network, images: Iterator[Image], pictures: Tensor | None, sums: list[tuple[Node, Integers]]
+    network: Network, images: Iterator[Image], pictures: Tensor | None, largest_input: Largest
 ) -> tuple[int, int, int | None]:
     """Check every image; return how many there are, how many have a radius above 0, and how many were recomputed."""
     certificate = network.certificate
@@ -256,28 +259,28 @@ def require_images(
             Invalid.unless(image.index not in seen, f"{where} occurs twice.")
             seen.add(image.index)
             Invalid.unless(norm**2 <= largest_square, f"{where}: no input in the range has the norm {show(norm)}.")
-            _require_radius(image, certificate, sums)
+            _require_radius(image, certificate, largest_input)
             certified += image.radius > 0
         if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
-            work = sum(step.work for step in network.steps.values())
+            work = sum(step.work or 100 * prod(step.shape) for step in network.steps.values())
             network.budget.spend(len(held) * work, "recomputing the logits")
             _require_logits(held, network, pictures, own_error)
             replayed += len(held)
     return len(seen), certified, None if pictures is None else replayed
 
 
-def _require_radius(image: Image, certificate: Certificate, sums: list[tuple[Node, Integers]]) -> None:
+def _require_radius(image: Image, certificate: Certificate, largest: Largest) -> None:
     """The computed margin, less what rounding may do to it at the centre and in the ball, exceeds constant·radius."""
-    best, arithmetic = max(image.logits), ARITHMETICS[certificate.arithmetic]
+    best = max(image.logits)
     where, found, prediction = f"image {image.index}", image.logits.index(best), image.prediction
     right = image.logits[prediction] == best
     Invalid.unless(right, f"{where}: class {found} has the largest logit, not class {prediction}.")
     if image.radius == 0:
         return
     Invalid.unless(image.logits.count(best) == 1, f"{where}: the largest logit is tied, so there is no prediction.")
-    for node, size in sums:  # the network is run on every input within the radius
-        finite = size[0] + size[1] * (image.input_norm + image.radius) <= arithmetic.largest
-        Invalid.unless(finite, f"{node}: sums may overflow in {arithmetic.name} within the certified radii.")
+    (limit, node), name = largest, certificate.arithmetic  # the network is run on every input within the radius
+    finite = image.input_norm + image.radius <= limit
+    Invalid.unless(finite, f"{node}: sums may overflow in {name} within the certified radii.")
     rounding = 2 * certificate.error_offset + certificate.error_slope * (2 * image.input_norm + image.radius)
     _require_margins(image, image.logits, rounding, certificate, "the margin")
 
@@ -298,10 +301,13 @@ def _require_logits(images: list[Image], network: Network, pictures: Tensor, own
     certificate, (low, high) = network.certificate, network.certificate.input_range
     stored = np.stack([pictures[image.index] for image in images])
     pixels = ARITHMETICS[certificate.arithmetic].hold(stored / 255 if stored.dtype == np.uint8 else stored)
-    values = {INPUT: pixels}
+    values, last = {INPUT: pixels}, {before: node for node, _ in network for before in node.inputs}
     with np.errstate(all="ignore"):
         for node, step in network:
             values[node.name] = step.apply(*(values[before] for before in node.inputs))
+            for before in node.inputs:
+                if last[before] is node:  # all values together may be too many to keep
+                    values.pop(before, None)
     for image, x, logits in zip(images, pixels, values[certificate.output].tolist(), strict=True):
         where, claimed = f"image {image.index}", image.input_norm
         inside = bool(((x >= low) & (x <= high)).all())

@@ -75,7 +75,7 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return _BAD_INPUT, f"Cannot continue: {path}{error.strerror or error}."
     if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
-        return _BAD_INPUT, "Not enough memory. Smaller images, batches or networks need less."
+        return _BAD_INPUT, "Not enough memory. Use smaller images, batches or networks."
     return None
 
 

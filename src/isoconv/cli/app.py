@@ -1,4 +1,4 @@
-"""All commands. Only the one that is asked for is loaded, so that help is there at once."""
+"""All commands. Only the one that is run is imported, so that help is fast."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -9,17 +9,17 @@ from typer.main import get_command
 
 from isoconv.version import __version__
 
-#: What the list of commands says of each: at most 61 letters, so that all of it fits a screen of 80×24.
+#: Each command in one line of at most 61 letters, so that the list fits a screen of 80×24.
 COMMANDS = {
-    "demo": "See it all on small real data: train, certify, attack, a page.",
-    "train": "Train a classifier, on a data set or on your own pictures.",
-    "certify": "Prove how far images can be changed before a class changes.",
-    "attack": "Try to break a trained network within a budget.",
+    "demo": "Train, certify and attack three small networks on digits.",
+    "train": "Train a classifier on a data set or on your own pictures.",
+    "certify": "Prove the radius within which no change alters a prediction.",
+    "attack": "Attack a trained network within a budget.",
     "predict": "Classify pictures, each with a certified radius.",
-    "report": "Draw the page of one run or several.",
+    "report": "Write an HTML report of one or several runs.",
     "export": "Write a network as ONNX or plain torch code.",
     "wasserstein": "Prove a lower bound of the distance of two distributions.",
-    "gan": "Train a generator to compare data with.",
+    "gan": "Train a generator, to measure its distance from its data.",
 }
 _STYLE: dict[str, Any] = {
     "add_completion": False,

@@ -8,12 +8,12 @@ import typer
 from isoconv.cli.options import Data, Device, Download, Epsilons, Images, Json, Run, Seed, given
 from isoconv.data import ProgressLine
 
-_ATTACKS = "pgd, fgsm (these two by default), apgd, boundary, pointwise or rounding"
+_ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 
 
 def attack(
     run: Run,
-    names: Annotated[list[str] | None, typer.Option("--attack", help=_ATTACKS)] = None,
+    names: Annotated[list[str] | None, typer.Option("--attack", metavar="<name>", help=_ATTACKS)] = None,
     epsilons: Epsilons = None,
     folder: Data = None,
     download: Download = False,
@@ -25,10 +25,10 @@ def attack(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Attack a trained network, and check that no attack succeeds where it is certified.
+    """Attack a trained network, and check that no attack succeeds on a certified image.
 
-    boundary and pointwise take the first 100 test images unless --images is given. rounding searches within each image's
-    own certified radius for a point at which rounding changes the prediction.
+    boundary and pointwise attack the first 100 test images unless --images is given. rounding searches each certified
+    ball for a point at which rounding changes the prediction.
 
     Example: isoconv attack runs/large --data DIR --attack pgd --attack fgsm --epsilon 36/255
     """

@@ -14,16 +14,16 @@ from isoconv.data import ProgressLine
 def certify(
     run: Run,
     epsilons: Epsilons = None,
-    certificate: Annotated[Path | None, typer.Option(help="write the certificates of all images to this file")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="file to write the certificates to")] = None,
     folder: Data = None,
     download: Download = False,
     images: Images = None,
-    arithmetic: Annotated[str, typer.Option(help="float64 or float32: what the network is run in")] = "float64",
-    criterion: Annotated[str, typer.Option(help="pairs; or per-class, as for one network per class")] = "pairs",
+    arithmetic: Annotated[str, typer.Option(help="float64 or float32: what the network runs in")] = "float64",
+    criterion: Annotated[str, typer.Option(help="pairs, or per-class, as if each class had its own network")] = "pairs",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Prove how robust a trained network is: no change of an image below its radius changes the prediction.
+    """Certify a trained network: no perturbation below an image's radius changes its prediction.
 
     Example: isoconv certify runs/large --data DIR --epsilon 36/255 --epsilon 0.1 --certificate large.jsonl
     """

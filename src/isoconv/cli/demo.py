@@ -29,14 +29,14 @@ _OUT = Path("isoconv-demo")
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for runs and page; an earlier demo is replaced")] = _OUT,
+    out: Annotated[Path, typer.Option(help="folder for runs and report; an earlier demo is replaced")] = _OUT,
     epochs: Annotated[int, typer.Option(help="passes over the 4,000 training digits")] = 15,
     images: Annotated[int, typer.Option(help="how many of the 1,000 test digits to certify and attack")] = 1000,
     as_json: Json = False,
 ) -> None:
-    """Train two 1-Lipschitz networks and an ordinary one on real digits, certify and attack them, draw a page.
+    """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, write an HTML report.
 
-    It takes about a minute on two CPU cores, and needs no download.
+    It takes about a minute on two CPU cores and needs no download.
 
     Example: isoconv demo
     """
@@ -56,7 +56,7 @@ def demo(
         print(json.dumps(rows))
     else:
         print_demo(rows)
-    print_line(f"The page is in {page}: open it in a browser. The networks are in {out}.")
+    print_line(f"The report is in {page}: open it in a browser. The runs are in {out}.")
 
 
 def _claim(out: Path) -> None:

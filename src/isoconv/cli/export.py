@@ -15,16 +15,16 @@ _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 
 def export(
     run: Run,
-    kind: Annotated[str, typer.Option("--format", help="onnx; or torch, weights with the code to load them")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="file to write; by default here, named like the run")] = None,
-    dtype: Annotated[str, typer.Option(help="arithmetic that the network is run in: float32 or float64")] = "float32",
+    kind: Annotated[str, typer.Option("--format", help="onnx; or torch: weights and the code to load them")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="file to write; by default named like the run")] = None,
+    dtype: Annotated[str, typer.Option(help="arithmetic the network runs in: float32 or float64")] = "float32",
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write a trained network to a file that runs without isoconv.
 
-    The weights are the certified ones, bit for bit, and the file names their hash. Certificates are for float64 unless
-    they say otherwise: --dtype float64 writes a network that runs in it.
+    The weights are the certified ones, bit for bit, and the file holds their hash. Certificates are for float64 by
+    default: --dtype float64 writes a network that runs in it.
 
     Example: isoconv export runs/mine --format onnx --out mine.onnx
     """

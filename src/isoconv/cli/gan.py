@@ -14,7 +14,7 @@ def gan(
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/gan"),
     folder: Data = None,
     download: Download = False,
-    size: Annotated[int | None, typer.Option(help="resize images; 64 by default for stl10")] = None,
+    size: Annotated[int | None, typer.Option(help="resize images; stl10: 64 by default")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for a folder of images")] = None,
     epochs: Annotated[int, typer.Option(help="passes over the training images")] = 128,
     batch_size: Annotated[int, typer.Option(help="images per update")] = 64,
@@ -24,7 +24,7 @@ def gan(
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Train the paper's WGAN-GP: a generator whose distance from the data can then be measured.
+    """Train the paper's WGAN-GP, a generator whose distance from the data isoconv wasserstein can measure.
 
     Example: isoconv gan stl10 --data DIR --out runs/gan
     """

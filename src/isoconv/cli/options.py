@@ -1,4 +1,4 @@
-"""Options that commands share, and values as people write them: 36/255, 0,1,2, 1e-3,1e-2, 32x48."""
+"""Options that commands share, and their values: 36/255, 0,1,2, 1e-3,1e-2, 32x48."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ def list_choices(names: Iterable[str], default: str = "") -> str:
 
 
 def given(values: dict[str, Any], *others: str) -> dict[str, Any]:
-    """Return the options of a command that were given, but for `others`: the arguments of the function that it calls."""
+    """Return the options that the user gave, except `others`: the arguments of the function that the command calls."""
     return {name: value for name, value in values.items() if value is not None and name not in others}
 
 
@@ -91,17 +91,17 @@ def parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -
 
 
 Run = Annotated[Path, typer.Argument(help="folder of a run, or the name of a network that comes with isoconv")]
-Data = Annotated[Path | None, typer.Option("--data", help="where the data set is, or pictures that have moved")]
-Download = Annotated[bool, typer.Option("--download", help="download the data set if it is not there")]
-Images = Annotated[int | None, typer.Option(help="use only the first images of the test set")]
+Data = Annotated[Path | None, typer.Option("--data", help="path of the data set, or of pictures that have moved")]
+Download = Annotated[bool, typer.Option("--download", help="download the data set if it is missing")]
+Images = Annotated[int | None, typer.Option(help="use only this many test images, the first ones")]
 Seed = Annotated[int, typer.Option(help="seed of every random choice")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --out, with the same options")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what is there")]
+Resume = Annotated[bool, typer.Option("--resume", help="resume the run in --out, with the same options")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace existing output")]
 Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
 Epsilons = Annotated[list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
 Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
-Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "0, or several, trained side by side: 0,1,2,3,4")]
+Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
 Search = Annotated[
     Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
 ]

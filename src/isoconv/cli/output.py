@@ -71,7 +71,7 @@ def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
     print_results(records, title)
     for record in records:
         rounding = f"{record.error_offset:.1e} + {record.error_slope:.1e}·‖x‖"
-        print(f"seed {record.seed}: rounding moves the logits of x by at most {rounding}; the radii allow for it")
+        print(f"seed {record.seed}: rounding changes the logits of x by at most {rounding}; the radii account for it")
 
 
 def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
@@ -89,14 +89,14 @@ def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
 def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the demo's table, and what its columns mean."""
     count, epsilon = rows[0]["images"], rows[0]["epsilon"]
-    title = f"{count:,} digits that no network has seen: accuracy in percent, attacks within ε = {epsilon}"
+    title = f"{count:,} held-out digits: accuracy in percent, attacks within ε = {epsilon}"
     lines = []
     for row in rows:
         figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
         lines.append([row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s"])
     print_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"), lines)
-    print("Certified: proved to be classified correctly, whatever the attack within ε (L2, pixels from 0 to 1).")
-    print("PGD and FGSM are two attacks: what survives them may fall to a third.")
+    print("Certified: proved to stay correct under every perturbation within ε (L2, pixels from 0 to 1).")
+    print("PGD, FGSM: correct after that attack; a stronger one may succeed.")
 
 
 # Progress -----------------------------------------------------------------------------------------------------------

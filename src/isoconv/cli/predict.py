@@ -16,10 +16,10 @@ def predict(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Classify pictures, and print how far each may be changed before the class can change.
+    """Classify pictures, and print the radius within which each class cannot change.
 
-    The radius is the L2 norm of a change of the picture as the network sees it, resized: once with pixels from 0 to 1,
-    once with pixels from 0 to 255.
+    The radius is in the L2 norm, for the resized picture that the network sees. It is printed for pixels from 0 to 1 and
+    for pixels from 0 to 255.
 
     Example: isoconv predict runs/mine photo.png
     """

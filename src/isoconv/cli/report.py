@@ -14,17 +14,17 @@ from isoconv.errors import require
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of the runs")],
-    out: Annotated[Path, typer.Option(help="file of the page; an earlier report is replaced")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="file to write; an earlier report is replaced")] = Path("report.html"),
     folder: Data = None,
     download: Download = False,
-    as_is: Annotated[bool, typer.Option("--as-is", help="compute nothing: show what the folders hold")] = False,
+    as_is: Annotated[bool, typer.Option("--as-is", help="compute nothing; show only what the folders hold")] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Make one page about one or several runs: an HTML file that needs no network.
+    """Write a report of one or several runs: one HTML file that works offline.
 
-    What a run's folder does not hold yet (certified radii, singular values, gradient norms, a gallery) is computed and
-    kept there, if the test images are found; the attacks' curves come from isoconv attack.
+    Certified radii, singular values, gradient norms and a gallery are computed and stored if a run lacks them and its test
+    images are found. The curves of attacks come from isoconv attack.
 
     Example: isoconv report runs/large runs/small --data DIR
     """
@@ -39,7 +39,7 @@ def report(
     check_replaceable(out)
     trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
     for run in trained.values():
-        problem = f"{run.folder.name}, which comes with isoconv, without the curves of its training"
+        problem = f"{run.folder.name}, which comes with isoconv, without its training curves"
         require(not is_pretrained(run.folder), "runs of your own", problem)
         read_run_files(run.folder)  # raises, before any work is done, if something is wrong with one
     folders = [run.folder for run in trained.values()]
@@ -48,7 +48,7 @@ def report(
     for run in () if as_is else trained.values():
         images = find_test_images(run, folder, download) if lacks_images(run) else None
         if isinstance(images, str):
-            notes[run.folder] = [f"Some parts are left out, for want of the test images. {images}"]
+            notes[run.folder] = [f"Some parts are left out: the test images are missing. {images}"]
             images = None
         made[str(run.folder)] = complete_run(run, images, device=device, progress=ProgressLine("rounds", 1))
     size = write_report(folders, out, notes)
@@ -57,4 +57,4 @@ def report(
         return
     for path, sentences in notes.items():
         print_line(f"{path}: {sentences[0]}")
-    print_line(f"The page is in {out}: open it in a browser.")
+    print_line(f"The report is in {out}: open it in a browser.")

@@ -45,15 +45,15 @@ def train(
     temperature: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["temperature"].help)] = None,
     offset: Annotated[float | None, typer.Option(help=LOSSES["cross-entropy"].options["offset"].help)] = None,
     loss_options: Annotated[
-        list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", f"of {_LOSS_OPTIONS}")
+        list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", _LOSS_OPTIONS)
     ] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
     precision: Annotated[
         str | None, typer.Option(help=f"of convolutions: {list_choices(PRECISIONS, 'float32')}")
     ] = None,
-    crop_padding: Annotated[int | None, typer.Option(help="pad with so many zeros and crop at random")] = None,
+    crop_padding: Annotated[int | None, typer.Option(help="pad with this many zeros, then crop at random")] = None,
     flip: Annotated[
-        bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random ({_NOT_MIRRORED}: no)")
+        bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random (default: yes; {_NOT_MIRRORED}: no)")
     ] = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,
@@ -61,10 +61,10 @@ def train(
     device: cli.Device = "auto",
     resume: cli.Resume = False,
     overwrite: cli.Overwrite = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard events too")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")] = False,
     as_json: cli.Json = False,
 ) -> None:
-    """Train a classifier and say how accurate and how robust it is.
+    """Train a classifier, then print its clean and certified accuracy.
 
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
@@ -72,7 +72,7 @@ def train(
     if loss_options:
         options["loss_options"] = dict(loss_options)
     if tensorboard and find_spec("tensorboard") is None:
-        raise IsoconvError("--tensorboard needs a package: pip install 'isoconv[tensorboard]'.")
+        raise IsoconvError("--tensorboard needs the package tensorboard: pip install 'isoconv[tensorboard]'.")
     from isoconv.cli.output import TrainingProgress, print_results, resumable
     from isoconv.train import train as train_networks
     from isoconv.train.distributed import Processes, choose_device
@@ -96,4 +96,4 @@ def train(
         epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"
         print_results(results, f"{config.model}, {config.conv}, {Path(config.data).name}, {epochs_done}")
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
-    print_line(f"The run is in {out}. To see it: isoconv report {words}")
+    print_line(f"The run is in {out}. For a report: isoconv report {words}")

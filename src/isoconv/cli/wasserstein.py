@@ -22,30 +22,30 @@ _SOURCE = f"{list_choices(NAMES)}, a folder of images, a .npy file of vectors, o
 
 def wasserstein(
     first: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
-    second: Annotated[str, typer.Argument(metavar="B", help="the same kinds")],
+    second: Annotated[str, typer.Argument(metavar="B", help="another of these")],
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/wasserstein"),
     data: Data = None,
     download: Download = False,
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
-    critic: Annotated[str | None, typer.Option(help="dcgan, small, large, fc, anchors; vectors: the last two")] = None,
+    critic: Annotated[str | None, typer.Option(help="dcgan, small, large, fc, anchors; vectors: fc, anchors")] = None,
     conv: Annotated[str | None, typer.Option(help=list_choices(_METHODS, "bcop"))] = None,
-    activation: Annotated[str | None, typer.Option(help=f"{list_choices(ACTIVATIONS)}; for fc groupsort too")] = None,
+    activation: Annotated[str | None, typer.Option(help=f"{list_choices(ACTIVATIONS)}; for fc also groupsort")] = None,
     recipe: Annotated[str, typer.Option(help=_RECIPES)] = "default",
-    epochs: Annotated[int | None, typer.Option(help="hundreds of updates")] = None,
+    epochs: Annotated[int | None, typer.Option(help="number of epochs, 100 updates each")] = None,
     batch_size: Annotated[int | None, typer.Option(help="samples of each distribution per update")] = None,
     optimiser: Annotated[str | None, typer.Option(help=list_choices(OPTIMISERS))] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
     width: Annotated[int | None, typer.Option(help="width of each hidden layer of fc")] = None,
     depth: Annotated[int | None, typer.Option(help="hidden layers of fc; 0 for a linear critic")] = None,
-    anchors: Annotated[int | None, typer.Option(help="points of the critic anchors")] = None,
+    anchors: Annotated[int | None, typer.Option(help="number of points of the critic anchors")] = None,
     upsample: Annotated[int | None, typer.Option(help="enlarge images by this factor for the critic")] = None,
-    whole: Annotated[str, typer.Option(help="which are whole distributions, not samples: none, a, b, both")] = "none",
-    held_out: Annotated[float, typer.Option(help="part of a sample that is kept for the evaluation")] = 0.25,
-    repeats: Annotated[str, typer.Option(help="equal samples are copies of one draw, draws, or either")] = "either",
-    samples: Annotated[int, typer.Option(help="images that a generator is judged by")] = 6400,
+    whole: Annotated[str, typer.Option(help="sides that are distributions, not samples: none, a, b, both")] = "none",
+    held_out: Annotated[float, typer.Option(help="fraction of each sample held out for evaluation")] = 0.25,
+    repeats: Annotated[str, typer.Option(help="what equal samples are: copies, draws, or either")] = "either",
+    samples: Annotated[int, typer.Option(help="images of a generator to evaluate on")] = 6400,
     pixels: Annotated[str, typer.Option(help="values of black and white, for images")] = "-1,1",
-    bounds: Annotated[str | None, typer.Option("--range", help="where all coordinates lie, for vectors: 0,1")] = None,
+    bounds: Annotated[str | None, typer.Option("--range", help="range of all coordinates of vectors: 0,1")] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the lower bound and of the interval")] = 0.95,
     method: Annotated[str, typer.Option(help="auto, betting (a bound) or asymptotic (an estimate)")] = "auto",
     seed: Seed = 0,
@@ -92,7 +92,7 @@ def wasserstein(
             **split,
         )
     if find_spec("matplotlib") is None:
-        print("No plot: that needs a package, pip install 'isoconv[plots]'.", file=sys.stderr)
+        print("No plot: that needs matplotlib, pip install 'isoconv[plots]'.", file=sys.stderr)
     for warning in result.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     print(json.dumps(result.to_fields()) if as_json else result)

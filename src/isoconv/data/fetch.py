@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class ProgressLine:
-    """Shows on stderr how much is done, the rate and the time left, of work that takes longer than a moment.
+    """Shows on stderr how much of some long work is done, the rate and the time left.
 
     On a terminal it is one line with a bar, rewritten; in a pipe or a file a new line every `interval` seconds.
 

@@ -25,8 +25,8 @@ def load_splits(
     """Return the training and the test set of a data set in `DATASETS`, or of a folder of images or a CSV file.
 
     The files of a named set are looked for in `folder` (default: `data`); with `download` they are fetched if they are
-    not there. A name goes before a path of the same name: write ./mnist for that. Of the options (`size`, `channels`,
-    `test_fraction`, `seed`, `progress`, `lazy`; see `PictureOptions`) a named set heeds `size`, `progress` and `lazy`:
+    missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (`size`, `channels`,
+    `test_fraction`, `seed`, `progress`, `lazy`; see `PictureOptions`) a named set uses `size`, `progress` and `lazy`:
     it has its own channels and test images.
     """
     record = DATASETS.get(str(name_or_path))

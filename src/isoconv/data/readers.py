@@ -1,4 +1,4 @@
-"""From the files of a data set to images: find them, read them, decode them; whatever is wrong is one line that names it.
+"""From the files of a data set to images: find them, read them, decode them. Whatever is wrong becomes an error of one line.
 
 `read_files` does this for every record that has files. What differs between sets is the decoder of a version: a function
 of the record and a group of files that returns images, uint8 (N, C, H, W), and labels, counted from 0.
@@ -19,6 +19,7 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -149,12 +150,16 @@ def _not_found(record: DataSet, folder: Path, locations: Sequence[Location]) -> 
     return IsoconvError(f"{problem} Say where it is (--data), fetch it (--download), or add the official files.")
 
 
+#: What the decoders raise over a damaged file, `IsoconvError` among the values
+_DAMAGE = (OSError, EOFError, ValueError, LookupError, zlib.error, tarfile.TarError, BadZipFile, pickle.UnpicklingError)
+
+
 @contextlib.contextmanager
 def _name_damaged(source: str) -> Iterator[None]:
     """Say of whatever goes wrong inside which file it was, and what to do."""
     try:
         yield
-    except (IsoconvError, OSError, EOFError, zlib.error, tarfile.TarError, pickle.UnpicklingError) as error:
+    except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise IsoconvError(f"{source} cannot be read: {error.strerror}.") from error
         problem = f"{source} is truncated or corrupt ({str(error).rstrip('.')})"

@@ -28,7 +28,7 @@ class Deployed:
 
     @property
     def claim(self) -> str:
-        """Which certificates are about these weights, run in this arithmetic."""
+        """Say which certificates are about these weights, run in this arithmetic."""
         same = f"The weights are the network's own, bit for bit (sha256 {self.sha256}), so its certificates still apply"
         if self.dtype == "float64":
             return f"{same}: those for float64 (isoconv certify) as this file is run, in float64."

@@ -31,7 +31,7 @@ def export_torch(
 ) -> Deployed:
     """Write the weights of `plain(model)` to `path`, a .safetensors file, and the code to load them beside it.
 
-    The code's name is `code_path(path)`. `dtype` is what its `load()` runs the network in if nothing else is said.
+    The code's name is `code_path(path)`. `dtype` is what its `load()` runs the network in by default.
     Returns what was exported.
     """
     weights = Path(path)

@@ -33,12 +33,12 @@ from isoconv.records import require
 
 
 def projector_from_basis(basis: Tensor) -> Tensor:
-    """P = R Rᵀ for R (…, n, r) with orthonormal columns: the orthogonal projection onto their span, of rank r."""
+    """Return P = R Rᵀ for R (…, n, r) with orthonormal columns: the orthogonal projection onto their span, of rank r."""
     return basis @ basis.mT
 
 
 def is_projector(matrix: Tensor, tolerance: float | None = None) -> bool:
-    """Whether P = Pᵀ = P² holds entrywise within `tolerance` (default: 10·n·eps of the matrix's precision)."""
+    """Return True if P = Pᵀ = P² holds entrywise within `tolerance` (default: 10·n·eps of the matrix's precision)."""
     n = matrix.shape[-1]
     if matrix.shape[-2] != n:
         return False
@@ -48,7 +48,7 @@ def is_projector(matrix: Tensor, tolerance: float | None = None) -> bool:
 
 
 def projector_rank(projector: Tensor) -> Tensor:
-    """The rank of a symmetric projector, read off its trace (the eigenvalues are zeros and ones)."""
+    """Return the rank of a symmetric projector, from its trace (the eigenvalues are zeros and ones)."""
     return torch.round(projector.diagonal(dim1=-2, dim2=-1).sum(-1)).to(torch.int64)
 
 
@@ -60,7 +60,7 @@ def random_projector(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """A projector drawn uniformly from P(n, rank), the Grassmannian of `rank`-dimensional subspaces of ℝⁿ."""
+    """Return a projector drawn uniformly from P(n, rank), the Grassmannian of `rank`-dimensional subspaces of ℝⁿ."""
     require(0 <= rank <= n, f"a rank between 0 and {n}", rank)
     gaussian = torch.randn(n, rank, generator=generator, dtype=dtype, device=device)
     return projector_from_basis(torch.linalg.qr(gaussian).Q)
@@ -70,7 +70,7 @@ def random_projector(
 
 
 def block_convolve(x: Tensor, y: Tensor) -> Tensor:
-    """X □ Y for two 1-D kernels (c_out, c, K) or two 2-D kernels (c_out, c, K, K'), in the precision of the inputs.
+    """Return X □ Y for two 1-D kernels (c_out, c, K) or two 2-D kernels (c_out, c, K, K'), in the precision of the inputs.
 
     >>> h, p = torch.eye(2)[..., None], torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     >>> block_convolve(h, torch.stack([p, torch.eye(2) - p], dim=-1)).shape
@@ -90,23 +90,23 @@ def block_convolve(x: Tensor, y: Tensor) -> Tensor:
 
 
 def compose_kernels(*kernels: Tensor) -> Tensor:
-    """K₁ □ K₂ □ … □ K_m."""
+    """Return K₁ □ K₂ □ … □ K_m."""
     require(bool(kernels), "at least one kernel", "none")
     return reduce(block_convolve, kernels)
 
 
 def projector_pair_1d(projector: Tensor) -> Tensor:
-    """[P  I−P] as a 1-D kernel (n, n, 2)."""
+    """Return [P  I−P] as a 1-D kernel (n, n, 2)."""
     return torch.stack([projector, torch.eye(projector.shape[-1]).to(projector) - projector], dim=-1)
 
 
 def projector_column(projector: Tensor) -> Tensor:
-    """[P; I−P] as a 2-D kernel (n, n, 2, 1): P at the upper tap."""
+    """Return [P; I−P] as a 2-D kernel (n, n, 2, 1): P at the upper tap."""
     return projector_pair_1d(projector).unsqueeze(-1)
 
 
 def projector_row(projector: Tensor) -> Tensor:
-    """[P  I−P] as a 2-D kernel (n, n, 1, 2): P at the left tap."""
+    """Return [P  I−P] as a 2-D kernel (n, n, 1, 2): P at the left tap."""
     return projector_pair_1d(projector).unsqueeze(-2)
 
 

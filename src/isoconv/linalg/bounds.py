@@ -39,7 +39,7 @@ _TINY = 2.0**-480
 
 
 def matrix_norm_bound(matrix: Tensor) -> float:
-    """An upper bound of the spectral norm of a real matrix (m, n), of any floating dtype (read exactly)."""
+    """Return an upper bound of the spectral norm of a real matrix (m, n), of any floating dtype (read exactly)."""
     require(matrix.dim() == 2, "a matrix (m, n)", f"shape {tuple(matrix.shape)}")
     scaled, exponent = _scaled(matrix)
     if exponent is None:
@@ -58,7 +58,7 @@ def conv_norm_bound(
     input_size: int | Sequence[int] | None = None,
     padding_mode: str = "circular",
 ) -> float:
-    """An upper bound of the L2 norm of a convolution with `kernel` (c_out, c_in, K) or (c_out, c_in, K, K').
+    """Return an upper bound of the L2 norm of a convolution with `kernel` (c_out, c_in, K) or (c_out, c_in, K, K').
 
     Without `input_size` it holds for every image size and for circular and zero padding alike. With the spatial size of
     the input it can be tighter, and then holds for that size and `padding_mode` ("circular" or "zeros") only.

@@ -58,21 +58,21 @@ def on_manifold(parameter: Tensor, point: Tensor | None = None) -> Tensor:
 
 
 def is_orthonormal(matrix: Tensor, tolerance: float | None = None) -> bool:
-    """Whether ‖I − UᵀU‖_F (UUᵀ, if wide) is at most `tolerance` (default: twice what rounding leaves)."""
+    """Return True if ‖I − UᵀU‖_F (UUᵀ, if wide) is at most `tolerance` (default: twice what rounding leaves)."""
     tall, _ = as_tall(matrix)
     tolerance = 2 * orthonormality_tolerance(tall) if tolerance is None else tolerance
     return bool((frobenius(gram_residual(tall)) <= tolerance).all())
 
 
 def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest") -> Tensor:
-    """The polar factor of a matrix that is close to orthonormal, without a gradient; batched, float32 or float64.
+    """Return the polar factor of a matrix that is close to orthonormal, without a gradient; batched, float32 or float64.
 
     With `steps=None` it looks at the matrix: one that is orthonormal to rounding is returned as it is (so retracting
     twice changes nothing), a near one takes as few products as its distance needs, a far one goes through `polar`,
     and a rank-deficient one through an SVD. With a number of steps it never looks, so that it can be captured in a CUDA
     graph or compiled: that many Newton–Schulz steps of order 3. To float32's rounding, one converges from singular
-    values in [0.99, 1.01], two from [0.8, 1.2], three from [0.6, 1.4]. A step that was far too long cannot make them
-    diverge: a matrix whose norm may exceed √2 is first divided by an upper bound of it. `precision` "high" lets a GPU
+    values in [0.99, 1.01], two from [0.8, 1.2], three from [0.6, 1.4]. They never diverge: a
+    matrix whose norm may exceed √2 is first divided by an upper bound of its norm. `precision` "high" lets a GPU
     multiply by the correction, which is small, in TF32: faster, and orthonormal only to ten bits of the correction.
     """
     matrix = matrix.detach() if matrix.requires_grad else matrix
@@ -131,7 +131,7 @@ def _(info: object, in_dims: tuple[int], matrix: Tensor) -> tuple[Tensor, int]:
 
 def _polar_or_svd(matrix: Tensor) -> Tensor:
     got = f"NaN or infinity in a matrix {tuple(matrix.shape)}"
-    require(bool(torch.isfinite(matrix).all()), "finite parameters, of a training that has not diverged", got)
+    require(bool(torch.isfinite(matrix).all()), "finite parameters (training may have diverged)", got)
     try:
         return polar_value(matrix)
     except IsoconvError:  # rank-deficient: there are many closest matrices, and the SVD picks one

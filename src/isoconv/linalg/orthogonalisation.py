@@ -1,4 +1,4 @@
-"""Orthogonalisation: the polar factor of a matrix, exactly, by Björck's steps, or about.
+"""Orthogonalisation: the polar factor of a matrix, exactly, by Björck's steps, or approximately.
 
     polar     converged, with its exact gradient
     bjorck    the paper's own (its appendix "Orthogonalization Procedure"), differentiated through every step
@@ -55,7 +55,7 @@ _LOWEST_DIRECTION = 0.03  # relative to the largest, singular values from here o
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """The polar factor of each matrix (…, m, n), converged, with its exact gradient; no iteration is stored for it.
+    """Return the polar factor of each matrix (…, m, n), converged, with its exact gradient; no iteration is stored for it.
 
     Works in the precision of the input, float32 or float64: ‖UᵀU − I‖₂ ≤ 2e-6 or 1e-13 for up to 4096×512, from any
     matrix that is not rank-deficient in that precision. A rank-deficient one is refused.

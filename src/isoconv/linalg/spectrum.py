@@ -37,7 +37,7 @@ def circular_symbol(kernel: Tensor, input_size: int | Sequence[int]) -> Tensor:
 
 
 def circular_singular_values(kernel: Tensor, input_size: int | Sequence[int]) -> Tensor:
-    """All singular values of the circular convolution with `kernel` on images of `input_size`, in descending order.
+    """Return all singular values of the circular convolution with `kernel` on images of `input_size`, in descending order.
 
     There are Π n · min(c_out, c_in) of them, those of the dense Jacobian. An estimate to the precision of an SVD, not a
     bound: for that see `isoconv.linalg.bounds`.

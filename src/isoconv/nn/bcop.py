@@ -76,7 +76,7 @@ class BCOPConv2d(_BCOP2d):
     """
 
     def transposed(self) -> "BCOPConvTranspose2d":
-        """The adjoint of this layer's linear part, sharing its parameters, without a bias.
+        """Return the adjoint of this layer's linear part, sharing its parameters, without a bias.
 
         It undoes the layer exactly where out_channels ≥ in_channels·s²: `layer.transposed()(layer(x) - bias) = x`.
         """
@@ -115,7 +115,7 @@ class BCOPConvTranspose2d(_BCOP2d):
 
 
 class BCOPConv1d(OrthogonalisedConvolution):
-    """An orthogonal 1-D convolution, H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}]: for equal channel counts, any that there is.
+    """An orthogonal 1-D convolution, H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}]: with equal channel counts, every one there is.
 
     Replaces `torch.nn.Conv1d` with "same" padding; `weight` is (out_channels, in_channels·s, k/s).
 

@@ -11,7 +11,8 @@ A built weight is kept together with a copy of the numbers that it was built fro
 whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
 fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
 wait for its result; within `fixed_weights(model)` each layer compares once and not again. A compiled
-function builds in its graph, and keeps nothing.
+function builds in its graph, and keeps nothing. The weight itself is no parameter: writing into it is refused as soon as
+the layer is used again.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -88,8 +90,10 @@ class BuiltWeight(nn.Module):
         """The effective weight, the one that the layer applies. See Note [When a weight is rebuilt]."""
         if self.weight_source is not None:
             return self.weight_source()
-        sources, updating = self._sources(), self.training and torch.is_grad_enabled()
-        compiling = torch.compiler.is_compiling()
+        sources, compiling = self._sources(), torch.compiler.is_compiling()
+        # Within a backward pass it is a checkpoint that recomputes: nothing is updated twice.
+        recomputing = not compiling and torch._C._current_graph_task_id() != -1
+        updating = self.training and torch.is_grad_enabled() and not recomputing
         if not compiling and torch._C._get_tracing_state() is not None:
             self._refuse("torch.jit.trace")
         if not compiling and torch._C._are_functorch_transforms_active():
@@ -100,7 +104,10 @@ class BuiltWeight(nn.Module):
             return self._weight_in_graph(sources, updating)
         if self._kept is None or not self._kept.is_of(sources):
             self._kept = _Build(self, sources, updating)
-        if not torch.is_grad_enabled() or not any(self._kept.wanted):
+        differentiated = torch.is_grad_enabled() and any(self._kept.wanted)
+        if (
+            not differentiated and forward_ad._current_level < 0
+        ):  # at a level of dual numbers, `_Built` refuses dual sources
             return self._kept.value
         return _Built.apply(self._kept, self._kept.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -184,7 +191,7 @@ class OrthogonalisedLayer(BuiltWeight):
     There are two ways to have them:
 
     * "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
-      `isoconv.linalg.manifold`. After any optimiser's step the next training pass brings it back.
+      `isoconv.linalg.manifold`. After any optimiser's step the next training pass moves it back.
     * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
     """
 
@@ -238,12 +245,14 @@ class _Build:
 
     def __init__(self, layer: BuiltWeight, sources: Sequence[Tensor], updating: bool) -> None:
         self.layer, self.dtype = layer, sources[0].dtype
-        self.key = (layer.training, *map(_KIND, sources))
+        self.key = _key(layer, sources)
         self.wanted = list(map(_REQUIRES_GRAD, sources))
         self.graph: tuple[Tensor, list[Tensor]] | None = None
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
-            self.copies: Sequence[Tensor] = [source.detach().clone() for source in sources]
+            self.copies: Sequence[Tensor] = [
+                source.detach().clone(memory_format=torch.contiguous_format) for source in sources
+            ]
             precise = [copy.to(torch.promote_types(copy.dtype, torch.float32)) for copy in self.copies]
             self.points = layer._settle(*precise)
             if updating and layer._writes_back:
@@ -255,11 +264,17 @@ class _Build:
                 self.value = self._make_graph()[0].detach()
             else:
                 self.value = layer._build(*self.points).to(self.dtype)
+        self.version = self.value._version
 
     def is_of(self, sources: Sequence[Tensor]) -> bool:
         """Compare the layer's parameters with those that this was built from."""
-        key = (self.layer.training, *map(_KIND, sources))
-        return self.key == key and all(map(torch.equal, sources, self.copies))
+        if self.value._version != self.version:
+            self.layer.refresh()
+            name = type(self.layer).__name__
+            raise IsoconvError(
+                f"Expected a change of parameters. Got one of the weight that {name} computes from them."
+            )
+        return self.key == _key(self.layer, sources) and all(map(torch.equal, sources, self.copies))
 
     def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
         with torch.enable_grad(), _unseen_by_hooks():
@@ -290,7 +305,12 @@ class _Built(torch.autograd.Function):
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad")
+_SETTINGS = (bool, int, str, tuple)  # the mode, and what a method may be told, such as a number of iterations
 _REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+def _key(layer: BuiltWeight, sources: Sequence[Tensor]) -> tuple[Any, ...]:
+    return *[value for value in vars(layer).values() if type(value) in _SETTINGS], *map(_KIND, sources)
 
 
 def _unseen_by_hooks() -> AbstractContextManager[None]:

@@ -58,9 +58,7 @@ class LipschitzConvolution(BuiltWeight):
         sides = set(padding) if isinstance(padding, (tuple, list)) else {padding}
         fits = padding == "same" or (len(sides) == 1 and sides <= set(fitting))
         require(fits, f"padding {choices}: images keep their size, or divide it by the stride", repr(padding))
-        lipschitz = padding_mode in ("circular", "zeros")
-        require(lipschitz, "padding_mode 'circular' or 'zeros' (others are not 1-Lipschitz)", repr(padding_mode))
-        self.padding_mode, self.frozen = padding_mode, frozen
+        self.padding_mode, self.frozen = _checked_mode(padding_mode), frozen
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._make_parameters(factory)
         self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
@@ -200,6 +198,12 @@ def _whole(value: Any, name: str) -> int:
     return int(value)
 
 
+def _checked_mode(padding_mode: str) -> str:
+    lipschitz = padding_mode in ("circular", "zeros")
+    require(lipschitz, "padding_mode 'circular' or 'zeros' (others are not 1-Lipschitz)", repr(padding_mode))
+    return padding_mode
+
+
 # Functions of a kernel --------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +223,7 @@ def convolve_same(
         weight = fold_kernel(weight, sizes)
         starts = [before % n for (before, _), n in zip(pads, sizes, strict=True)]
         pads = [(start, k - 1 - start) for start, k in zip(starts, weight.shape[2:], strict=True)]
-    zeros = padding_mode == "zeros"
+    zeros = _checked_mode(padding_mode) == "zeros"
     x = F.pad(x, [pad for pair in reversed(pads) for pad in pair]) if zeros else circular_pad(x, pads)
     return F.conv1d(x, weight, bias) if weight.dim() == 3 else F.conv2d(x, weight, bias)
 
@@ -276,7 +280,7 @@ def plain_convolution(
     weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], padding_mode: str
 ) -> nn.Module:
     """nn.Conv1d or nn.Conv2d with this weight, after a padding module where the convolution's own would not do."""
-    before, after = padding
+    (before, after), padding_mode = padding, _checked_mode(padding_mode)
     axes = weight.dim() - 2
     kind: Any = nn.Conv1d if axes == 1 else nn.Conv2d
     own: dict[str, Any] = {"padding": before, "padding_mode": padding_mode} if before == after > 0 else {}

@@ -1,4 +1,4 @@
-"""From a constrained model to the ordinary one that it is."""
+"""From a constrained model to ordinary torch modules."""
 
 import copy
 
@@ -10,7 +10,7 @@ from isoconv.nn.linear import OrthogonalLinear
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The same function made of ordinary torch modules, to deploy, export and certify.
+    """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
     symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
@@ -50,7 +50,7 @@ def is_ordinary_sequence(model: nn.Module) -> bool:
 
 def is_patched(module: nn.Module) -> bool:
     """Whether this one instance has a method of its own. What `module.compile()` leaves there is none."""
-    own = {name for name in vars(module) if callable(getattr(type(module), name, None))}
+    own = {name for name in vars(module) if callable(getattr(type(module), name, None)) or name[:2] == "__"}
     compiled = vars(module).get("_compiled_call_impl")
     original = getattr(compiled, "_torchdynamo_orig_callable", None)
     foreign = compiled is not None and getattr(original, "__func__", None) is not nn.Module._call_impl

@@ -16,7 +16,7 @@ class SVCMConv2d(SizedConv2d):
     """A convolution whose parameter training projects now and then: the paper, every 100 updates and after the last.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding, and `input_size`, the height and width of the layer's input.
-    Between projections nothing holds the norm; after one it exceeds 1 by what the iterations have left.
+    Between projections the norm is free; after one it may still exceed 1 slightly.
     """
 
     @property

@@ -1,6 +1,6 @@
 """Trained networks that come with isoconv.
 
-Each is a folder here, named for its data set and network, with the two files of a finished run that it takes to use it:
+Each is a folder here, named for its data set and network, with the two files of a finished run that it needs:
 `config.json` and `model.safetensors`, the plain kernels. To add one, copy these two from a run.
 """
 

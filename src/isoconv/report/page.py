@@ -73,9 +73,9 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
     for view in reversed(views):
         if len(page.encode()) > LARGEST and view.gallery is not None:
             view.gallery = None
-            view.notes.append("The gallery is left out to keep the page small: make a page of this run alone.")
+            view.notes.append("The gallery is left out to keep the page small: report on this run alone.")
             page = _render(views)
-    fits, problem = len(page.encode()) <= LARGEST, f"{len(views)}: make pages of fewer runs"
+    fits, problem = len(page.encode()) <= LARGEST, f"{len(views)}: report on fewer runs"
     require(fits, f"runs that fit into a page of {LARGEST // 10**6} MB", problem)
     write_text(out, page)
     return len(page.encode())
@@ -84,19 +84,19 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
 def check_replaceable(out: Path) -> None:
     """Raise unless a page may be written there: a report is replaced, anything else is left alone."""
     require(not out.is_dir(), f"a file for the report, such as {out / 'report.html'}", f"{out}, a folder")
-    require(out.parent.is_dir(), "a folder to write the report to", f"{out.parent}, which is not there")
+    require(out.parent.is_dir(), "a folder to write the report to", f"{out.parent}, which does not exist")
     ours = not out.exists() or _MARK in read_bytes(out)[:4096]
     require(ours, "a new file, or an isoconv report to replace (--out)", f"{out}, which is something else")
 
 
 def _notes(run: RunFiles, notes: Mapping[Path, Sequence[str]]) -> list[str]:
-    """Return the notes on a run, and which commands make what is missing."""
+    """Return the notes on a run, and the commands that compute what is missing."""
     where = shlex.quote(str(run.path)) + (" --data DIR" if run.config.data in FROM_FILES else "")
     sentences = list(notes.get(run.path, ()))
     if run.certified is None and not sentences:
-        sentences.append(f"The certified radii are missing: isoconv certify {where} makes them.")
+        sentences.append(f"The certified radii are missing: isoconv certify {where} computes them.")
     if not run.attacks:
-        sentences.append(f"No attacks yet: isoconv attack {where} makes them.")
+        sentences.append(f"No attacks yet: isoconv attack {where} runs them.")
     return sentences
 
 

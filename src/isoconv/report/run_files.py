@@ -49,7 +49,7 @@ def read_run_files(path: Path) -> RunFiles:
     config, quoted = TrainConfig.read(path / "config.json"), shlex.quote(str(path))
     if not (path / "result.json").is_file():
         raise IsoconvError(
-            f"The run in {path} is not finished: it has no result.json. Go on: isoconv train --resume --out {quoted}."
+            f"The run in {path} is not finished: it has no result.json. Resume it: isoconv train --resume --out {quoted}."
         )
     remake, certify = "Delete it and make the report again", f"Make it again: isoconv certify {quoted}"
     result = _read(path / "result.json", TrainResult.from_fields, "Train again")
@@ -102,7 +102,7 @@ def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
     except IsoconvError as error:
         reason = str(error)
     except OSError as error:
-        reason = f"Expected a file that can be read. Got: {error.strerror}."
+        reason = f"Expected a readable file. Got: {error.strerror}."
     except (ValueError, RecursionError, OverflowError):
-        reason = "Expected JSON. Got something else."
+        reason = "Expected JSON. Got other text."
     raise IsoconvError(f"{path}: {reason} {remedy}.")

@@ -1,7 +1,6 @@
-"""The paper's theorems as code: what orthogonal convolutions are made of, what tells them apart, what cannot be had.
+"""The paper's theorems as code: what orthogonal convolutions are made of, what tells them apart, what is impossible.
 
-Each result is a function; its test would fail if the result were false. Proofs are in the notes at the head of the
-files.
+Each result is a tested function. Proofs are in the notes at the head of the files.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What cannot be had: orthogonal zero padding, orthogonal residual connections, spectral normalisation by Euclidean steps.
+"""What is impossible: orthogonal zero padding, orthogonal residual connections, spectral normalisation by Euclidean steps.
 
 Note [Zero padding]
 A tap at offset j meets the padding at |j| of the positions, and there its share of the norm is lost. For a kernel

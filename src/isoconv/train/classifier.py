@@ -103,7 +103,7 @@ def train_classifiers(
     batches = [_batches(config, train, target, processes) for config in configs]
     with locked(folders if folders and processes.first else ()):
         steps = len(batches[0]) * first.epochs
-        if resume and folders and all(folder.result.exists() and folder.updates_done() == steps for folder in folders):
+        if resume and folders and all(folder.finished and folder.updates_done() == steps for folder in folders):
             return [TrainResult.read(folder.result) for folder in folders]
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)

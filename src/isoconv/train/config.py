@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("float32", "bf16")
 CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
-RECIPES = {"default": "the best settings found on validation splits", "paper": "exactly the paper's"}
+RECIPES = {"default": "the best settings found on validation splits", "paper": "the paper's settings"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Settings(Record):
 
 
 def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise if a run that is to be resumed has others of the options that are asked for."""
+    """Raise if a run to be resumed was started with other options."""
     for name, value in asked.items():
         if stored[name] != value:
             values = f"Got {name} {value}, where it has {stored[name]}."

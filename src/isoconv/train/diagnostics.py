@@ -1,9 +1,9 @@
-"""Two more files of a finished run, for people to look at: diagnostics.json and gallery.json.
+"""Two more files of a finished run, which its report shows: diagnostics.json and gallery.json.
 
 diagnostics.json  the singular values of every layer and the norm of the gradient by depth, before and after training
 gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found
 
-Both carry the hash of the weights that they were made from, so that what is left of an older network is never shown.
+Both hold the hash of the weights that they were made from, so that the report never shows those of an older network.
 """
 
 import base64
@@ -59,7 +59,7 @@ class LayerHistograms(Finding):
 
     def __post_init__(self) -> None:
         before, after = len(self.before.counts), len(self.after.counts)
-        require(before == after, f"the {before} bins of before training after it in {self.title!r}", after)
+        require(before == after, f"{before} bins after training, as before it, in {self.title!r}", after)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Diagnostics(Finding):
 
 @dataclass(frozen=True)
 class Adversarial(Finding):
-    """The smallest perturbation found that misleads the network, and what it then predicts; pictures as data URIs."""
+    """The smallest perturbation found that changes the prediction, and the new prediction; pictures as data URIs."""
 
     norm: Size
     prediction: Index
@@ -103,7 +103,7 @@ class Adversarial(Finding):
 
 @dataclass(frozen=True)
 class GalleryImage(Finding):
-    """One test image. `adversarial` is None where the network is wrong to begin with, or where nothing was found."""
+    """One test image. `adversarial` is None if the image is misclassified, or if nothing was found."""
 
     index: Index
     label: Index
@@ -139,7 +139,7 @@ def complete_run(
     images: int = 12,
     progress: Progress = lambda title, done, total: None,
 ) -> list[str]:
-    """Make what the page shows of a run and its folder does not hold yet; return the names of the files made.
+    """Compute what the report shows and the run's folder lacks; return the names of the files written.
 
     Without test images, `data`, only the singular values are made. `accuracy` is of this network, if it was certified
     before. The gallery has so many `images`.

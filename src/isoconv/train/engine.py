@@ -1,4 +1,4 @@
-"""The training loop: any networks, side by side, epoch by epoch, always able to go on after it was stopped."""
+"""The training loop: any networks, side by side, epoch by epoch, resumable at any time."""
 
 import math
 import time
@@ -256,7 +256,7 @@ def fit(
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
     folder : where the run is kept, a path, or a `RunFolder` that was started and will be finished by the caller. None: no
         file is written.
-    resume : go on with what the folder holds; on a CPU the weights are bit for bit those of a run never stopped
+    resume : resume the run in the folder; on a CPU the weights are bit for bit those of a run never stopped
     should_stop : asked after every step; True saves the state and raises `Stopped`
     save_every : seconds after which the state is saved again, also in the middle of an epoch
     """

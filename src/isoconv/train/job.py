@@ -17,6 +17,7 @@ from isoconv.train.classifier import TrainResult, build_networks, train_classifi
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings, refuse_other_options
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
+from isoconv.train.losses import LOSSES
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
 
@@ -56,7 +57,7 @@ def train(
     processes = processes or Processes.join(device)
     say = say if processes.first else lambda line: None
     new = not resume or not (overwrite or search is not None)
-    require(new, "--overwrite and --search for a new run", "--resume, and one of both")
+    require(new, "--overwrite and --search only for a new run", "one of them with --resume")
     started = seeds_in(out) if resume and not RunFolder(out).exists else []
     numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
@@ -69,7 +70,7 @@ def train(
         if data is None:
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
         if data not in NAMES and folder is not None:
-            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, a path itself.")
+            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         splits = load_splits(data, folder, size=size, download=download)
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
@@ -84,12 +85,12 @@ def train(
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
-        if processes.first:
-            open_runs(folders, configs, resume=False, overwrite=overwrite)
-            say(describe_data(config, splits))
-            if device == "cpu" and "model" not in settings:
-                say("The network is large, the default, which is slow on a CPU: --model small is faster.")
-        processes.wait()
+        say(describe_data(config, splits))
+        if device == "cpu" and "model" not in settings:
+            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
+    if processes.first:
+        open_runs(folders, configs, resume, overwrite)
+    processes.wait()
     first, done = configs[0], folders[0].updates_done() if resume else 0
     steps = len(splits.train) // first.batch_size * first.epochs
     if resume:
@@ -135,6 +136,10 @@ def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, 
     if fields["recipe"] == "default":
         fields["batch_size"] = choose_batch_size(len(splits.train), processes, fields.get("batch_size", 128))
     fields |= settings
+    if fields.setdefault("loss", "hinge") in LOSSES:
+        options = LOSSES[fields["loss"]].options
+        wrong = [name for name in ("margin", "temperature", "offset") if name in settings and name not in options]
+        require(not wrong, f"options of the loss {fields['loss']}: {', '.join(options)}", ", ".join(wrong))
     source = data if data in NAMES else str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
     return TrainConfig(data=source, input_shape=shape, classes=classes, listing=splits.listing, **fields)

@@ -51,7 +51,7 @@ def offset_cross_entropy(logits: "Tensor", labels: "Tensor", temperature: float,
 def annealed_loss(logits: "Tensor", labels: "Tensor", temperature: float, offset: float, power: float) -> "Tensor":
     """Return the cross-entropy with an offset, each image weighted by (1 − p)^power, p its softmax of the right class.
 
-    Logit annealing (Lai et al., 2025): images that have their margin are left alone, for those that have not.
+    Logit annealing (Lai et al., 2025): images that have reached their margin count less than the others.
     """
     from torch.nn import functional as F
 
@@ -63,8 +63,8 @@ def annealed_loss(logits: "Tensor", labels: "Tensor", temperature: float, offset
 def emma_loss(logits: "Tensor", labels: "Tensor", temperature: float, radius: float) -> "Tensor":
     """Return the cross-entropy of logits in which each wrong class j has y_j + min(√2·radius, y_t − y_j), where j loses.
 
-    EMMA (Hu et al., 2023): each image is asked for as much more margin as it has already, up to what the radius needs
-    between orthonormal rows. What is added is taken for a constant.
+    EMMA (Hu et al., 2023): the loss asks each image for twice the margin that it has, up to what the radius needs between
+    orthonormal rows. The added term counts as a constant.
     """
     from torch.nn import functional as F
 
@@ -118,7 +118,7 @@ _ALL = (
         "emma",
         "EMMA",
         emma_loss,
-        {"temperature": _TEMPERATURE, "radius": Option(108 / 255, "up to which it asks for more margin")},
+        {"temperature": _TEMPERATURE, "radius": Option(108 / 255, "radius up to which it asks for more margin")},
     ),
     Loss(
         "certificate",

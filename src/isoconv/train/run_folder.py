@@ -1,9 +1,10 @@
-"""A run is a folder: what was asked for, what happened, what came out, and what it takes to go on."""
+"""A run is a folder: its configuration, its metrics, its network, and the state to resume from."""
 
 import json
 import os
 import time
 import weakref
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ except ImportError:  # on Windows; there runs are not locked
 #: What other commands find out about a run and keep in its folder.
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
 _LOCK = ".lock"
+_CHECKSUM = "progress/checksum"
 _RENAMED = {"progress/loss_sum": "progress/sums/loss", "progress/right": "progress/sums/accuracy"}  # in older states
 
 
@@ -44,7 +46,7 @@ class RunFolder:
     config.json        all that is needed to repeat the run
     metrics.jsonl      one line per epoch
     model.safetensors  the plain kernels: what is deployed and certified
-    state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to go on from
+    state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
     result.json        the final figures
     """
 
@@ -54,11 +56,15 @@ class RunFolder:
         self.model, self.state = path / "model.safetensors", path / "state.safetensors"
         self.result = path / "result.json"
         self._release: weakref.finalize[[Path, int], RunFolder] | None = None
-        self._users = 0  # contexts that hold the lock
+        self._handle, self._users = -1, 0  # of the lock's file; contexts that hold the lock
 
     @property
     def exists(self) -> bool:
         return self.config.exists()
+
+    @property
+    def finished(self) -> bool:
+        return self.model.exists() and self.result.exists()
 
     # Beginning ----------------------------------------------------------------------------------------------------
 
@@ -68,10 +74,10 @@ class RunFolder:
             raise IsoconvError(f"Expected a folder for the run. {self.path} is a file.")
         if self.exists and not overwrite:
             raise IsoconvError(
-                f"{self.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
+                f"{self.path} already holds a run: resume it (--resume), replace it (--overwrite), "
                 f"or name another folder (--out)."
             )
-        if self.path.exists() and not self.exists and any(file.name != _LOCK for file in self.path.iterdir()):
+        if self.path.exists() and not self.exists and any(not f.name.startswith(".") for f in self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
 
     def start(self, config: Settings, overwrite: bool) -> None:
@@ -79,7 +85,6 @@ class RunFolder:
         self.check_free(overwrite)
         with ExitStack() as failing, self._writing():
             failing.callback(self.unlock)
-            self.path.mkdir(parents=True, exist_ok=True)
             self.lock()
             for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
@@ -94,10 +99,18 @@ class RunFolder:
         if self._release is not None or fcntl is None:
             return
         with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
             handle = _take_lock(self.path / _LOCK)
         if handle is None:
             raise IsoconvError(f"{self.path} is in use: another process trains in it. Wait for it, or stop it first.")
-        self._release = weakref.finalize(self, _release_lock, self.path / _LOCK, handle)
+        self._handle, self._release = handle, weakref.finalize(self, _release_lock, self.path / _LOCK, handle)
+        for part in self.path.glob(".*.safetensors.*"):  # a process was killed as it wrote them
+            part.unlink(missing_ok=True)
+
+    def _check_lock(self) -> None:
+        """Raise if the folder was removed since it was locked, and perhaps made anew by another run."""
+        if self._release is not None and not _is_file(self._handle, self.path / _LOCK):
+            raise IsoconvError(f"{self.path} was removed or replaced while the run was training. It is not written to.")
 
     def unlock(self) -> None:
         """Let others train here."""
@@ -117,6 +130,7 @@ class RunFolder:
 
     def save(self, learner: "Learner") -> None:
         """Write the state after the updates so far; the sums of a part of an epoch go with it."""
+        self._check_lock()
         optimiser = learner.optimiser.state_dict()["state"]
         tensors = {
             "progress/done": torch.tensor(learner.done),
@@ -133,12 +147,13 @@ class RunFolder:
         }
         if learner.device.type == "cuda":
             tensors["progress/random/cuda"] = torch.cuda.get_rng_state(learner.device)
-        write_tensors(self.state, tensors)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        write_tensors(self.state, tensors | {_CHECKSUM: _checksum(tensors)})
 
     def load(self, learner: "Learner") -> None:
         """Go on where `save` left off; a run killed before its first save begins anew."""
         if self.state.exists():
-            tensors = {_RENAMED.get(name, name): value for name, value in read_tensors(self.state).items()}
+            tensors = {_RENAMED.get(name, name): value for name, value in self._read_state().items()}
             try:
                 learner.model.load_state_dict(_under("model/", tensors))
                 learner.done, learner.seconds = int(tensors["progress/done"]), float(tensors["progress/seconds"])
@@ -154,12 +169,21 @@ class RunFolder:
         if self.metrics.exists() and self.metrics.read_text() != kept:  # cut off, or of epochs that are done again
             write_text(self.metrics, kept)
 
+    def _read_state(self) -> dict[str, Tensor]:
+        """Return the saved tensors; raise unless they are as they were saved. Older states have no checksum."""
+        tensors = read_tensors(self.state)
+        checksum = tensors.pop(_CHECKSUM, None)
+        if checksum is not None and not torch.equal(checksum, _checksum(tensors)):
+            raise IsoconvError(f"{self.state} is damaged: bring it back, or remove it to begin again.")
+        return tensors
+
     def updates_done(self) -> int:
         """Return how many updates the saved state has behind it."""
-        return int(read_tensors(self.state).get("progress/done", 0)) if self.state.exists() else 0
+        return int(self._read_state().get("progress/done", 0)) if self.state.exists() else 0
 
     def append_metrics(self, line: Mapping[str, float]) -> None:
         """Add the line of an epoch."""
+        self._check_lock()
         with self._writing(), self.metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -175,12 +199,21 @@ class RunFolder:
 
     def finish(self, model: nn.Module, result: Mapping[str, Any]) -> None:
         """Write the plain model and the final figures."""
+        self._check_lock()
         write_tensors(self.model, plain(model).state_dict(), {"format": "pt"})
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> Tensor:
+    total = 0
+    for name, value in sorted(tensors.items()):
+        total = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode(), total)
+        total = zlib.crc32(value.flatten().view(torch.uint8).numpy().data, total)
+    return torch.tensor(total)
 
 
 def _load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
@@ -205,15 +238,22 @@ def _take_lock(file: Path) -> int | None:
             return None
         except OSError:  # a file system without locks
             return handle
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), file.stat()):
-                return handle
+        if _is_file(handle, file):
+            return handle
         os.close(handle)  # another process has removed it as it was opened
 
 
+def _is_file(handle: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except OSError:
+        return False
+
+
 def _release_lock(file: Path, handle: int) -> None:
-    with suppress(OSError):
-        file.unlink()
+    if _is_file(handle, file):
+        with suppress(OSError):
+            file.unlink()
     os.close(handle)
 
 
@@ -244,8 +284,13 @@ def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bo
             run.check_free(overwrite)
         else:
             config.require_same(run)
-    for run, config in new:
-        run.start(config, overwrite)
+    with ExitStack() as failing:
+        for run in runs:  # nothing is deleted before all of them are known to be free
+            failing.callback(run.unlock)
+            run.lock()
+        for run, config in new:
+            run.start(config, overwrite)
+        failing.pop_all()
 
 
 def seeds_in(out: Path) -> list[int]:
@@ -266,9 +311,7 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         missing = f"There is no {folder.config.name} in it." if folder.path.exists() else "It does not exist."
         raise IsoconvError(f"Expected a run in {path}. {missing}")
     if not folder.model.exists():
-        raise IsoconvError(
-            f"The run in {path} is not finished: it has no {folder.model.name}. Go on with it: --resume."
-        )
+        raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. Resume it (--resume).")
     config = TrainConfig.read(folder.config)
     model = plain(make_model(config)).eval()
     weights = read_tensors(folder.model)
@@ -277,5 +320,7 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
             raise RuntimeError
         model.load_state_dict(weights)
     except RuntimeError:
-        raise IsoconvError(f"Expected the weights of a {config.model} network in {folder.model}. Got others.") from None
+        raise IsoconvError(
+            f"Expected the weights of a {config.model} network in {folder.model}. Got other weights."
+        ) from None
     return model, config

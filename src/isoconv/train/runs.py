@@ -198,9 +198,16 @@ class TrainedRun:
         return [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
 
     def keep(self, name: str, value: object) -> None:
-        """Write a JSON file beside the run's own; nothing is written beside the networks that come with isoconv."""
-        if not is_pretrained(self.folder):
-            write_json(self.folder / name, value)
+        """Write a JSON file beside the run's own, or raise if the folder has another network by now.
+
+        Nothing is written beside the networks that come with isoconv.
+        """
+        if is_pretrained(self.folder):
+            return
+        now = load_run(self.folder)[0].state_dict()
+        same = all(torch.equal(value.cpu(), now[key]) for key, value in self.model.state_dict().items())
+        require(same, f"the network that was opened in {self.folder}, to keep {name} beside it", "another one")
+        write_json(self.folder / name, value)
 
     def keep_attacks(self, records: Sequence[AttackRecord]) -> None:
         """Write records to attacks.json; those of other attacks and budgets stay there."""
@@ -215,7 +222,7 @@ class TrainedRun:
 
 
 def open_runs(path: Path | str) -> list[TrainedRun]:
-    """Open the network in a run's folder, all of them (by seed) in one of several seeds, or a pretrained one by its name."""
+    """Open the network in a run's folder, one per seed if there are several, or a pretrained one by its name."""
     path = Path(path)
     if not path.exists() and str(path) in pretrained_names():
         path = pretrained_folder(str(path))
@@ -251,8 +258,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
     if config.listing and splits.listing != config.listing:
         raise IsoconvError(
-            f"Expected the pictures that the run was trained on. {source} has others since, and which of them were held "
-            "out is not known: bring the old ones back, or train again."
+            f"Expected the pictures that the run was trained on. {source} has changed since, and which "
+            "of its pictures were held out is unknown: restore the old ones, or train again."
         )
     return splits
 

@@ -18,7 +18,7 @@ from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.config import NetworkSettings
 from isoconv.train.engine import fit
-from isoconv.train.run_folder import RunFolder
+from isoconv.train.run_folder import RunFolder, locked
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
 from isoconv.wasserstein.samples import FiniteSamples, Samples, require_one_shape
 from isoconv.wasserstein.vector_critic import FC_ACTIVATIONS, AnchorCritics, FCCritic
@@ -153,7 +153,7 @@ def choose_configs(
     for name in names:
         config = critic_config(first.name, second.name, shape, name, **settings)
         unused = sorted(settings.keys() & set[str]().union(*CRITICS.values()) - CRITICS[name])
-        require(not unused, f"options of the critic {name}", f"--{''.join(unused[:1])}, which it has no use for")
+        require(not unused, f"options of the critic {name}", f"--{''.join(unused[:1])}, which it does not use")
         if "batch_size" not in settings:
             config = replace(config, batch_size=min([config.batch_size, *(len(side.train) for side in finite)]))
         if len(shape) != 3 and "epochs" not in settings and parts:
@@ -215,7 +215,8 @@ def typical_scale(first: Samples, second: Samples, config: CriticConfig) -> floa
     """
     both = torch.cat([training_samples(samples, config, "scale", 1024).double() for samples in (first, second)])
     spread = float((both - both.mean(dim=0)).square().mean().sqrt())
-    require(2.0**-500 < spread < 2.0**500, "samples that differ", f"a standard deviation of {spread:g}")
+    apart = "samples that float32 can tell apart (scale them, or narrow their range)"
+    require(2.0**-100 < spread < 2.0**100, apart, f"a standard deviation of {spread:g}")
     return 2.0 ** -round(math.log2(spread)) * (4 if config.model == "fc" else 1)
 
 
@@ -338,23 +339,25 @@ def train_critics(
     pairs = [PairBatches(first, second, config, target) for config in configs]
     own = {name: [getattr(config, name) for config in configs] for name in ("optimiser", "lr", "schedule")}
     training |= configs[0].training | own
-    fits = fit(models, pairs, [CriticTask(config) for config in configs], folder=folders, device=target, **training)
     judging: dict[str, Any] = {"confidence": confidence, "method": method, "units": units}
     judging |= {"whole": (first.whole, second.whole), "group": (first.group, second.group)}
     judging["value_range"] = value_range or configs[0].pixel_range
-    for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
-        critic = _best_column(models[k].eval(), config, first, second, target)
-        judged = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
-        bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(*judged)]
-        bound = min(bounds, key=lambda bound: bound.lower)
-        reported = ("first", "second", "model", "conv", "activation", "recipe", "seed")
-        facts = vars(bound) | {name: getattr(config, name) for name in reported}
-        facts["warnings"] = (*bound.warnings, *filter(None, (first.repeated, second.repeated)))
-        facts |= {"updates": fitted.updates, "train_seconds": fitted.seconds, "replicas": len(configs)}
-        result = DistanceBound(**facts, device=device_name(target), torch=torch.__version__)
-        if folders is not None:
-            folders[k].finish(critic, result.to_fields())
-        trained.append(TrainedCritic(critic, result))
+    with locked(folders or ()):
+        tasks = [CriticTask(config) for config in configs]
+        fits = fit(models, pairs, tasks, folder=folders, device=target, **training)
+        for k, (config, fitted) in enumerate(zip(configs, fits, strict=True)):
+            critic = _best_column(models[k].eval(), config, first, second, target)
+            judged = first.judged(config.seed, "first", target), second.judged(config.seed, "second", target)
+            bounds = [wasserstein_lower_bound(critic, *pair, **judging) for pair in itertools.product(*judged)]
+            bound = min(bounds, key=lambda bound: bound.lower)
+            reported = ("first", "second", "model", "conv", "activation", "recipe", "seed")
+            facts = vars(bound) | {name: getattr(config, name) for name in reported}
+            facts["warnings"] = (*bound.warnings, *filter(None, (first.repeated, second.repeated)))
+            facts |= {"updates": fitted.updates, "train_seconds": fitted.seconds, "replicas": len(configs)}
+            result = DistanceBound(**facts, device=device_name(target), torch=torch.__version__)
+            if folders is not None:
+                folders[k].finish(critic, result.to_fields())
+            trained.append(TrainedCritic(critic, result))
     return trained
 
 

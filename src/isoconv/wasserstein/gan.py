@@ -23,7 +23,7 @@ from isoconv.train.classifier import device_name
 from isoconv.train.config import Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
-from isoconv.train.run_folder import RunFolder, open_runs
+from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.wasserstein.bound import as_values
 from isoconv.wasserstein.samples import read_images
 
@@ -150,14 +150,15 @@ def train_gan(
     resume, stop and save; see `fit`.
     """
     if folder.state.exists() and any(name.startswith("generator/") for name in read_tensors(folder.state)):
-        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: begin again (--overwrite).")
+        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: start again (--overwrite).")
     gan, target = Gan(config), torch.device(device)
     training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
     training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
     batches = GanBatches(gan, images, target)
-    (fitted,) = fit([gan], [batches], None, gan.make_optimiser, folder=[folder], **training)
-    result = {"data": config.data, "epochs": config.epochs, "seed": config.seed, "train_seconds": fitted.seconds}
-    folder.finish(gan.generator, result | {"device": device_name(target), "torch": torch.__version__})
+    with locked([folder]):
+        (fitted,) = fit([gan], [batches], None, gan.make_optimiser, folder=[folder], **training)
+        result = {"data": config.data, "epochs": config.epochs, "seed": config.seed, "train_seconds": fitted.seconds}
+        folder.finish(gan.generator, result | {"device": device_name(target), "torch": torch.__version__})
     return gan.generator
 
 
@@ -200,12 +201,12 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     require(folder.exists, f"the run of a generator in {path}", f"no {folder.config.name} there")
     config = GanConfig.read(folder.config)
     if not folder.model.exists():
-        raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Go on: --resume.")
+        raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Use --resume.")
     generator = Generator(config.image_shape)
     try:
         generator.load_state_dict(read_tensors(folder.model))
     except RuntimeError:
-        raise IsoconvError(f"Expected the weights of a generator in {folder.model}. Got others.") from None
+        raise IsoconvError(f"Expected the weights of a generator in {folder.model}. Got other weights.") from None
     return generator.eval(), config
 
 

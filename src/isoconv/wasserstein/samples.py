@@ -7,7 +7,9 @@ trained on, and fifty copies are one observation. Or they may be independent dra
 and dropping some changes the law. The rows cannot say which, so unless the user does (`repeats`), the bound is the smallest
 of those for each reading, from one critic:
 
-* A keyed hash of its value puts each distinct row into the set B with probability `held_out`; B does not depend on the data.
+* A keyed hash of its value puts each distinct row into the set B with probability `held_out`, whatever the values are.
+  Rows that differ by less than float32 tells (of one coordinate: by less than 1e-9 of the spread, as any two of many
+  might) are not distinct: copies that were rounded differently are copies.
 * The critic trains on the rows of the usual random split that are not in B.
 * If repeats are draws, the held-out rows of the split are independent of the training rows, as the split and B are.
 * If repeats are copies, the distinct rows in B, each once and in the order of their hashes, are independent draws of the law
@@ -128,7 +130,7 @@ class FiniteSamples(Samples):
         limit = int(held_out * 2**64).to_bytes(8, "big")
         train = train[torch.tensor([hashes[row] >= limit for row in train.tolist()])]
         distinct = values[[first[key] for key in sorted(first) if key < limit]]
-        if not 0 < len(distinct) < len(first):
+        if not (len(distinct) and len(train)):
             raise IsoconvError(f"Expected more distinct samples, so that some can be held out. {self.repeated}")
         return values[train], (held_rows, distinct)
 
@@ -164,8 +166,16 @@ class FiniteSamples(Samples):
 
 
 def _hash_rows(values: Tensor, key: str) -> list[bytes]:
+    """Return a keyed hash of each row. Rows of numbers that are equal up to rounding have the same one."""
     rows = values.flatten(1).cpu()
-    rows = rows if rows.dtype == torch.uint8 else rows + 0.0  # −0 equals 0
+    if rows.dtype != torch.uint8:
+        # A few random projections on a coarse grid: of all the coordinates, some would always round the other way.
+        centre = rows.mean(dim=0, dtype=torch.float64)
+        directions = torch.randn(len(centre), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        shadows = torch.cat([(part.double() - centre) @ directions for part in rows.split(4096)])
+        step = float(shadows.abs().mean()) * 2.0 ** (-30 if len(centre) == 1 else -15) or 1.0
+        rows = torch.round(shadows / step) + 0.0  # −0 equals 0
+    rows = rows.contiguous()
     return [hashlib.blake2b(row.data, digest_size=16, key=key.encode()[:64]).digest() for row in rows.numpy()]
 
 
@@ -277,12 +287,26 @@ def read_samples(
     values = source.images if isinstance(source, ImageSet) else source
     known = isinstance(values, (Tensor, np.ndarray))
     require(known, "samples, or the name of a data set or a file", type(source).__name__)
-    if values.ndim != 4:
-        values = _check_vectors(values.detach().cpu().numpy() if isinstance(values, Tensor) else values, name)
-    else:
-        values = torch.as_tensor(values)
-        check_range(values, pixels, name)
-    return FiniteSamples(name, values, **split)
+    array = _as_array(values, name)
+    if array.ndim != 4:
+        return FiniteSamples(name, _check_vectors(array, name), **split)
+    images = torch.from_numpy(array)
+    check_range(images, pixels, name)
+    return FiniteSamples(name, images, **split)
+
+
+def _as_array(values: Tensor | NDArray[Any], name: str) -> NDArray[Any]:
+    """Return real numbers as an array that torch can take over, whatever their layout was."""
+    if isinstance(values, Tensor):
+        kind = f"{values.dtype}, {values.layout}, on {values.device}"
+        try:
+            values = values.detach().cpu().numpy()
+        except (RuntimeError, TypeError):
+            raise IsoconvError(f"Expected a tensor in {name} that numpy can read. Got {kind}.") from None
+    real = values.dtype.kind in "biuf" and not np.ma.is_masked(values)
+    require(real, f"an array of real numbers in {name}", "masked ones" if np.ma.is_masked(values) else values.dtype)
+    native = values.dtype.newbyteorder("=") if values.dtype.itemsize <= 8 else np.dtype(np.float64)
+    return np.require(np.asarray(values), native, ["C", "W"])
 
 
 def _read_array(path: Path) -> NDArray[Any]:
@@ -300,10 +324,9 @@ def _read_array(path: Path) -> NDArray[Any]:
 
 def _check_vectors(array: NDArray[Any], name: str) -> Tensor:
     """Return the rows of a two-dimensional array of finite numbers as float64."""
-    require(array.dtype.kind in "biuf", f"an array of real numbers in {name}", array.dtype)
     shaped = array.ndim == 2 and 0 not in array.shape
     require(shaped, f"a two-dimensional array in {name}, one vector per row", f"shape {array.shape}")
-    values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+    values = torch.from_numpy(array.astype(np.float64, copy=False))
     wrong = torch.nonzero(~values.isfinite().all(dim=1)).flatten().tolist()
     rows = f"in {len(wrong)} of {len(values)} rows (first: row {min(wrong, default=0)})"
     require(not wrong, f"finite numbers in {name}", f"NaN or infinity {rows}")

@@ -30,12 +30,12 @@ function fillGallery() {
   list.replaceChildren(...run.gallery.map((entry, k) => {
     const label = run.classes[entry.label], predicted = run.classes[entry.prediction], other = entry.adversarial;
     const pictures = element("div", { className: "pictures" },
-      picture(entry.image, label, `Test image ${entry.index}, class ${label}, taken for ${predicted}`));
+      picture(entry.image, label, `Test image ${entry.index}, class ${label}, classified as ${predicted}`));
     if (other) {
       pictures.append(
-        picture(other.change, "change", `The change, enlarged: grey where nothing changes`),
+        picture(other.change, "change", `The perturbation, enlarged; grey is no change`),
         picture(other.image, "→ " + run.classes[other.prediction],
-          `The image changed by ${short(other.norm)}, taken for ${run.classes[other.prediction]}`));
+          `The image perturbed by ${short(other.norm)}, classified as ${run.classes[other.prediction]}`));
     }
     const card = element("li", { className: colour(state.shown) }, pictures, element("p", { className: "verdict" }),
       element("span", { className: "gauge", ariaHidden: "true" }), element("p", { className: "facts" }));
@@ -46,9 +46,9 @@ function fillGallery() {
 }
 
 function verdict(entry) {
-  if (entry.prediction !== entry.label) return ["unknown", "wrong from the start"];
+  if (entry.prediction !== entry.label) return ["unknown", "misclassified"];
   if (state.epsilon === 0 || entry.radius >= state.epsilon) return ["proved", "certified at ε"];
-  if (entry.adversarial && entry.adversarial.norm <= state.epsilon) return ["fooled", "can be fooled at ε"];
+  if (entry.adversarial && entry.adversarial.norm <= state.epsilon) return ["fooled", "broken at ε"];
   return ["unknown", "not certified at ε"];
 }
 
@@ -75,8 +75,8 @@ function showGallery() {
     gauge.append(place(element("span", { className: "tick" }), share(state.epsilon)));
     const predicted = "predicted " + run.classes[entry.prediction];
     const lines = right
-      ? [predicted, entry.radius > 0 ? "proved within " + floored(entry.radius) : "nothing proved",
-        other ? "fooled by " + other.norm.toPrecision(3) : "no adversarial example found"]
+      ? [predicted, entry.radius > 0 ? "certified within " + floored(entry.radius) : "not certified",
+        other ? "broken at " + other.norm.toPrecision(3) : "no adversarial example found"]
       : [predicted + " instead of " + run.classes[entry.label]];
     card.querySelector(".facts").replaceChildren(...lines.map((text) => element("span", {}, text)));
   }
