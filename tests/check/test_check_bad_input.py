@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("error_slope", "1.5", f"error_slope .* {HEX}.* Got '1.5'"),
     ("error_offset", 0.1, f"error_offset .* {HEX}.* Got 0.1"),
     ("error_offset", "-0x1.0p-9", "error_offset .* at least 0"),
-    ("input_shape", [], "input_shape .* list of 1 to 8"),
+    ("input_shape", [], "input_shape .* list of 1 to "),
     ("input_shape", [2, 0, 3], "input_shape .* from 1"),
     ("input_shape", [2, 4, 2.5], "input_shape .* Got 2.5"),
     ("input_shape", [2, 10**9, 10**9], "numbers, the limit"),
