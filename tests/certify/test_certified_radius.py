@@ -55,7 +55,7 @@ def dual_norm(row: list[Fraction], p: float) -> Fraction:
     return Fraction(sum(abs(float(v)) ** q for v in row) ** (1 / q) * (1 - 1e-12))
 
 
-@pytest.mark.parametrize("p", [1, 1.5, 2, 17.0, math.inf])
+@pytest.mark.parametrize("p", [1, 1.5, 2, 2.5, 17.0, math.inf])
 @pytest.mark.parametrize(("inputs", "classes"), SIZES)
 def test_linear_classifiers_exactly(inputs: int, classes: int, p: float) -> None:
     """Below the distance to the nearest boundary in that norm, and no more than a millionth below for p = 2.
@@ -75,6 +75,18 @@ def test_linear_classifiers_exactly(inputs: int, classes: int, p: float) -> None
             assert radius >= (inside * euclidean[n].item() * (1 - 1e-9) if p != 2 else (1 - 1e-6) * distance)
         per_class = certified_radius(model, x, p=p, criterion="per-class")
         assert (per_class > 0).all() and (per_class <= found.radius * (1 + 1e-14)).all()
+
+
+@pytest.mark.parametrize("weights", [(4.0, 0.5), (0.5, 4.0)], ids=str)
+def test_the_widest_group_of_a_convolution_counts(weights: tuple[float, float]) -> None:
+    """Its logits are w₀x₀ and w₁x₁: the distance to where they are equal is the margin over ‖w‖_q."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2, bias=False), nn.Flatten())
+    model[0].weight.data = torch.tensor(weights)[:, None, None, None]
+    x = torch.tensor([0.75, 0.5])[:, None, None].expand(1, 2, 1, 1)
+    margin = abs(0.75 * weights[0] - 0.5 * weights[1])
+    for p in (1, 2, math.inf):
+        found = certified_radius(model, x, p=p).item()
+        assert 0 < found <= margin / dual_norm(list(map(Fraction, weights)), p)
 
 
 @pytest.mark.parametrize("p", [1, 3, math.inf])

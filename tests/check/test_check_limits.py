@@ -35,7 +35,13 @@ def run(*arguments: Any) -> Run:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "isoconv.check", *map(str, arguments)]
     settings = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    output = subprocess.run(command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=settings, timeout=300)
+
+    def limit() -> None:  # what is asked for counts, even if it is never touched
+        resource.setrlimit(resource.RLIMIT_AS, (2 * BYTES, 2 * BYTES))
+
+    output = subprocess.run(
+        command, stdout=-1, stderr=subprocess.STDOUT, text=True, env=settings, timeout=300, preexec_fn=limit
+    )
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # memory: the largest of all until now
     seconds = usage.ru_utime + usage.ru_stime - before.ru_utime - before.ru_stime
     return Run(output.returncode, output.stdout.splitlines(), seconds, usage.ru_maxrss * 1024)
@@ -179,6 +185,13 @@ def test_a_module_of_many_groups_in_many_places(tmp_path):
     last = node("l", "Linear", 1e9)
     state = {"m.weight": weight, "l.weight": torch.ones(2, 8192)}
     assert "--unlimited" in run_network(tmp_path, [512, 4, 4], state, [*nodes, average(1, 1)[1], last]).lines[0]
+
+
+def test_activations_that_are_large_or_many(tmp_path):
+    nodes = [node(str(n), "Abs") for n in range(20)]
+    assert "--unlimited" in run_network(tmp_path, [1, 4096, 8192], {}, [*nodes, *average(4096, 4096)]).lines[0]
+    for height, code in ((4096, 0), (4097, 2)):
+        assert run_network(tmp_path, [1, height, 8192], {}, average(height, 4096)).code == code
 
 
 def test_a_wide_convolution(tmp_path):

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from isoconv.linalg import is_orthonormal, on_manifold, project_to_tangent, retract
 from linalg.linalg_reference import (
@@ -196,6 +197,13 @@ def test_blind_steps_repeated_reach_the_polar_factor_from_anywhere(dtype):
     assert orthonormality_error(back) <= PROMISED[dtype]
     torch.testing.assert_close(back.double(), polar_by_svd(start), rtol=0, atol=1e3 * torch.finfo(dtype).eps)
     assert torch.equal(retract(back, 0), back)
+
+
+def test_what_a_tracer_has_seen_is_not_taken_for_numbers():
+    start = orthonormal(41, 37)  # of a size that no other test has
+    with FakeTensorMode() as mode:
+        assert retract(mode.from_tensor(start), 2).shape == (41, 37)
+    torch.testing.assert_close(retract(start, 2), start)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)

@@ -10,6 +10,7 @@ import torch
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg import polar, retract
+from isoconv.linalg.orthogonalisation import descend
 from linalg.linalg_reference import (
     DEVICES,
     PRECISIONS,
@@ -228,3 +229,13 @@ def test_compiled_with_what_breaks_the_graph_left_out():
     expected, x.grad = x.grad, None
     compiled(x).backward()
     torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (4, 7), (3, 6, 4)], ids=str)
+def test_descend_goes_along_the_polar_factor_in_place(shape):
+    start, matrix = normal(*shape), conditioned(*shape[-2:], 10.0) * torch.logspace(-9, 9, 3)[: shape[0], None, None]
+    matrix = matrix if len(shape) == 3 else matrix[0]
+    point = start.clone()
+    descend(point, matrix, 0.25)
+    off = torch.linalg.matrix_norm(point - start + 0.25 * polar_by_svd(matrix), 2)
+    assert float(off.max()) < 0.25 * 0.05

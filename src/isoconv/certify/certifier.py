@@ -21,7 +21,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -136,9 +136,7 @@ class Certifier:
         """Certify a batch (N, *input_shape) of floating-point inputs; they are read exactly."""
         refuse_global_hooks()
         x = self._checked(x)
-        found = self.from_logits(self.logits(x), _norm_up(x))
-        finite = x.flatten(1).isfinite().all(dim=1)
-        return replace(found, radius=torch.where(finite, found.radius, 0.0))
+        return self.from_logits(self.logits(x), _norm_up(x))
 
     def from_logits(self, logits: Tensor, norm: Tensor) -> Certified:
         """Certify from computed logits (N, classes) of inputs whose norms are at most `norm` (N,)."""
@@ -153,7 +151,7 @@ class Certifier:
             quotients = _down(numerators / constants.to(numerators.device)[prediction])
             smallest = torch.where(others, quotients, math.inf).amin(dim=1)
             radii.append(smallest if stretch == 1 else _down(smallest / stretch))
-        whole = logits.isfinite().all(dim=1) & (norm < LARGEST_NORM / 2)
+        whole = logits.isfinite().all(dim=1) & (norm < LARGEST_NORM / 2)  # false if a pixel is NaN or infinite
         won = torch.where(others, numerators > 0, True).all(dim=1)  # false for NaN
         radius = torch.where(whole & won, torch.stack(radii).amax(dim=0), 0.0)
         return Certified(prediction, radius.clamp(max=LARGEST_NORM / 2 / self._stretch), logits, norm)

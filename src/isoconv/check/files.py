@@ -6,6 +6,7 @@ A reader takes a JSON value and where it stands, and returns a typed value or ra
 import hashlib
 import json
 import math
+import os
 import re
 import stat
 from collections.abc import Callable
@@ -49,9 +50,9 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(file: BinaryIO, most: int, where: object) -> bytes:
-    data = file.read(most + 1)
-    Malformed.unless(len(data) <= most, f"Expected {where} to have at most {most} bytes, the limit. Got more.")
-    return data
+    size = os.fstat(file.fileno()).st_size - file.tell()
+    Malformed.unless(0 <= size <= most, f"Expected {where} to have at most {most} bytes, the limit. Got {size}.")
+    return file.read(size)  # never `most`: Python asks for all of that memory at once
 
 
 def parse_json(data: bytes, where: object) -> Json:

@@ -104,8 +104,6 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
             while order < _HIGHEST_ORDER and size ** (order + 1) > rounding / 8:
                 order += 1
             tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
-            if size <= 8 * rounding:  # it was rounding already; another look could not tell more
-                break
             size **= order + 1
             if size > rounding / 8:
                 residual = gram_residual(tall)
