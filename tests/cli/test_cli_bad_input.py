@@ -124,7 +124,7 @@ CASES = [
     train("--size", "x", named="--size"),
     train("--size=8x0", "--lr", "1", named="size"),
     train("--search", "0", named="lr"),
-    train("--lr", "nan"), train("--epochs", "0"), train("--batch-size", "0"), train("--margin", "1"),
+    train("--lr", "nan"), train("--epochs", "0"), train("--batch-size", "0"), train("--margin", "1", named="margin"),
     train("--loss", "hinge", "--margin", "-1", named="margin"), train("--loss", "hinge", "--offset", "1", named="offset"),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     train("--batch-size", "65", named="64 images"),

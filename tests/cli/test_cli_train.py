@@ -81,12 +81,13 @@ def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
     ("options", "expected"),
     [
         ({"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
-          "margin": 0.9, "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
+          "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
           "conv": "rko"}, {"epochs": 2, "batch_size": 16, "model": "small"}),
         ({"recipe": "paper", "loss-option": "margin=0.7"},
          {"optimiser": "adam", "orthogonalisation": "bjorck", "loss_options": {"margin": 0.7}}),
+        ({"loss": "hinge", "margin": 0.9}, {}),
     ],
-    ids=["each", "recipe"],
+    ids=["each", "recipe", "hinge"],
 )  # fmt: skip
 def test_options_reach_the_configuration(isoconv, pictures, options, expected):
     words = [part for name, value in options.items() for part in (f"--{name}", value)]

@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import compress
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -204,7 +205,7 @@ class OrthogonalisedLayer(BuiltWeight):
         self.orthogonalisation = orthogonalisation
 
     def _sources(self) -> tuple[Tensor, ...]:
-        return tuple([getattr(self, name) for name in self._matrix_names])
+        return tuple(map(partial(getattr, self), self._matrix_names))
 
     def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
         if self.orthogonalisation == "bjorck":
@@ -305,12 +306,15 @@ class _Built(torch.autograd.Function):
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad")
-_SETTINGS = (bool, int, str, tuple)  # the mode, and what a method may be told, such as a number of iterations
+_SETTINGS = frozenset(
+    (bool, int, str, tuple)
+)  # the mode, and what a method may be told, such as a number of iterations
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def _key(layer: BuiltWeight, sources: Sequence[Tensor]) -> tuple[Any, ...]:
-    return *[value for value in vars(layer).values() if type(value) in _SETTINGS], *map(_KIND, sources)
+    values = vars(layer).values()
+    return *compress(values, map(_SETTINGS.__contains__, map(type, values))), *map(_KIND, sources)
 
 
 def _unseen_by_hooks() -> AbstractContextManager[None]:

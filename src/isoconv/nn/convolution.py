@@ -223,8 +223,11 @@ def convolve_same(
         weight = fold_kernel(weight, sizes)
         starts = [before % n for (before, _), n in zip(pads, sizes, strict=True)]
         pads = [(start, k - 1 - start) for start, k in zip(starts, weight.shape[2:], strict=True)]
-    zeros = _checked_mode(padding_mode) == "zeros"
-    x = F.pad(x, [pad for pair in reversed(pads) for pad in pair]) if zeros else circular_pad(x, pads)
+    if padding_mode == "circular":
+        x = circular_pad(x, pads)
+    else:
+        _checked_mode(padding_mode)
+        x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
     return F.conv1d(x, weight, bias) if weight.dim() == 3 else F.conv2d(x, weight, bias)
 
 
@@ -261,9 +264,10 @@ class _CircularPad(torch.autograd.Function):
 
 def _wrap(x: Tensor, pads: Pads) -> Tensor:
     for axis, (before, after) in enumerate(pads, start=2):
-        pieces = [x.narrow(axis, x.shape[axis] - before, before), x, x.narrow(axis, 0, after)]
-        if before or after:  # an empty piece would cost the result its channels-last layout
-            x = torch.cat([piece for piece in pieces if piece.shape[axis]], axis)
+        # Without empty pieces, which would cost the result its channels-last layout.
+        pieces = [x.narrow(axis, x.shape[axis] - before, before), x] if before else [x]
+        pieces += [x.narrow(axis, 0, after)] if after else []
+        x = torch.cat(pieces, axis) if len(pieces) > 1 else x
     return x
 
 

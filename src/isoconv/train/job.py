@@ -85,12 +85,13 @@ def train(
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
-        say(describe_data(config, splits))
-        if device == "cpu" and "model" not in settings:
-            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
+    if not resume:
+        say(describe_data(configs[0], splits))
+        if device == "cpu" and "model" not in settings:
+            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     first, done = configs[0], folders[0].updates_done() if resume else 0
     steps = len(splits.train) // first.batch_size * first.epochs
     if resume:

@@ -16,7 +16,7 @@ from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
 from isoconv.errors import IsoconvError
-from isoconv.files import write_json
+from isoconv.files import read_tensors, write_json
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Percent, Record, Size, require
 from isoconv.train.classifier import Radius, figures_of
@@ -204,8 +204,8 @@ class TrainedRun:
         """
         if is_pretrained(self.folder):
             return
-        now = load_run(self.folder)[0].state_dict()
-        same = all(torch.equal(value.cpu(), now[key]) for key, value in self.model.state_dict().items())
+        now, own = read_tensors(RunFolder(self.folder).model), self.model.state_dict()
+        same = now.keys() == own.keys() and all(torch.equal(value.cpu(), now[key]) for key, value in own.items())
         require(same, f"the network that was opened in {self.folder}, to keep {name} beside it", "another one")
         write_json(self.folder / name, value)
 
