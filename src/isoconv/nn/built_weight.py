@@ -106,9 +106,7 @@ class BuiltWeight(nn.Module):
         if self._kept is None or not self._kept.is_of(sources):
             self._kept = _Build(self, sources, updating)
         differentiated = torch.is_grad_enabled() and any(self._kept.wanted)
-        if (
-            not differentiated and forward_ad._current_level < 0
-        ):  # at a level of dual numbers, `_Built` refuses dual sources
+        if not differentiated and forward_ad._current_level < 0:  # where there are dual numbers, `_Built` refuses them
             return self._kept.value
         return _Built.apply(self._kept, self._kept.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -306,9 +304,7 @@ class _Built(torch.autograd.Function):
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad")
-_SETTINGS = frozenset(
-    (bool, int, str, tuple)
-)  # the mode, and what a method may be told, such as a number of iterations
+_SETTINGS = frozenset((bool, int, str, tuple))  # the mode, and what a method may be told: a number of iterations, say
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
