@@ -126,6 +126,7 @@ CASES = [
     train("--search", "0", named="lr"),
     train("--lr", "nan"), train("--epochs", "0"), train("--batch-size", "0"), train("--margin", "1", named="margin"),
     train("--loss", "hinge", "--margin", "-1", named="margin"), train("--loss", "hinge", "--offset", "1", named="offset"),
+    *(train("--model", "shift-s", *options, named="shift-s") for options in (("--conv", "rko"), ("--activation", "relu"))),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     train("--batch-size", "65", named="64 images"),
     train("--size", "6", named="multiples of 4"),
