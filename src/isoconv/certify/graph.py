@@ -24,11 +24,11 @@ import isoconv.nn
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import METHODS, plain
+from isoconv.nn.graph import INPUT
 from isoconv.nn.methods import load
 from isoconv.nn.plain_model import is_patched
 from isoconv.records import require
 
-INPUT = "input"  # the name of the network's own input
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = {bool, int, float, str, type(None), *np.sctypeDict.values()}
