@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -30,7 +31,7 @@ import isoconv.nn
 from isoconv.errors import IsoconvError
 from isoconv.nn.activations import Abs, Scale
 from isoconv.nn.built_weight import with_parameters
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.methods import METHODS, load
 from isoconv.records import require
 
@@ -62,10 +63,10 @@ def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
 
 def trace(model: nn.Module, input_shape: Sequence[int]) -> Graph:
     """Return the function of a network in evaluation mode as a `Graph`. The network is used up: give a copy."""
-    modules = dict(_walk(model, "", set()))
+    shape, modules = check_shape(input_shape), dict(_walk(model, "", set()))
     for module in modules.values():
         module.training = False
-    records = [_Recorder(modules, (n, *input_shape)) for n in _BATCHES]
+    records = [_Recorder(modules, (n, *shape)) for n in _BATCHES]
     for record in records:
         record.run(model)
     steps = [[*zip(record.nodes, map(_contents, record.used()), strict=True)] for record in records]
@@ -107,18 +108,17 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> None:
         super().__init__()
         self.modules, self.made = modules, dict[str, nn.Module]()
-        own = [(p, t) for module in modules.values() for p, t in (*module.named_parameters(), *module.named_buffers())]
-        probe = next((tensor for _, tensor in own if tensor.is_floating_point()), torch.zeros(()))
-        users = [(path, module) for path, module in modules.items() if not is_leaf(module)]
-        self.paths = {
-            id(t): f"{path}.{p}" if path else p for path, module in users for p, t in module._parameters.items()
-        }
+        tensors = [
+            t for m in modules.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None
+        ]
+        probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        users = [(path, m._parameters) for path, m in modules.items() if not is_leaf(m)]
+        self.paths = {id(t): f"{path}.{p}" if path else p for path, table in users for p, t in table.items()}
         self.device, self.dtype, self.batch = probe.device, probe.dtype, shape[0]
         self.input = torch.empty(shape, dtype=self.dtype, device="meta")
         self.nodes: list[GraphNode] = []
-        self.values: dict[
-            int, tuple[Tensor, str, int]
-        ] = {}  # by the tensor's id: itself, its value, its count of changes
+        # By the id of a tensor: itself, the name of its value, and how often its memory had been changed.
+        self.values: dict[int, tuple[Tensor, str, int]] = {}
         self.scopes, self.function, self.inside = [""], "", False
 
     def run(self, model: nn.Module) -> None:
@@ -152,7 +152,8 @@ class _Recorder(TorchFunctionMode):
 
     def used(self) -> list[nn.Module]:
         """Return the module of each node."""
-        return [{**self.modules, **self.made}[node.path] for node in self.nodes]
+        modules = {**self.modules, **self.made}
+        return [modules[node.path] for node in self.nodes]
 
     def _call(self, path: str, module: Any, *arguments: Any, **keywords: Any) -> Any:
         self.scopes.append(path)
@@ -174,7 +175,9 @@ class _Recorder(TorchFunctionMode):
             before, y = x._version, twin(x)
             if x._version != before or not isinstance(y, Tensor):
                 self.refuse("registered modules that work out of place and return a tensor", place)
-            output = inputs[0].flatten()[:1].expand(y.shape)  # which may share memory with the input
+            output = torch.empty(y.shape, dtype=y.dtype, device="meta")
+            if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                output = inputs[0].flatten()[:1].expand(y.shape)  # it shares memory with the input, too
         else:
             output = twin(*inputs)
         self.inside = False
@@ -312,8 +315,8 @@ def _twin(
         raise TypeError(f"{len(args)} arguments")
     known = inspect.signature(kind).parameters
     odd = [name for name, value in arguments.items() if name not in known and value not in (None, False)]
-    if odd and odd != ["inplace"]:
-        raise TypeError(", ".join(odd))
+    if not isinstance(arguments.get("inplace", False), bool) or any(name != "_stacklevel" for name in odd):
+        raise TypeError(", ".join(odd) or "inplace")
     own = {name: value for name, value in arguments.items() if name in known and name != "inplace"}
     return r.emit(f.__name__.rstrip("_"), kind(**own), r.name(x))
 
@@ -454,10 +457,12 @@ def _clamp(r: _Recorder, f: Any, out: _Outputs, x: Tensor, min: Any = None, max:
     return r.emit("clamp", nn.Hardtanh(min, max), r.name(x))
 
 
-def _mean(r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: Any = None, keepdim: bool = False, **kw: Any) -> str:
+def _mean(
+    r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> str:
     """Take the average over all positions of an image."""
     axes = sorted(d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]))
-    if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or kw.get("dtype"):
+    if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or dtype is not None:
         r.refuse("means over all positions of images", f"{r.function} over {dim}")
     pool = nn.AvgPool1d(x.shape[2]) if len(axes) == 1 else nn.AvgPool2d((x.shape[2], x.shape[3]))
     name = r.emit("mean", pool, r.name(x))
@@ -534,7 +539,13 @@ def _normalise(
     r: _Recorder, f: Any, out: _Outputs, x: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
     bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> str:  # fmt: skip
-    if training or running_mean is None or running_var is None or any(map(r.is_value, (running_mean, weight))):
+    if (
+        f is not F.batch_norm
+        or training
+        or running_mean is None
+        or running_var is None
+        or any(map(r.is_value, (running_mean, weight)))
+    ):
         r.refuse("batch normalisation with running statistics", r.function)
     kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, weight is not None or bias is not None
     norm = kind(x.shape[1], eps, momentum, affine, device=r.device, dtype=r.dtype)
@@ -570,7 +581,7 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
         hardswish=(nn.Hardswish, "inplace"),
         hardsigmoid=(nn.Hardsigmoid, "inplace"),
         mish=(nn.Mish, "inplace"),
-        logsigmoid=(nn.LogSigmoid, ""),
+        log_sigmoid=(nn.LogSigmoid, ""),
         softmax=(nn.Softmax, "dim _stacklevel dtype"),
         max_pool1d=(nn.MaxPool1d, _MAX_POOL),
         max_pool2d=(nn.MaxPool2d, _MAX_POOL),
