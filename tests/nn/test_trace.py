@@ -65,7 +65,7 @@ def branch_on_shapes(net: Function, x: Tensor) -> Tensor:
 ACCEPTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "sums": lambda net, x: x + net.conv(x) - 2 * x + x / 4 + (-x) + (1 - x) + 0.5,
     "functions of sums": lambda net, x: torch.add(torch.sub(x, net.conv(x)), x.mul(0.5).neg().div(2)),
-    "constants": lambda net, x: x + net.shift - net.bias[:, None, None] + (net.shift - x),
+    "constants": lambda net, x: x + net.shift - net.bias[:, None, None].type_as(x) + (net.shift - x) * net.share,
     "mixing": lambda net, x: torch.sigmoid(net.share) * x + (1 - torch.sigmoid(net.share)) * net.conv(x),
     "twice": lambda net, x: net.conv(net.conv(x)),
     "cat": lambda net, x: torch.cat([x, net.conv(x), x], dim=1),
@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "size of the batch": (lambda net, x: x / x.shape[0], "size of the batch"),
     "chance": (lambda net, x: x + torch.randn(6), "chance"),
     "dropout": (lambda net, x: F.dropout(x), "dropout"),
-    "constant that enlarges": (lambda net, x: x[:, :1] + net.shift, "fits into"),
+    "constant that enlarges": (lambda net, x: x[:, :1] + net.shift, "one shape"),
     "index": (lambda net, x: x[:, [0, 2]], "numbers and slices"),
     "new axis": (lambda net, x: x[:, None], "numbers and slices"),
     "out": (lambda net, x: torch.add(x, x, out=torch.empty(0)), "add"),
