@@ -61,6 +61,7 @@ def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
 
 
+@torch.inference_mode(False)  # whose tensors do not count their changes
 def trace(model: nn.Module, input_shape: Sequence[int]) -> Graph:
     """Return the function of a network in evaluation mode as a `Graph`. The network is used up: give a copy."""
     shape, modules = check_shape(input_shape), dict(_walk(model, "", set()))
@@ -218,7 +219,7 @@ class _Recorder(TorchFunctionMode):
             asked.append(getattr(torch, base, None))
             if any(isinstance(dtype, torch.dtype) and dtype != self.dtype for dtype in asked):
                 self.refuse(f"values that stay {self.dtype}", self.function)
-            same = function(*arguments, **keywords) if base in ("clone", "detach") else arguments[0]
+            same = function(*arguments, **keywords) if base in ("clone", "contiguous", "detach") else arguments[0]
             return self._remember(same, self.name(arguments[0]))
         meta = [tree_map(self._without_numbers, part) for part in (arguments, keywords)]
         result = function(*meta[0], **meta[1])
