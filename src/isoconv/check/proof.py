@@ -270,7 +270,7 @@ def require_images(
             _require_radius(image, certificate, largest_input)
             certified += image.radius > 0
         if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
-            work = sum(step.work or 100 * prod(step.shape) for step in network.steps.values())
+            work = sum(step.work or 140 * prod(step.shape) for step in network.steps.values())
             network.budget.spend(len(held) * work, "recomputing the logits")
             _require_logits(held, network, pictures, own_error)
             replayed += len(held)

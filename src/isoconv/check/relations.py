@@ -30,11 +30,9 @@ from .certificate import INPUT, Node
 from .exact import Integers, root_up, trim
 from .kinds import ONE, ZERO, Shape, Step
 
-_PER_INPUT = (
-    600_000  # multiplications that an input of a node of many costs in fractions, here and where errors are added
-)
-_PER_ENTRY = 1_000  # that an entry of a set costs, in memory as well: what is kept has four bytes
-_PER_SUM = 20_000
+# In multiplications: an input among many in fractions, here and where errors are added up; an entry of a set, in memory as
+# well, where it has four bytes; adding to a sum, or climbing to another base.
+_PER_INPUT, _PER_ENTRY, _PER_SUM = 1_000_000, 1_000, 50_000
 
 
 @dataclass(frozen=True)
