@@ -41,6 +41,8 @@ class BatchCentering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean = self.running_mean
         if self.training and x.numel() > 0:
+            if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+                check_batch(x, self.num_features, "BatchCentering")
             mean = x.mean(list(range(2 - x.dim(), 1))).to(mean.dtype)
             self.running_mean.lerp_(mean.detach(), self.momentum)
         return centre_channels(x, mean, self.bias)
@@ -83,7 +85,12 @@ def centre_channels(x: Tensor, mean: Tensor, bias: Tensor | None) -> Tensor:
 @torch.fx.wrap
 def subtract_mean(x: Tensor, dim: list[int] | None) -> Tensor:
     """Return what `LayerCentering(dim)` does to `x`."""
-    if not torch.jit.is_scripting() and not all(-x.dim() < axis < x.dim() for axis in dim or [1]):  # type: ignore[attr-defined]
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_axes(x, dim)
+    return x - x.mean(list(range(1, x.dim())) if dim is None else dim, keepdim=True)
+
+
+def _check_axes(x: Tensor, dim: list[int] | None) -> None:
+    if not all(-x.dim() < axis < x.dim() for axis in dim or [1]):
         axes = "" if dim is None else f" with axes {dim} behind the first"
         raise IsoconvError(f"LayerCentering: Expected a batch{axes}. Got shape {tuple(x.shape)}.")
-    return x - x.mean(list(range(1, x.dim())) if dim is None else dim, keepdim=True)

@@ -1,6 +1,5 @@
 """Orthogonal beginnings for ordinary convolutions."""
 
-from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -30,9 +29,13 @@ def orthogonal_conv_(tensor: Tensor, groups: int = 1, generator: torch.Generator
         factory: dict[str, Any] = {"dtype": torch.float64, "device": tensor.device}
         taps = nn.init.orthogonal_(torch.empty(small, large, **factory), generator=generator)
         taps = taps[(None,) * (part.dim() - 2)]
-        axes = [[axis] * (size - 1) for axis, size in enumerate(part.shape[2:])]
-        for axis in chain.from_iterable(zip_longest(*axes)):  # one pair along each axis in turn
-            if axis is not None:
-                taps = append_pair(taps, random_projector(large, large // 2, generator=generator, **factory), axis)
+        for turn in range(max(part.shape[2:]) - 1):  # one pair along each axis, as long as it is not full
+            for axis, size in enumerate(part.shape[2:]):
+                if turn < size - 1:
+                    rank = (
+                        large + turn % 2
+                    ) // 2  # half, in turns, so that an odd number of channels stays in the middle
+                    projector = random_projector(large, rank, generator=generator, **factory)
+                    taps = append_pair(taps, projector, axis)
         part.copy_((taps if part.shape[0] == small else taps.mT).movedim((-2, -1), (0, 1)))
     return tensor

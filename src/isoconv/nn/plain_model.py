@@ -4,7 +4,7 @@ import copy
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
@@ -40,7 +40,8 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if isinstance(model, InvertibleDownsampling):
         return (nn.PixelShuffle if isinstance(model, InvertibleUpsampling) else nn.PixelUnshuffle)(model.factor)
     if isinstance(model, Residual):
-        return Residual(_plain(model.branch, done), float(model.weight)).train(model.training)
+        weight = model.weight.item() if isinstance(model.weight, Tensor) else model.weight
+        return Residual(_plain(model.branch, done), weight).train(model.training)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
     if is_ordinary_sequence(model):
         _fold_centring(children)
