@@ -87,7 +87,7 @@ class Certifier:
         require(isinstance(p, (int, float)) and p >= 1, "a norm with p of at least 1", p)
         self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
         self.input_range, self.input_shape = _check_range(input_range), check_shape(input_shape)
-        self.deployed = plain_network(model)  # as it is kept in a file
+        self.deployed = plain_network(model, self.input_shape)  # as it is kept in a file
         wide = any(tensor.dtype == torch.float64 for tensor in self.deployed.state_dict().values())
         require(arithmetic == "float64" or not wide, "float32 weights for a float32 certificate", "float64 weights")
         self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run

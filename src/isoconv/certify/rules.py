@@ -100,6 +100,7 @@ from isoconv.nn import (
     Slice,
     Translate,
 )
+from isoconv.nn.trace import OPAQUE
 from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
@@ -198,6 +199,7 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
     free = rule.settings is None and RULES.get(kind, rule).settings is None
     require(free, "a rule without settings for a kind that has none yet", kind.__name__)
     RULES[kind] = rule
+    OPAQUE.add(kind)
 
 
 def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:

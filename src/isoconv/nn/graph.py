@@ -139,6 +139,7 @@ class Graph(nn.Module):
                 if part not in parent._modules:
                     parent.add_module(part, nn.Module())
                 parent = parent.get_submodule(part)
+            require(not hasattr(parent, name), "modules with names that are free", f"one at {path}")
             parent.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:

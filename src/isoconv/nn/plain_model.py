@@ -1,10 +1,14 @@
 """From a constrained model to ordinary torch modules."""
 
 import copy
+import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
@@ -12,19 +16,52 @@ from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
 from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.pooling import ScaledAvgPool2d
 from isoconv.nn.residual import Residual
+from isoconv.nn.trace import is_leaf, trace
+from isoconv.records import require
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
-def plain(model: nn.Module) -> nn.Module:
+def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Module:
     """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
     symmetric), an `nn.Linear`, an `nn.AvgPool2d` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in
     evaluation; MaxMin and the like stay; a BatchCentering behind a convolution becomes part of its bias. Other modules are
     copied. The model itself is left alone.
+
+    With `input_shape` (without the batch) a network that is no `nn.Sequential` of such modules becomes a
+    `isoconv.nn.Graph` of them in evaluation mode: its forward is traced for inputs of that shape, and what cannot be
+    traced is refused by name and line. `DataParallel`, `DistributedDataParallel`, `AveragedModel` and what
+    `torch.compile` returns are unwrapped.
     """
-    return _plain(model, {})
+    network = _plain(unwrap(model), {})
+    if input_shape is None or is_chain(network):
+        return network
+    graph, reference = trace(copy.deepcopy(network), input_shape), network.eval()
+    probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
+    x = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(probe)
+    with torch.no_grad():
+        expected, found = reference(x.clone()), graph(x)
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * (1 + expected.abs().amax())
+    same = expected.shape == found.shape and bool(((found - expected).abs() <= tolerance).all())
+    require(same or not bool(expected.isfinite().all()), "a forward that does what was traced", "one that does not")
+    return graph.eval()
+
+
+def unwrap(model: nn.Module, once: bool = False) -> nn.Module:
+    """Return the network inside of what distributes, averages or compiles it."""
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+    if type(model) not in (*wrappers, compiled):
+        return model
+    inner: nn.Module = model._orig_mod if type(model) is compiled else model.module  # type: ignore[assignment]
+    return inner if once else unwrap(inner)
+
+
+def is_chain(model: nn.Module) -> bool:
+    """Return whether a network is a leaf module, or a sequence of chains."""
+    return is_leaf(model) or (is_ordinary_sequence(model) and all(map(is_chain, model.children())))
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
