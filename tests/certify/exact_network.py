@@ -98,11 +98,8 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
             pairs = zip(bias.tolist(), module.running_mean.tolist(), strict=True)
             shift = [Fraction(b) - Fraction(m) for b, m in pairs]
-            rows = [
-                [Fraction(v) * x.unit + s for v in np.ravel(np.asarray(row, dtype=object))]
-                for row, s in zip(x.whole, shift, strict=True)
-            ]
-            return _fine(rows, x.whole.shape)
+            rows = zip(x.whole.reshape(len(shift), -1), shift, strict=True)
+            return _fine([[v * x.unit + s for v in row] for row, s in rows], x.whole.shape)
         case LayerCentering():
             dims = range(1, x.whole.ndim + 1) if module.dim is None else module.dim
             axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
