@@ -225,7 +225,7 @@ def test_modules_that_were_changed_are_refused(module: nn.Module, shape: tuple[i
         Certifier(nn.Sequential(module, nn.Flatten()), shape)
 
 
-def test_the_constant_of_residuals() -> None:
+def test_the_constant_of_residuals(tmp_path: Path, capsys: Any) -> None:
     torch.manual_seed(0)
     blocks = [Residual(nn.Sequential(BCOPConv2d(4, 4, 3), MaxMin()), weight) for weight in (None, 0.1, 1 / 3, 0.9)]
     model = nn.Sequential(BCOPConv2d(3, 4, 1), *blocks, L2NormPool2d(), NormalisedLinear(4, 3)).eval()
@@ -240,6 +240,7 @@ def test_the_constant_of_residuals() -> None:
     step = torch.randn_like(x)
     step *= (0.999 * certified.radius / step.flatten(1).norm(dim=1)).reshape(-1, 1, 1, 1)
     assert (certified.radius > 0).all() and torch.equal(double(x + step).argmax(1), certified.prediction)
+    assert check(write_all(model, x, tmp_path)) == 0, capsys.readouterr()
 
 
 def test_normalised_heads_use_the_distance_of_rows() -> None:
