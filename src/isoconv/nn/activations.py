@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,6 +65,32 @@ class Scale(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.factor:g}"
+
+
+class Normalize(nn.Module):
+    """(x − mean)/std for each channel of (N, C, …): the normalisation of inputs, made part of the network.
+
+    Its Lipschitz constant is 1/(the least std). Perturbations and radii are then those of the image before it.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        listed = isinstance(mean, (list, tuple)) and isinstance(std, (list, tuple)) and len(mean) == len(std) > 0
+        listed = listed and all(isinstance(value, (int, float)) for value in (*mean, *std))
+        self.register_buffer("mean", torch.tensor([float(value) for value in mean] if listed else [math.nan]))
+        self.register_buffer("std", torch.tensor([float(value) for value in std] if listed else [math.nan]))
+        held = bool(self.mean.isfinite().all() and self.std.isfinite().all() and (self.std > 0).all())
+        require(held, "lists of a finite mean and an std above 0 for each channel", f"{mean} and {std}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = (-1, *[1] * (x.dim() - 2))
+        return (x - self.mean.view(channels)) / self.std.view(channels)
+
+    def extra_repr(self) -> str:
+        return f"{self.mean.tolist()}, {self.std.tolist()}"
 
 
 @torch.fx.wrap
