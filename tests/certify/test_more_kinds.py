@@ -267,6 +267,9 @@ def test_random_options(block: int, tmp_path: Path) -> None:
             with pytest.raises(IsoconvError):
                 lipschitz_bound(module, shape)
             continue
+        kept = [a == b > 1 for a, b in zip(module(torch.zeros(1, *shape).double()).shape[2:], shape[1:], strict=True)]
+        if isinstance(module, nn.Upsample) and not module.align_corners and module.scale_factor and any(kept):
+            continue
         accepted += 1
         truth = float(torch.linalg.matrix_norm(at_zero, 2))
         assert truth * (1 - 1e-13) <= bound_of(module.float(), shape), (seed, module, shape)
@@ -288,6 +291,7 @@ REFUSED: list[tuple[nn.Module, tuple[int, ...], str]] = [
     (Normalize([0.5] * 3, [0.5] * 3), (1, 4, 4), "for each channel"),
     (nn.Upsample(scale_factor=1.5), (1, 4, 4), "whole numbers"),
     (nn.Upsample(scale_factor=2, mode="bicubic"), (1, 4, 4), "bicubic"),
+    (nn.Upsample(scale_factor=(2, 1.1), mode="bilinear"), (1, 4, 4), "libraries differ"),
     (nn.LayerNorm(2), (2,), "spread"),
     (nn.GroupNorm(1, 2), (2,), "spread"),
     (nn.InstanceNorm2d(2), (2, 3, 3), "spread"),

@@ -496,6 +496,8 @@ def _upsample_settings(node: Node) -> dict[str, Any]:
             else 1 / factor
             for before, after, factor in zip(sizes, resized, factors, strict=True)
         ]
+        kept = all(step == 1 for before, after, step in zip(sizes, resized, steps, strict=True) if before == after > 1)
+        require(kept, "another size, or a factor of 1", f"{factors}: libraries differ on whether that copies an axis")
         firsts = [0.0 if module.align_corners else 0.5 * step - 0.5 for step in steps]
         axes = zip(resized, firsts, steps, strict=True)
         return {"factors": [{"outputs": after, "first": first, "step": step} for after, first, step in axes]}
