@@ -303,10 +303,10 @@ def _weighted(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _average(node: Node, bound: float, arithmetic: str) -> Rounding:
-    if "kernel_size" not in node.settings:  # torch divides once for each axis
-        count = math.prod(places.shape[1] for places, *_ in axis_taps(node))
-        return Rounding(count + 1, bound, 0.0, float(count))
-    count = math.prod(node.settings["kernel_size"])
+    sizes = node.settings.get("kernel_size") or [places.shape[1] for places, *_ in axis_taps(node)]
+    count = math.prod(sizes)
+    if "output_size" in node.settings or not _divides_evenly(node.settings):
+        return Rounding(count + 2, bound, 0.0, float(count))
     divisor = max(1.0, abs(float(node.settings["divisor_override"] or count)))
     return Rounding(count, bound, 0.0, divisor)  # the weights have one sign, so ‖|A|‖ = ‖A‖
 

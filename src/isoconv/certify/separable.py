@@ -12,7 +12,8 @@ many times over: so that a checker whose v is rounded otherwise finds no larger 
 
 Note [Rounding of separable maps]
 Average pooling is a sum of n products with equal weights of one sign, ‖|A|‖ = ‖A‖; the division takes one rounding, or
-one for each axis. Two sums, along one axis and then the other, with rounded weights, round no more often.
+one for each axis. Sums of k terms along one axis and of m along the other, with rounded weights, round k + m + 2 ≤ km +
+3 times: n = km + 2.
 
 Interpolation takes output i from the position first + i·step of an axis of N pixels, kept within it. Libraries compute
 the position with at most 5 roundings of numbers up to N + ½, and the `first` and `step` of our settings are within 2
@@ -42,7 +43,7 @@ _ROOM = 256  # times the rounding of one step: a checker's vector is rounded oth
 
 def separable_bound(node: "Node") -> float:
     """Return an upper bound of the norm; see Note [Separable maps]."""
-    return mul_up(*(_axis_bound(*taps) for taps in axis_taps(node)))
+    return mul_up(*(_axis_bound(places, weights.abs(), size) for places, weights, size in axis_taps(node)))
 
 
 def axis_taps(node: "Node") -> list[tuple[Tensor, Tensor, int]]:
@@ -65,7 +66,7 @@ def _average(node: "Node", axis: int, size: int) -> tuple[Tensor, Tensor, int]:
         divisor = end - start
         start, end = start.clamp(min=0), end.clamp(max=size)
         if settings["divisor_override"] is not None:  # counted once, on the first axis
-            divisor = torch.full_like(start, abs(settings["divisor_override"]) if axis == 0 else 1)
+            divisor = torch.full_like(start, settings["divisor_override"] if axis == 0 else 1)
         elif not settings["count_include_pad"]:
             divisor = end - start
     places = start[:, None] + torch.arange(int((end - start).max()))
