@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+import isoconv.nn
 from isoconv.certify import Node
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
@@ -93,6 +94,9 @@ def _expression(node: Node) -> str:
     Refuse a module that was changed after it was made, so that its constructor would make another.
     """
     module, kind, empty = node.module, type(node.module), inspect.Parameter.empty
+    if kind is isoconv.nn.Normalize:
+        numbers = ([float(str(value)) for value in tensor.numpy()] for tensor in (module.mean, module.std))
+        return f"Normalize({', '.join(map(str, numbers))})"
     names = [name for name in inspect.signature(kind).parameters if hasattr(module, name)]
     arguments = {name: getattr(module, name) for name in names if name not in ("device", "dtype", "inplace")}
     if "bias" in arguments:
@@ -154,6 +158,22 @@ class Scale(nn.Module):
         return x * self.factor
 
 
+class Normalize(nn.Module):
+    """(x − mean)/std for each channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = (-1, *[1] * (x.dim() - 2))
+        return (x - self.mean.view(channels)) / self.std.view(channels)
+
+
 class ChannelShift(nn.Module):
     """Moves four groups of channels by one pixel, cyclically: down, up, right, left; the others stay."""
 
@@ -195,5 +215,6 @@ class L2NormPool2d(nn.Module):
 
 
 _OURS: dict[str, type[nn.Module]] = {
-    kind.__name__: kind for kind in (MaxMin, GroupSort, Abs, Scale, ChannelShift, PositionBias, HalfAbs, L2NormPool2d)
+    kind.__name__: kind
+    for kind in (MaxMin, GroupSort, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d)
 }

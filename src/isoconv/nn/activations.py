@@ -79,11 +79,11 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         listed = isinstance(mean, (list, tuple)) and isinstance(std, (list, tuple)) and len(mean) == len(std) > 0
-        listed = listed and all(isinstance(value, (int, float)) for value in (*mean, *std))
-        self.register_buffer("mean", torch.tensor([float(value) for value in mean] if listed else [math.nan]))
-        self.register_buffer("std", torch.tensor([float(value) for value in std] if listed else [math.nan]))
-        held = bool(self.mean.isfinite().all() and self.std.isfinite().all() and (self.std > 0).all())
-        require(held, "lists of a finite mean and an std above 0 for each channel", f"{mean} and {std}")
+        listed = listed and all(isinstance(value, (int, float)) and abs(value) < 1e38 for value in (*mean, *std))
+        expected = "lists of a finite mean and an std above 0 for each channel"
+        require(listed and min(std) >= 1e-37, expected, f"{mean} and {std}")  # as float32 can hold them
+        self.register_buffer("mean", torch.tensor([float(value) for value in mean]))
+        self.register_buffer("std", torch.tensor([float(value) for value in std]))
 
     def forward(self, x: Tensor) -> Tensor:
         channels = (-1, *[1] * (x.dim() - 2))
