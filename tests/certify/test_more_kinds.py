@@ -335,3 +335,10 @@ def test_normalize() -> None:
     mean, std = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     assert torch.equal(module(x), (x - mean) / std) and torch.equal(module(x[..., 0, 0]), module(x)[..., 0, 0])
     assert set(module.state_dict()) == {"mean", "std"}
+    assert torch.equal(torch.fx.symbolic_trace(nn.Sequential(module))(x), module(x))
+
+
+def test_a_window_far_smaller_than_the_others() -> None:
+    """The vector of Collatz and Wielandt stays positive: one window of 1 pixel beside some of 100,000."""
+    pool = nn.AvgPool1d(100_000, 100_000, ceil_mode=True)
+    assert 1 <= bound_of(pool, (1, 200_001)) <= 1 + 1e-6

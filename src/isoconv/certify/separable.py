@@ -90,6 +90,6 @@ def _axis_bound(places: Tensor, weights: Tensor, size: int) -> float:
             0, places.flatten(), (weights * vector[:, None]).flatten()
         )
         product = (weights * seen[places]).sum(dim=1)
-        ratio, vector = float((product / vector).max()), product / product.max()
+        ratio, vector = float((product / vector).max()), (product / product.max()).clamp(min=1e-200)
     terms = places.shape[1] + int(torch.bincount(places.flatten()).max()) + 8
     return sqrt_up(mul_up(ratio, up(1 + _ROOM * gamma(terms))))

@@ -86,11 +86,17 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor([float(value) for value in std]))
 
     def forward(self, x: Tensor) -> Tensor:
-        channels = (-1, *[1] * (x.dim() - 2))
-        return (x - self.mean.view(channels)) / self.std.view(channels)
+        return normalize(x, self.mean, self.std)
 
     def extra_repr(self) -> str:
         return f"{self.mean.tolist()}, {self.std.tolist()}"
+
+
+@torch.fx.wrap
+def normalize(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return what `Normalize` does to `x`."""
+    channels = [-1] + [1] * (x.dim() - 2)
+    return (x - mean.view(channels)) / std.view(channels)
 
 
 @torch.fx.wrap
