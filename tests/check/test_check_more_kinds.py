@@ -129,6 +129,18 @@ def test_settings_that_make_no_sense(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_the_jump_of_softplus_is_not_in_the_checkers_own_logits() -> None:
+    """In float32 its own error, for float64, leaves the jump out."""
+    for x, near in ((20.0, 20.0), (20.001, 20.001)):
+        computed = KNOWN["Softplus"]({"beta": 1.0, "threshold": 20.0}).apply(np.array([x]))[0]
+        assert abs(computed - near - math.exp(-x)) < 1e-14
+
+
+def test_a_window_far_smaller_than_the_others(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.AvgPool1d(2000, 2000, ceil_mode=True), nn.Flatten())
+    assert check(write_all(model, images(1, 1, 4001), tmp_path)) == 0
+
+
 def test_work_in_proportion() -> None:
     """Pooling and interpolation that would take long are refused before they do."""
     positions = [{"outputs": 1 << 16, "first": (-0.25).hex(), "step": (0.5).hex()}]

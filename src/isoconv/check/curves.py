@@ -66,9 +66,8 @@ def _softplus(settings: Mapping[str, Any]) -> Curve:
     beta, threshold = settings["beta"], settings["threshold"]
     jump = 1 / (Fraction(beta) * sum(Fraction(threshold) ** k / factorial(k) for k in range(80)))
 
-    def apply(x: Floats) -> Floats:
-        z = x * beta
-        return np.where(z > threshold, x, np.log1p(np.exp(np.minimum(z, threshold))) / beta)
+    def apply(x: Floats) -> Floats:  # without the jump
+        return (np.maximum(x * beta, 0) + np.log1p(np.exp(-np.abs(x * beta)))) / beta
 
     offset = 1 / Fraction(beta)
     return Curve(apply, ONE, 30, ONE, offset, offset * Fraction(7, 10), jump, max(ONE, Fraction(beta)))

@@ -239,6 +239,7 @@ def _curve(place: Place) -> Step:
     limit = largest.numerator.bit_length() * 0.69  # log 2 is above that: exp does not overflow
     fits = 0 <= place.settings.get("threshold", 0.0) <= limit
     Malformed.unless(fits, f"{place.node}: Expected a threshold from 0 to {limit}. Got another.")
+    place.spend(15_000_000)
     curve, entries = CURVES[kind](place.settings), root_up(prod(place.shape))
     underflow = curve.jump / smallest + 8
     numbers = (curve.growth * max(ONE, curve.amplification), curve.offset * entries)
@@ -486,7 +487,7 @@ def _axis_square(places: Ints, weights: Floats, size: int) -> Fraction:
         before = vector
         seen = np.bincount(flat, (weights * before[:, None]).ravel(), size)
         vector = (weights * seen[places]).sum(axis=1)
-        ratio, vector = float((vector / before).max()), vector / vector.max()
+        ratio, vector = float((vector / before).max()), np.maximum(vector / vector.max(), 1e-200)
     terms = places.shape[1] + int(np.bincount(flat).max()) + 9
     return Fraction(ratio) * (1 + Fraction(terms, 2**53 - terms))
 
