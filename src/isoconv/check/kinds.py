@@ -440,79 +440,6 @@ def _upsample(place: Place) -> Step:
     return Step(shape, prod(factors), apply)
 
 
-_POSITIONS: Reader[Json] = record(dict, {"outputs": whole(1, _LARGEST_SETTING), "first": real, "step": bound})
-
-
-def _interpolate(place: Place, axes: Sequence[Json]) -> Step:
-    """See Note [Interpolation]."""
-    shape, taps = place.give((place.shape[0], *(axis["outputs"] for axis in axes))), []
-    place.spend(sum(shape) * 300_000)
-    for size, axis in zip(place.shape[1:], axes, strict=True):
-        outputs, first, step = axis["outputs"], Fraction(axis["first"]), axis["step"]
-        usual = step >= Fraction(size, 2 * outputs) and first + (outputs - 1) * step <= size - Fraction(1, 2)
-        usual = usual and Fraction(-1, 2) <= first <= step / 2 and (outputs != size or step == 1)
-        usual = usual or size == 1 or (outputs == 1 and 0 <= first < size)
-        Malformed.unless(usual, f"{place.node}: Expected the positions of a resized axis of {size} pixels. Got others.")
-        positions = [min(max(first + i * step, ZERO), Fraction(size - 1)) for i in range(outputs)]
-        lower = [min(int(position), max(size - 2, 0)) for position in positions]
-        shares = [position - low for position, low in zip(positions, lower, strict=True)]
-        weights = np.array([[float(1 - share), float(share)] for share in shares])
-        taps.append((np.minimum(np.array(lower)[:, None] + [0, 1], size - 1), weights))
-    terms = 76 * sum(size + 1 for size in place.shape[1:]) + 10
-    return _separable(place, shape, taps, Rounding(terms, place.node.lipschitz, underflow=10))
-
-
-Taps = tuple[Ints, Floats]  # (outputs, k): output i is the sum of weights[i, k]·x[places[i, k]]
-
-
-def _separable(place: Place, shape: Shape, taps: Sequence[Taps], rounding: Rounding) -> Step:
-    """One matrix of weights ≥ 0 per axis, see Note [Averages]."""
-
-    def apply(x: Floats) -> Floats:
-        for number, (places, weights) in enumerate(taps, start=2):
-            x = np.moveaxis(x, number, -1)
-            columns = (x[..., places[:, k]] * weights[:, k] for k in range(places.shape[1]))
-            x = np.moveaxis(reduce(np.add, columns), -1, number)
-        return x
-
-    square = prod(_axis_square(*tap, size) for tap, size in zip(taps, place.shape[1:], strict=True))
-    work = 100 * sum(places.shape[1] for places, _ in taps) * max(prod(shape), prod(place.shape))
-    return Step(shape, square, apply, rounding, work=work)
-
-
-def _axis_square(places: Ints, weights: Floats, size: int) -> Fraction:
-    """Return at least ‖A‖², see Note [Averages]."""
-    vector, flat = np.ones(len(places)), places.ravel()
-    for _ in range(65):
-        before = vector
-        seen = np.bincount(flat, (weights * before[:, None]).ravel(), size)
-        vector = (weights * seen[places]).sum(axis=1)
-        ratio, vector = float((vector / before).max()), np.maximum(vector / vector.max(), 1e-200)
-    terms = places.shape[1] + int(np.bincount(flat).max()) + 9
-    return Fraction(ratio) * (1 + Fraction(terms, 2**53 - terms))
-
-
-def _adaptive_pool(place: Place) -> Step:
-    """Output i of o is the mean of the pixels from ⌊in/o⌋ up to ⌈(i + 1)n/o⌉. The sum may be divided once for each axis."""
-    place.require(len(place.shape) == place.dimensions + 1, f"{place.dimensions + 1} axes", place.shape)
-    shape, taps = place.give((place.shape[0], *place["output_size"])), []
-    for size, outputs in zip(place.shape[1:], place["output_size"], strict=True):
-        place.spend(_PER_TAP * (size + 2 * outputs))
-        number = np.arange(outputs)
-        start, end = number * size // outputs, -(-(number + 1) * size // outputs)
-        taps.append(_intervals(start, end, end - start, size))
-    count = prod(places.shape[1] for places, _ in taps)
-    largest = (place.node.lipschitz * count, ZERO)
-    return _separable(
-        place, shape, taps, Rounding(count + 2, place.node.lipschitz, underflow=count + 2, largest=largest)
-    )
-
-
-def _intervals(start: Ints, end: Ints, divisor: Ints, size: int) -> Taps:
-    places = start[:, None] + np.arange(int((end - start).max()))
-    return np.minimum(places, size - 1), (places < end[:, None]) / divisor[:, None]
-
-
 # Windows -------------------------------------------------------------------------------------------------------------
 
 
@@ -631,6 +558,79 @@ def _average_pool(place: Place) -> Step:
     rounding = Rounding(taps + 1, claim, underflow=taps + 1, largest=largest)
     work = 10 * sum(place["kernel_size"]) * prod(place.shape)
     return Step(shape, rows * window.overlap / least, apply, rounding, work=work, prove=prove)
+
+
+_POSITIONS: Reader[Json] = record(dict, {"outputs": whole(1, _LARGEST_SETTING), "first": real, "step": bound})
+
+
+def _interpolate(place: Place, axes: Sequence[Json]) -> Step:
+    """See Note [Interpolation]."""
+    shape, taps = place.give((place.shape[0], *(axis["outputs"] for axis in axes))), []
+    place.spend(sum(shape) * 300_000)
+    for size, axis in zip(place.shape[1:], axes, strict=True):
+        outputs, first, step = axis["outputs"], Fraction(axis["first"]), axis["step"]
+        usual = step >= Fraction(size, 2 * outputs) and first + (outputs - 1) * step <= size - Fraction(1, 2)
+        usual = usual and Fraction(-1, 2) <= first <= step / 2 and (outputs != size or step == 1)
+        usual = usual or size == 1 or (outputs == 1 and 0 <= first < size)
+        Malformed.unless(usual, f"{place.node}: Expected the positions of a resized axis of {size} pixels. Got others.")
+        positions = [min(max(first + i * step, ZERO), Fraction(size - 1)) for i in range(outputs)]
+        lower = [min(int(position), max(size - 2, 0)) for position in positions]
+        shares = [position - low for position, low in zip(positions, lower, strict=True)]
+        weights = np.array([[float(1 - share), float(share)] for share in shares])
+        taps.append((np.minimum(np.array(lower)[:, None] + [0, 1], size - 1), weights))
+    terms = 76 * sum(size + 1 for size in place.shape[1:]) + 10
+    return _separable(place, shape, taps, Rounding(terms, place.node.lipschitz, underflow=10))
+
+
+Taps = tuple[Ints, Floats]  # (outputs, k): output i is the sum of weights[i, k]·x[places[i, k]]
+
+
+def _separable(place: Place, shape: Shape, taps: Sequence[Taps], rounding: Rounding) -> Step:
+    """One matrix of weights ≥ 0 per axis, see Note [Averages]."""
+
+    def apply(x: Floats) -> Floats:
+        for number, (places, weights) in enumerate(taps, start=2):
+            x = np.moveaxis(x, number, -1)
+            columns = (x[..., places[:, k]] * weights[:, k] for k in range(places.shape[1]))
+            x = np.moveaxis(reduce(np.add, columns), -1, number)
+        return x
+
+    square = prod(_axis_square(*tap, size) for tap, size in zip(taps, place.shape[1:], strict=True))
+    work = 100 * sum(places.shape[1] for places, _ in taps) * max(prod(shape), prod(place.shape))
+    return Step(shape, square, apply, rounding, work=work)
+
+
+def _axis_square(places: Ints, weights: Floats, size: int) -> Fraction:
+    """Return at least ‖A‖², see Note [Averages]."""
+    vector, flat = np.ones(len(places)), places.ravel()
+    for _ in range(65):
+        before = vector
+        seen = np.bincount(flat, (weights * before[:, None]).ravel(), size)
+        vector = (weights * seen[places]).sum(axis=1)
+        ratio, vector = float((vector / before).max()), np.maximum(vector / vector.max(), 1e-200)
+    terms = places.shape[1] + int(np.bincount(flat).max()) + 9
+    return Fraction(ratio) * (1 + Fraction(terms, 2**53 - terms))
+
+
+def _adaptive_pool(place: Place) -> Step:
+    """Output i of o is the mean of the pixels from ⌊in/o⌋ up to ⌈(i + 1)n/o⌉. The sum may be divided once for each axis."""
+    place.require(len(place.shape) == place.dimensions + 1, f"{place.dimensions + 1} axes", place.shape)
+    shape, taps = place.give((place.shape[0], *place["output_size"])), []
+    for size, outputs in zip(place.shape[1:], place["output_size"], strict=True):
+        place.spend(_PER_TAP * (size + 2 * outputs))
+        number = np.arange(outputs)
+        start, end = number * size // outputs, -(-(number + 1) * size // outputs)
+        taps.append(_intervals(start, end, end - start, size))
+    count = prod(places.shape[1] for places, _ in taps)
+    largest = (place.node.lipschitz * count, ZERO)
+    return _separable(
+        place, shape, taps, Rounding(count + 2, place.node.lipschitz, underflow=count + 2, largest=largest)
+    )
+
+
+def _intervals(start: Ints, end: Ints, divisor: Ints, size: int) -> Taps:
+    places = start[:, None] + np.arange(int((end - start).max()))
+    return np.minimum(places, size - 1), (places < end[:, None]) / divisor[:, None]
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
