@@ -245,10 +245,13 @@ def _divides_evenly(settings: Mapping[str, Any]) -> bool:
     return counted or settings["divisor_override"] is not None
 
 
+def _is_linear(node: Node) -> bool:
+    """Return whether upsampling interpolates, instead of copying nearest neighbours."""
+    return isinstance(node.settings["factors"][0], dict)
+
+
 def _upsample(node: Node) -> float:
-    return (
-        _copies(node) if all(isinstance(factor, int) for factor in node.settings["factors"]) else separable_bound(node)
-    )
+    return separable_bound(node) if _is_linear(node) else _copies(node)
 
 
 def _steepest(node: Node) -> float:
@@ -338,7 +341,7 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _interpolated(node: Node, bound: float, arithmetic: str) -> Rounding:
-    if all(isinstance(factor, int) for factor in node.settings["factors"]):
+    if not _is_linear(node):
         return Rounding()
     return Rounding(80 * sum(size + 1 for size in node.input_shape[1:]) + 9, bound)
 
@@ -489,13 +492,11 @@ def _upsample_settings(node: Node) -> dict[str, Any]:
     factors = ratios if scales is None else [float(scale) for scale in per_axis(scales, len(sizes))]
     if linear:
         steps = [
-            (before - 1) / max(after - 1, 1)
-            if module.align_corners
-            else before / after
-            if scales is None
-            else 1 / factor
-            for before, after, factor in zip(sizes, resized, factors, strict=True)
+            before / after if scales is None else 1 / f
+            for before, after, f in zip(sizes, resized, factors, strict=True)
         ]
+        if module.align_corners:
+            steps = [(before - 1) / max(after - 1, 1) for before, after in zip(sizes, resized, strict=True)]
         kept = all(step == 1 for before, after, step in zip(sizes, resized, steps, strict=True) if before == after > 1)
         require(kept, "another size, or a factor of 1", f"{factors}: libraries differ on whether that copies an axis")
         firsts = [0.0 if module.align_corners else 0.5 * step - 0.5 for step in steps]
