@@ -13,7 +13,8 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
 * A function of each entry has the largest of its slopes: 1 for ReLU, ReLU6, Hardtanh, Abs, Tanh, Softsign; at most 1 for
   Sigmoid. Sorting is a permutation on either side of a tie.
 * Average pooling is a convolution of each channel with equal weights.
-* ChannelShift permutes its inputs; PositionBias adds a constant; HalfAbs has slopes ±1. The norm over positions obeys
+* ChannelShift permutes its inputs; PositionBias and Translate add a constant; HalfAbs has slopes ±1.
+* The norm over positions obeys
   |‖a‖ − ‖b‖| ≤ ‖a − b‖ in every channel: constant 1 for p = 2 and, as ‖·‖₂ ≤ ‖·‖₁, for p = 1; √positions for p = ∞.
 * Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|. Normalize
   divides by the channel's σ: 1/(the least σ). Every dropout is the identity in evaluation.
@@ -35,7 +36,8 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
 * What only chooses, moves or repeats numbers does not round. Hardtanh and constant padding choose among their inputs and
   constants: ‖f(h)‖ ≤ L·‖h‖ + ‖f(0)‖, and ‖f(0)‖ is at most c = √outputs·|constant|. In float32 the constants must be
   float32 numbers, or another function would be computed.
-* PositionBias: one sum, n = 0, c the norm of the bias over all channels.
+* PositionBias, Translate: one sum, n = 0, c the norm of the bias over all that it is added to.
+* Add of m values: m − 1 sums, in any order, so n = m − 2, of the sum of the values' absolute values.
 * L2NormPool2d adds up n squares, in any order, with fused multiply-add or without, in this precision or a wider one, and
   takes the root: that is what torch.linalg.vector_norm does, and what an exported graph says. (Scaling the numbers first,
   as BLAS does, would round more often; neither does.) A square passes through at most n roundings, and all are positive,
@@ -88,7 +90,24 @@ from isoconv.certify.convolutions import (
 from isoconv.certify.separable import axis_taps, separable_bound
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, Normalize, PositionBias, Scale
+from isoconv.nn import (
+    Abs,
+    Add,
+    ChannelShift,
+    Concat,
+    GroupSort,
+    HalfAbs,
+    L2NormPool2d,
+    MaxMin,
+    Normalize,
+    Permute,
+    PositionBias,
+    Reshape,
+    Scale,
+    Slice,
+    Translate,
+)
+from isoconv.nn.trace import OPAQUE
 from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
@@ -161,6 +180,8 @@ class Rule:
     tensors : the parameters and buffers that it may hold
     from_weights : whether the bound is computed from numbers, so that another way of computing finds another
     assumption : what its rounding takes for granted
+    joins : "sum" or "concat" for a kind that takes several values; its bound is 1 with respect to each
+    selects : whether its outputs are some of its inputs, each at most once and in known places: Note [Relations]
     """
 
     lipschitz: Callable[[Node], float]
@@ -171,6 +192,8 @@ class Rule:
     tensors: tuple[str, ...] = ()
     from_weights: bool = False
     assumption: str | None = None
+    joins: str | None = None
+    selects: bool = False
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
@@ -183,6 +206,7 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
     free = rule.settings is None and RULES.get(kind, rule).settings is None
     require(free, "a rule without settings for a kind that has none yet", kind.__name__)
     RULES[kind] = rule
+    OPAQUE.add(kind)
 
 
 def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
@@ -556,12 +580,25 @@ def _unflatten_settings(node: Node) -> dict[str, Any]:
     return {"dim": axis, "unflattened_size": list(output[axis - 1 : len(output) - len(shape) + axis])}
 
 
+def _slice_settings(node: Node) -> dict[str, Any]:
+    module, axes = node.module, len(node.input_shape)
+    inside = 1 <= module.dim <= axes and 0 <= module.start < module.stop <= node.input_shape[module.dim - 1]
+    require(inside and module.step >= 1, "a slice within its input", tuple(node.input_shape))
+    return {"axis": module.dim - 1, "start": module.start, "stop": module.stop, "step": module.step}
+
+
+def _translate_settings(node: Node) -> dict[str, Any]:
+    fits = node.output_shape == node.input_shape and node.module.bias.dim() <= len(node.input_shape)
+    require(fits, f"a tensor that fits into {tuple(node.input_shape)}, to add", tuple(node.module.bias.shape))
+    return {}
+
+
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False) -> Rule:
+def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False, selects: bool = False) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
-    return Rule(_one, _exact, _ones, settings, image)
+    return Rule(_one, _exact, _ones, settings, image, selects=selects)
 
 
 _AFFINE = ("weight", "bias")
@@ -594,8 +631,14 @@ RULES: dict[type[nn.Module], Rule] = {
     L2NormPool2d: Rule(
         _one, _norm_pool, lambda node: (1.0, sqrt_up(float(node.input_shape[1:].numel()))), _spell, True
     ),
-    nn.Flatten: _select(_flatten_settings),
-    nn.Unflatten: _select(_unflatten_settings),
+    nn.Flatten: _select(_flatten_settings, selects=True),
+    nn.Unflatten: _select(_unflatten_settings, selects=True),
+    Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, _spell, joins="sum"),
+    Concat: Rule(_one, _exact, _ones, lambda node: {"axis": node.module.dim - 1}, joins="concat"),
+    Slice: _select(_slice_settings, selects=True),
+    Reshape: _select(lambda node: {"shape": list(node.module.shape)}, selects=True),
+    Permute: _select(lambda node: {"order": list(node.module.order)}, selects=True),
+    Translate: Rule(_one, _translated, _ones, _translate_settings, tensors=("bias",)),
     nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),
     nn.PixelUnshuffle: _select(lambda node: {"factor": node.module.downscale_factor}, image=True),
     nn.Hardtanh: Rule(_one, _clipped, _ones, _hardtanh_settings),

@@ -24,9 +24,10 @@ The initialisers are the weights of `plain(model)` under their own names, bit fo
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,13 @@ def export_onnx(
 
 def _trace(deployed: Deployed) -> bytes:
     network = copy.deepcopy(deployed.network)
-    for node in deployed.nodes:
-        if (forward := _FORWARDS.get(type(node.module))) is not None:
-            module = copy.deepcopy(node.module)  # one for each place: sizes may differ
-            module.forward = partial(forward, node, module)
-            if node.path:
-                network.set_submodule(node.path, module)
+    for path in dict.fromkeys(node.path for node in deployed.nodes):
+        nodes = [node for node in deployed.nodes if node.path == path]
+        if (forward := _FORWARDS.get(type(nodes[0].module))) is not None:
+            module = copy.deepcopy(nodes[0].module)  # one for each place: sizes may differ
+            module.forward = partial(_call, cycle(nodes), forward, module)
+            if path:
+                network.set_submodule(path, module)
             else:
                 network = module
     file: Any = BytesIO()
@@ -97,6 +99,11 @@ def _trace(deployed: Deployed) -> bytes:
         warnings.simplefilter("ignore")  # torch's, that there is a newer exporter, which needs one more package
         torch.onnx.export(network, (example,), file, **options)
     return file.getvalue()
+
+
+def _call(nodes: Iterator[Node], forward: Callable[..., Tensor], module: Any, x: Tensor) -> Tensor:
+    """Run a module that may be used several times, for inputs of several sizes, in the order of its nodes."""
+    return forward(next(nodes), module, x)
 
 
 def _linear(node: Node, module: Any, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from isoconv.certify import Node
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
 from isoconv.nn import Abs
+from isoconv.nn import graph as nn_graph
 from isoconv.records import require
 from isoconv.version import __version__
 
@@ -55,7 +56,7 @@ def code_path(weights: Path) -> Path:
 
 def torch_code(deployed: Deployed, weights_name: str) -> str:
     """Return the Python file that builds the network and loads its weights."""
-    used = {node.kind for node in deployed.nodes}
+    used = {node.kind for node in deployed.nodes} | {type(deployed.network).__name__}
     classes = [inspect.getsource(kind).rstrip() for name, kind in _OURS.items() if name in used]
     expressions = {node.path: _expression(node) for node in deployed.nodes}
     network = _sequence(deployed.network, "", expressions, indent="    ")
@@ -71,12 +72,18 @@ def torch_code(deployed: Deployed, weights_name: str) -> str:
         modules="".join(f"\n\n{text}\n" for text in classes),
         network=network,
         ordered="from collections import OrderedDict\n" if "OrderedDict" in network else "",
+        sequences="from collections.abc import Sequence\n" if "Sequence[" in "".join(classes) else "",
         dtype=deployed.dtype,
     )
 
 
 def _sequence(module: nn.Module, path: str, expressions: dict[str, str], indent: str) -> str:
-    """Return the Python expression that makes a module: a Sequential line by line, anything else on one."""
+    """Return the Python expression that makes a module: a Sequential or Graph line by line, anything else on one."""
+    if type(module) is nn_graph.Graph:
+        modules = "".join(f"{indent}        {path!a}: {text},\n" for path, text in expressions.items())
+        steps = "".join(f"{indent}        {tuple(node)!a},\n" for node in module.nodes)
+        steps = f"{indent}    [  # name, module, inputs\n{steps}{indent}    ],\n"
+        return f"Graph(\n{indent}    {{\n{modules}{indent}    }},\n{steps}{indent})"
     if type(module) is not nn.Sequential:
         return expressions[path.removesuffix(".")]
     inner = indent + "    "
@@ -97,6 +104,8 @@ def _expression(node: Node) -> str:
     if kind is isoconv.nn.Normalize:
         numbers = ([float(str(value)) for value in tensor.numpy()] for tensor in (module.mean, module.std))
         return f"Normalize({', '.join(map(str, numbers))})"
+    if kind is nn_graph.Translate:
+        return f"Translate(torch.zeros({tuple(module.bias.shape)}))"
     names = [name for name in inspect.signature(kind).parameters if hasattr(module, name)]
     arguments = {name: getattr(module, name) for name in names if name not in ("device", "dtype", "inplace")}
     if "bias" in arguments:
@@ -214,7 +223,92 @@ class L2NormPool2d(nn.Module):
         return torch.linalg.vector_norm(x, dim=(2, 3))
 
 
+class Add(nn.Module):
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        for other in others:
+            first = first + other
+        return first
+
+
+class Concat(nn.Module):
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.cat(inputs, self.dim)
+
+
+class Slice(nn.Module):
+    """Takes the entries start:stop:step of one axis."""
+
+    def __init__(self, dim: int, start: int, stop: int, step: int = 1) -> None:
+        super().__init__()
+        self.index = (slice(None),) * dim + (slice(start, stop, step),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[self.index]
+
+
+class Reshape(nn.Module):
+    """Gives another shape, without the batch, to every sample."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], *self.shape)
+
+
+class Permute(nn.Module):
+    """Puts the axes in another order, the batch not counted."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = [0, *(axis + 1 for axis in order)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self.order)
+
+
+class Translate(nn.Module):
+    """Adds a tensor."""
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Graph(nn.Module):
+    """Modules by their paths, and the order in which values pass through them; the last value is the output."""
+
+    def __init__(self, modules: dict[str, nn.Module], nodes: list[tuple[str, str, Sequence[str]]]) -> None:
+        super().__init__()
+        self.nodes = nodes
+        for path, module in modules.items():
+            parent: nn.Module = self
+            *parents, name = path.split(".")
+            for part in parents:
+                if part not in parent._modules:
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            parent.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = {"input": x}
+        for name, path, inputs in self.nodes:
+            x = values[name] = self.get_submodule(path)(*[values[source] for source in inputs])
+        return x
+
+
 _OURS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
-    for kind in (MaxMin, GroupSort, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d)
+    for kind in (
+        *(MaxMin, GroupSort, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
+        *(Add, Concat, Slice, Reshape, Permute, Translate, Graph),
+    )
 }

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
+    from isoconv.nn.graph import Add as Add
+    from isoconv.nn.graph import Concat as Concat
+    from isoconv.nn.graph import Graph as Graph
+    from isoconv.nn.graph import Permute as Permute
+    from isoconv.nn.graph import Reshape as Reshape
+    from isoconv.nn.graph import Slice as Slice
+    from isoconv.nn.graph import Translate as Translate
     from isoconv.nn.linear import OrthogonalLinear as OrthogonalLinear
     from isoconv.nn.methods import ACTIVATIONS as ACTIVATIONS
     from isoconv.nn.methods import METHODS as METHODS

@@ -1,22 +1,69 @@
 """From a constrained model to ordinary torch modules."""
 
 import copy
+import sys
+from collections.abc import Sequence
 
+import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
+from isoconv.errors import IsoconvError
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
 from isoconv.nn.linear import OrthogonalLinear
+from isoconv.nn.trace import is_leaf, trace
+from isoconv.records import require
 
 
-def plain(model: nn.Module) -> nn.Module:
+def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Module:
     """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
     symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
     and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone.
+
+    With `input_shape` (without the batch) a network that is no `nn.Sequential` of such modules becomes a
+    `isoconv.nn.Graph` of them in evaluation mode: its forward is traced for inputs of that shape, and what cannot be
+    traced is refused by name and line. `DataParallel`, `DistributedDataParallel`, `AveragedModel` and what
+    `torch.compile` returns are unwrapped.
     """
-    return _plain(model, {})
+    network = _plain(unwrap(model), {})
+    if input_shape is None or is_chain(network):
+        return network
+    graph = trace(copy.deepcopy(network), input_shape)
+    _compare(network.eval(), graph, input_shape)
+    return graph.eval()
+
+
+@torch.no_grad()
+def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int]) -> None:
+    """Refuse a network that does something else than what was traced, as its forward changes from call to call."""
+    probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
+    x = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(probe)
+    try:
+        expected, found = network(x.clone()), graph(x)
+    except Exception as error:  # whatever a user's code may raise
+        got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise IsoconvError(f"Expected a network that can be run on {tuple(x.shape)}. Got {got}.") from None
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * (1 + expected.abs().amax())
+    same = expected.shape == found.shape and bool(((found - expected).abs() <= tolerance).all())
+    require(same or not bool(expected.isfinite().all()), "a forward that does what was traced", "one that does not")
+
+
+def unwrap(model: nn.Module, once: bool = False) -> nn.Module:
+    """Return the network inside of what distributes, averages or compiles it."""
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+    if type(model) not in (*wrappers, compiled):
+        return model
+    inner: nn.Module = model._orig_mod if type(model) is compiled else model.module  # type: ignore[assignment]
+    return inner if once else unwrap(inner)
+
+
+def is_chain(model: nn.Module) -> bool:
+    """Return whether a network is a leaf module, or a sequence of chains."""
+    return is_leaf(model) or (is_ordinary_sequence(model) and all(map(is_chain, model.children())))
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
