@@ -136,7 +136,7 @@ def test_other_norms() -> None:
     model = nn.Sequential(layer, nn.SiLU(), nn.Flatten(), nn.Softmax(1), nn.ELU(-3.0))
     rows = jacobian(layer, torch.zeros(shape, dtype=torch.float64)).abs()
     for p, truth in ((1, rows.sum(0).max()), (math.inf, rows.sum(1).max())):
-        found = constant_in_norm(nodes_of(plain_network(model), shape), p)
+        found = constant_in_norm(nodes_of(plain_network(model, shape), shape), p)
         assert found == pytest.approx(float(truth) * bound_of(nn.SiLU(), (1,)) * 0.5 * 3, rel=1e-9)
 
 
