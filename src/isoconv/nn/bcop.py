@@ -172,11 +172,13 @@ class BCOPConvTranspose2d(_BCOP2d):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int, ...] = 1,
-        *arguments: Any,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        sizes = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-        super().__init__(*sizes, *arguments, **options)
+        sizes = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
+        super().__init__(*sizes, bias, padding_mode, device, dtype, **options)
         self.output_padding = per_axis(output_padding, "output_padding", 2, least=0)
         most = [0 if self.padding == "same" else s - 1 for s in self.stride]
         fits = all(p <= limit for p, limit in zip(self.output_padding, most, strict=True))
