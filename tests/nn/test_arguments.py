@@ -1,7 +1,7 @@
 """Every argument of torch's convolutions: what the layer computes, when it is orthogonal, and what `plain` makes of it.
 
 A table of arguments is sampled. What a layer must compute is written down again here, by indices; and so is when it must be
-orthogonal, as in the table of the page "Use it in your own model".
+orthogonal, as in the table of the page "Put orthogonal layers into your own model".
 """
 
 import inspect

@@ -96,7 +96,7 @@ class _BCOP(OrthogonalisedConvolution):
         W = (W.mT if self._swapped else W).movedim(self._tap_axes, self._last_axes)
         if self.groups > 1:
             W = W.flatten(-3 - self.dimensions, -2 - self.dimensions)
-        return (W if self.folded else unfold_stride(W, self._factors)).contiguous()
+        return self._finish(W).contiguous()
 
 
 class _BCOP2d(_BCOP):
@@ -127,7 +127,7 @@ class BCOPConv2d(_BCOP2d):
 
     Replaces `torch.nn.Conv2d` and takes its arguments in its order. By default the padding is circular and "same", and the
     layer orthogonal for images of any size that the stride divides; with other arguments it is always 1-Lipschitz, but
-    not always orthogonal. The page "Use it in your own model" has a table. `weight` is the kernel that is convolved with,
+    not always orthogonal. The page "Put orthogonal layers into your own model" has a table. `weight` is the kernel that is convolved with,
     (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is dilated,
     (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
 

@@ -14,7 +14,8 @@ def plain(model: nn.Module) -> nn.Module:
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
     symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
-    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone.
+    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone. Layers whose
+    stride does not divide their images must have seen one: the plain form extends images of that size by zeros.
     """
     return _plain(model, {})
 
