@@ -8,6 +8,7 @@ import inspect
 import math
 import random
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -254,8 +255,9 @@ def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():
 
 @pytest.mark.parametrize("c_out", [1, 4, 11, 12, 13, 23, 24, 31])
 def test_strides_that_do_not_divide_the_kernel_are_orthogonal_whatever_the_channels(c_out):
-    for kernel, stride in [(3, 2), (5, 2), ((3, 5), (2, 3)), ((4, 3), 2)]:
-        layer = BCOPConv2d(3, c_out, kernel, stride).eval()
+    geometries = [(3, 2), (5, 2), ((3, 5), (2, 3)), ((4, 3), 2)]
+    for (kernel, stride), way in product(geometries, ("manifold", "bjorck")):
+        layer = BCOPConv2d(3, c_out, kernel, stride, orthogonalisation=way).eval()
         values = singular_values(layer, 3, 6, 6)
         assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
 

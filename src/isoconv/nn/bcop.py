@@ -127,9 +127,9 @@ class BCOPConv2d(_BCOP2d):
 
     Replaces `torch.nn.Conv2d` and takes its arguments in its order. By default the padding is circular and "same", and the
     layer orthogonal for images of any size that the stride divides; with other arguments it is always 1-Lipschitz, but
-    not always orthogonal. The page "Put orthogonal layers into your own model" has a table. `weight` is the kernel that is convolved with,
-    (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is dilated,
-    (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
+    not always orthogonal. The page "Put orthogonal layers into your own model" has a table. `weight` is the kernel that is
+    convolved with, (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is
+    dilated, (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
 
     orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
     frozen : not trained; the paper's BCOP-Fixed
