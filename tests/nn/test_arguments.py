@@ -241,8 +241,11 @@ def test_wrapping_an_image_that_the_stride_does_not_divide_would_expand():
     values = singular_values(layer, 3, 5, 5)
     assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
     assert norm_of(isoconv.plain(layer), 3, 5, 5) <= 1 + 1e-5  # it has seen what it is for
-    layer(torch.zeros(1, 3, 6, 6))
-    assert not any(isinstance(module, nn.ZeroPad2d) for module in isoconv.plain(layer).modules())
+    for size, ways in [((6, 6), 0), ((5, 6), 1)]:
+        plain = isoconv.plain(layer.train(), (3, *size))
+        assert layer.training and sum(isinstance(module, nn.ZeroPad2d) for module in plain.modules()) == ways
+        x = torch.randn(2, 3, *size)
+        assert (plain(x) - layer(x)).abs().max() <= 1e-5
 
 
 def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():

@@ -92,7 +92,7 @@ class LipschitzConvolution(BuiltWeight):
         self.folded = len(set(s)) == 1 and self._factors == s and set(self.dilation) == {1}
         if self.folded and self._same:  # of the downsampled image
             amounts = [same_padding(taps // s[0]) for taps in k]
-        self._pads, self._extension, self._fits_always = tuple(amounts), [0] * d, self._same and set(s) == {1}
+        self._pads, self._extension, self.fits_always = tuple(amounts), [0] * d, self._same and set(s) == {1}
         factor, (c_out, c_in) = s[0] if self.folded else 1, (out_channels, in_channels)
         c_out, c_in = (c_in, c_out) if self._is_adjoint else (c_out, c_in)
         #: The shape of `weight`.
@@ -119,7 +119,7 @@ class LipschitzConvolution(BuiltWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         batch = self._as_batch(x)
-        if not self._fits_always:
+        if not self.fits_always:
             batch = self._extend(batch)
         if self.folded and self._same:
             batch = downsample(batch, self.stride[0]) if self.stride[0] > 1 else batch

@@ -1,7 +1,10 @@
 """From a constrained model to ordinary torch modules."""
 
 import copy
+from collections.abc import Sequence
+from contextlib import suppress
 
+import torch
 from torch import nn
 
 from isoconv.nn.convolution import LipschitzConvolution
@@ -9,15 +12,34 @@ from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
 from isoconv.nn.linear import OrthogonalLinear
 
 
-def plain(model: nn.Module) -> nn.Module:
+def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Module:
     """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
     symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
-    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone. Layers whose
-    stride does not divide their images must have seen one: the plain form extends images of that size by zeros.
+    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone.
+
+    Layers whose stride does not divide their images extend them by zeros, and the plain form those of one size. It is that
+    of `input_shape` (without the batch), or else of the last image that the model saw.
     """
+    if input_shape is not None:
+        show_image(model, input_shape)
     return _plain(model, {})
+
+
+@torch.no_grad()
+def show_image(model: nn.Module, input_shape: Sequence[int]) -> None:
+    """Let a model see an image of this shape in evaluation mode, if it has layers that must know the size for `plain`."""
+    modes = [(module, module.training) for module in model.modules()]
+    probe = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if probe is None or all(module.fits_always for module, _ in modes if isinstance(module, LipschitzConvolution)):
+        return
+    try:
+        with suppress(Exception):  # a model that cannot take the image: whoever runs the plain form finds out
+            model.eval()(probe.new_zeros(1, *input_shape))
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
