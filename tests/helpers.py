@@ -21,6 +21,7 @@ from isoconv.nn import (
 )
 from isoconv.nn.convolution import SizedConv2d
 from isoconv.nn.methods import load
+from isoconv.nn.torus import TorusConv2d
 
 # Every 2-D convolution with every option that changes how its kernel is made.
 CONVOLUTIONS: dict[str, partial[nn.Module]] = {
@@ -43,7 +44,8 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     **{kind: (partial(convolution, kind, 2, 4, 3, 1, 5, 4), (2, 5, 4)) for kind in CONVOLUTIONS},
     **{
         f"{kind} s2": (partial(convolution, kind, 2, 6, 4, 2, 6, 4), (2, 6, 4))
-        for kind in ("bcop", "rko", "ossn", "svcm", "rkl2ne", "standard")
+        for kind in METHODS
+        if kind != "bcop-fixed"
     },
     "bcop 1x1": (partial(BCOPConv2d, 3, 4, 1), (3, 2, 3)),
     "bcop square": (partial(BCOPConv2d, 4, 4, 2), (4, 3, 3)),
@@ -71,6 +73,12 @@ def is_manifold(name: str) -> bool:
 def is_built(name: str) -> bool:
     """Whether the layer of LAYERS computes its weight from its parameters (the others' weight is a parameter)."""
     return not name.startswith(("svcm", "standard", "ossn-after"))
+
+
+def padding_modes(name: str) -> tuple[str, ...]:
+    """How the convolution of LAYERS or CONVOLUTIONS may pad."""
+    kind = CONVOLUTIONS.get(name.removesuffix(" s2"))
+    return ("circular",) if kind is not None and issubclass(kind.func, TorusConv2d) else ("circular", "zeros")
 
 
 def made(name: str, **options: Any) -> tuple[nn.Module, Tensor]:

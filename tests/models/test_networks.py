@@ -60,11 +60,14 @@ def test_the_records_are_read_without_torch():
         assert issubclass(load(method.layer), nn.Module) and method.title and method.summary
 
 
+OF_THE_PAPER = ["bcop", "bcop-fixed", "rko", "ossn", "svcm", "rkl2ne", "standard"]
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "convs", "expected"),
     [
-        (Small, MNIST, CONVOLUTIONS, 166_406),
-        (Small, CIFAR, CONVOLUTIONS, 214_918),
+        (Small, MNIST, OF_THE_PAPER, 166_406),
+        (Small, CIFAR, OF_THE_PAPER, 214_918),
         (Large, MNIST, ["bcop", "rko"], 1_974_762),
         (Large, CIFAR, ["bcop", "ossn", "standard"], 2_466_858),
         (FC3, MNIST, ["bcop", "standard"], 2_913_290),

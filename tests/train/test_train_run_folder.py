@@ -69,7 +69,7 @@ def test_where_a_run_may_begin(tmp_path):
     assert [folder.path for folder in seed_folders(tmp_path, [4, 0])] == [tmp_path / "seed-4", tmp_path / "seed-0"]
 
 
-@pytest.mark.parametrize("conv", ["bcop", "ossn", "svcm", "rkl2ne"])
+@pytest.mark.parametrize("conv", ["bcop", "ossn", "svcm", "rkl2ne", "aol", "cayley", "soc", "bro"])
 def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path):
     config = toy_config(conv=conv, optimiser="adam", lr=1e-3, epochs=1)
     trained, test = make_model(config), toy(64, seed=1)
