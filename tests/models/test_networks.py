@@ -12,7 +12,16 @@ import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, DCGANCritic, Large, ShiftNet, Small
-from isoconv.nn import METHODS, BCOPConv2d, GroupSort, Householder, MaxMin, OrthogonalLinear
+from isoconv.nn import (
+    METHODS,
+    BCOPConv2d,
+    ConvexPotential2d,
+    GroupSort,
+    Householder,
+    MaxMin,
+    OrthogonalLinear,
+    Slice,
+)
 from isoconv.nn.convolution import Conv2dWithKernel
 from isoconv.nn.methods import Method, load
 
@@ -31,8 +40,9 @@ def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
     plain = isoconv.plain(model)
     with torch.no_grad():
         assert (plain(x) - model(x)).abs().max() <= 1e-5
+    own = (MaxMin, GroupSort, Householder, ConvexPotential2d, Slice)
     for module in plain.modules():
-        assert type(module).__module__.startswith("torch.nn.") or type(module) in (MaxMin, GroupSort, Householder)
+        assert type(module).__module__.startswith("torch.nn.") or type(module) in own
     return plain
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from isoconv.nn.centring import BatchCentering as BatchCentering
     from isoconv.nn.centring import LayerCentering as LayerCentering
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
+    from isoconv.nn.cpl import CPLConv2d as CPLConv2d
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
     from isoconv.nn.graph import Add as Add
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
     from isoconv.nn.plain_model import plain as plain
     from isoconv.nn.pooling import L2NormPool2d as L2NormPool2d
     from isoconv.nn.pooling import ScaledAvgPool2d as ScaledAvgPool2d
+    from isoconv.nn.potential import ConvexPotential2d as ConvexPotential2d
     from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
     from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
     from isoconv.nn.residual import Residual as Residual
     from isoconv.nn.shift import ChannelShift as ChannelShift
     from isoconv.nn.shift import HalfAbs as HalfAbs
     from isoconv.nn.shift import PositionBias as PositionBias
+    from isoconv.nn.sll import SLLConv2d as SLLConv2d
     from isoconv.nn.soc import SOCConv2d as SOCConv2d
     from isoconv.nn.svcm import SVCMConv2d as SVCMConv2d
 

@@ -36,11 +36,16 @@ class AOLConv2d(Conv2dWithKernel):
         return unfold_stride(rescaled, stride)[..., : kernel.shape[2], : kernel.shape[3]]
 
 
-def rescale_inputs(kernel: Tensor) -> Tensor:
-    """Return a kernel (c_out, c_in, k, k') at stride 1 rescaled by Note [Rescaling]; it does not depend on its scale."""
+def rescale_inputs(kernel: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return a kernel (c_out, c_in, k, k') at stride 1 rescaled by Note [Rescaling]; it does not depend on its scale.
+
+    With weights q > 0 the sums are Σ_j |AᵀA|_ij·q_j/q_i, and the Note still holds: 2|v_i·v_j| ≤ v_i²·q_j/q_i + v_j²·q_i/q_j.
+    """
     largest = kernel.detach().abs().amax()
     kernel = kernel / torch.where(largest > 0, largest, 1)  # so that no square overflows or vanishes
     inputs = kernel.transpose(0, 1)
     gram = F.conv2d(inputs, inputs, padding=(kernel.shape[2] - 1, kernel.shape[3] - 1))
+    sums = gram.abs().sum(dim=(2, 3))
+    sums = sums.sum(dim=1) if weights is None else sums @ weights / weights
     least = torch.finfo(kernel.dtype).eps ** 2  # smaller channels stay below 1
-    return kernel * gram.abs().sum(dim=(1, 2, 3)).clamp_min(least).rsqrt()[:, None, None]
+    return kernel * sums.clamp_min(least).rsqrt()[:, None, None]

@@ -89,6 +89,8 @@ METHODS: dict[str, Method] = {
         Method("cayley", "Cayley", "isoconv.nn.cayley:CayleyConv2d", "orthogonal, per frequency", sized=True),
         Method("soc", "SOC", "isoconv.nn.soc:SOCConv2d", "orthogonal: a truncated exponential", sized=True),
         Method("bro", "BRO", "isoconv.nn.bro:BROConv2d", "orthogonal: reflections per frequency", sized=True),
+        Method("sll", "SLL", "isoconv.nn.sll:SLLConv2d", "residual, rescaled: 1-Lipschitz"),
+        Method("cpl", "CPL", "isoconv.nn.cpl:CPLConv2d", "residual, divided by a bound of its norm", sized=True),
         Method("standard", "ordinary", _STANDARD, "unconstrained, for comparison", linear=_TORCH_LINEAR),
     )
 }
