@@ -1,5 +1,6 @@
 """Residual layers of the form x − Wᵀ·relu(Wx + b): their constant, rounding, certificates and exports."""
 
+import copy
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 import isoconv
-from certify.exact_network import error_bound, logit_error
+from certify.certificates import check, read, write, write_all
+from certify.exact_network import error_bound, images, logit_error
 from helpers import SHAPES_2D, convolution, named, randomised, train
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, lipschitz_bound
@@ -203,6 +205,48 @@ def test_exports_compute_the_same(kind, dtype, tmp_path):
     space: dict[str, Any] = {"__file__": str(tmp_path / "m.py"), "__name__": "exported"}
     exec((tmp_path / "m.py").read_text(), space)
     assert (space["load"]()(x) - expected).abs().max() <= tolerance
+
+
+LIES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "below 1": lambda node: node.update(lipschitz=(1 - 2**-40).hex()),
+    "below the truth": lambda node: node.update(lipschitz=(float.fromhex(node["lipschitz"]) * 0.98).hex()),
+    "mode": lambda node: node["settings"].update(
+        padding_mode="zeros" if node["settings"]["padding_mode"] == "circular" else "circular"
+    ),
+    "reflected": lambda node: node["settings"].update(padding_mode="reflect"),
+    "no padding": lambda node: node["settings"].update(padding=[[0, 0], [0, 0]]),
+    "large padding": lambda node: node["settings"].update(padding=[[3, 3], [1, 1]]),
+}
+
+
+@pytest.mark.parametrize("arithmetic", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_certificates_of_networks_are_accepted(kind, arithmetic, tmp_path, capsys):
+    arguments = write_all(network(kind), images(3, 2, 6, 6), tmp_path, arithmetic=arithmetic)
+    assert check(arguments) == 0, capsys.readouterr()
+
+
+@pytest.mark.parametrize("gain", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_checker_proves_the_constant_and_finds_lies(case, gain, tmp_path, capsys):
+    body = [nn.Conv2d(case[0], case[0], 1), potential(case, gain), nn.Flatten()]
+    model = nn.Sequential(*body, nn.Linear(case[0] * case[4][0] * case[4][1], 3))
+    arguments = write_all(model, images(3, case[0], *case[4]), tmp_path)
+    assert check(arguments) == 0, capsys.readouterr()
+    header, lines = read(tmp_path / "certificate.jsonl")
+    node = next(node for node in header["nodes"] if node["kind"] == "ConvexPotential2d")
+    honest = copy.deepcopy(node)
+    truth = max(1.0, float(torch.linalg.matrix_norm(dense(body[1], case[4]), 2)) ** 2 - 1)
+    for name, lie in LIES.items():
+        node.clear()
+        node.update(copy.deepcopy(honest))
+        lie(node)
+        claim = float.fromhex(node["lipschitz"])
+        if node == honest or (name == "below the truth" and claim >= truth) or (name == "mode" and case[2] == 1):
+            continue
+        write(tmp_path / "certificate.jsonl", header, lines)
+        assert check(arguments) != 0, name
+        assert len("".join(capsys.readouterr()).splitlines()) <= 2
 
 
 def test_what_is_refused():
