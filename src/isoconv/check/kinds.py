@@ -53,11 +53,11 @@ and the quotient change it by a relative γ_{k+m+9} at most.
 
 Note [Convex potential]. y = x − Wᵀr(Wx + b), r = max(·, 0), W a convolution that gives as many pixels as it takes. Of two
 inputs, r(s) − r(t) = D(s − t) with D diagonal and 0 ≤ D ≤ 1, so outputs differ by I − WᵀDW times what inputs do. That matrix
-is symmetric and 0 ⪯ WᵀDW ⪯ ‖W‖²I, so its eigenvalues lie between 1 − ‖W‖² and 1: the constant is at most c ≥ 1 if ‖W‖² ≤ 1 + c.
+is symmetric and 0 ⪯ WᵀDW ⪯ ‖W‖²I, so its eigenvalues lie between 1 − ‖W‖² and 1: a c ≥ 1 bounds the constant if ‖W‖² ≤ 1 + c.
 Computed: n products and a bias are added up, then m products, and a difference is taken: at most n + m + 2 roundings of |x|
 and of |W|ᵀ(|W||x| + |b|). Where a ≥ 1 and a ≥ ‖|W|‖ these have norms of at most (1 + a²)‖x‖ + a‖b‖, and all numbers on the
-way are at most as large. n + 1 results in each hidden number may lose a smallest normal number each, which Wᵀ takes to at
-most a times as much, and m + 1 in each output.
+way are at most as large. 2(n + 1) results in each hidden number may lose a smallest normal number each, which Wᵀ takes to
+at most a times as much, and 2(m + 1) in each output.
 
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
@@ -897,7 +897,7 @@ def _convex_potential(place: Place) -> Step:
     square = largest_row_sum(weight.reshape(len(weight), -1))
     square *= largest_row_sum(weight.swapaxes(0, 1).reshape(shape[0], -1))
     absolute, n, m = max(ONE, root_up(square)), weight[0].size, weight[:, 0].size
-    vanished = absolute * root_up(Fraction(prod(hidden), prod(shape))) * (n + 1) + m + 1
+    vanished = absolute * root_up(Fraction(prod(hidden), prod(shape))) * 2 * (n + 1) + 2 * (m + 1)
     rounding = Rounding(n + m + 2, 1 + absolute**2, absolute * norm, vanished)
     axes, (height, width) = window.axes, weight.shape[2:]
 
