@@ -52,8 +52,8 @@ Note [Averages]. Sums over windows, divided by a product of one number per axis,
 and the quotient change it by a relative γ_{k+m+9} at most.
 
 Note [Convex potential]. y = x − Wᵀr(Wx + b), r = max(·, 0), W a convolution that gives as many pixels as it takes. Of two
-inputs, r(s) − r(t) = D(s − t) with D diagonal and 0 ≤ D ≤ 1, so outputs differ by I − WᵀDW times what inputs do. That matrix
-is symmetric and 0 ⪯ WᵀDW ⪯ ‖W‖²I, so its eigenvalues lie between 1 − ‖W‖² and 1: a c ≥ 1 bounds the constant if ‖W‖² ≤ 1 + c.
+inputs, r(s) − r(t) = D(s − t) with D diagonal and 0 ≤ D ≤ 1, so outputs differ by I − WᵀDW times what inputs do. It is
+symmetric and 0 ⪯ WᵀDW ⪯ ‖W‖²I, so its eigenvalues lie between 1 − ‖W‖² and 1: a c ≥ 1 bounds the constant if ‖W‖² ≤ 1 + c.
 Computed: n products and a bias are added up, then m products, and a difference is taken: at most n + m + 2 roundings of |x|
 and of |W|ᵀ(|W||x| + |b|). Where a ≥ 1 and a ≥ ‖|W|‖ these have norms of at most (1 + a²)‖x‖ + a‖b‖, and all numbers on the
 way are at most as large. 2(n + 1) results in each hidden number may lose a smallest normal number each, which Wᵀ takes to
