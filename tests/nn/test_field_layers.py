@@ -105,6 +105,14 @@ def test_after_50_steps_that_are_far_too_long(row, kind, optimiser, options, dty
         assert kind in ("aol", "bro") or values.min() >= 1 - ORTHOGONAL[kind][dtype]
 
 
+@pytest.mark.parametrize("kind", ["aol", "sll", "cpl", *ORTHOGONAL])
+def test_training_and_evaluation_compute_the_same_function(kind):
+    """SOC's published code has fewer terms in training, CPL's a power iteration that goes on."""
+    layer, x = convolution(kind, 3, 4, 3, 1, 5, 4), torch.randn(2, 3, 5, 4)
+    outputs = [layer.train(mode)(x).detach().clone() for mode in (True, False, True, False)]
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
 @pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12, 1e18])
 def test_parameters_of_any_size_give_finite_weights_and_gradients(kind, scale):
