@@ -19,6 +19,7 @@ from isoconv.nn.built_weight import with_parameters
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import chain, plain_convolution
 from isoconv.nn.pooling import L2NormPool2d
+from isoconv.nn.trace import OPAQUE
 from isoconv.records import require
 
 Convert = Callable[[Any], nn.Module]
@@ -29,8 +30,8 @@ def find_converter(module: nn.Module) -> Convert | None:
     kind = type(module)
     kind = kind.__bases__[0] if parametrize.is_parametrized(module) else kind  # torch makes a subclass for each layer
     known = getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
-    same = known and all(getattr(type(module), way) is getattr(kind, way) for way in ("forward", "__call__"))
-    return CONVERTERS.get(f"{kind.__module__}.{kind.__name__}") if same else None
+    known = known and all(getattr(type(module), way) is getattr(kind, way) for way in ("forward", "__call__"))
+    return CONVERTERS.get(f"{kind.__module__}.{kind.__name__}") if known and kind not in OPAQUE else None
 
 
 class CutSort(nn.Module):

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
 from isoconv.nn.residual import Residual
-from isoconv.nn.trace import is_leaf, trace
+from isoconv.nn.trace import children_of, is_leaf, trace
 from isoconv.records import require
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -76,9 +76,10 @@ def replace_peers(model: nn.Module, input_shape: Sequence[int] | None = None) ->
     `input_shape` (without the batch) both models are run, and a model that does not do what is known of its layers is
     refused.
     """
-    if all(find_converter(module) is None for module in nn.Module.modules(model)):
+    modules = list(_modules(model))
+    if all(find_converter(module) is None for module in modules):
         return model
-    tensors = [value for module in nn.Module.modules(model) for value in vars(module).values() if type(value) is Tensor]
+    tensors = [value for module in modules for value in vars(module).values() if type(value) is Tensor]
     try:  # tensors with a history, which batch statistics have after training, cannot be copied as they are
         original, copied = (copy.deepcopy(model, {id(t): t.detach().clone() for t in tensors}).eval() for _ in range(2))
         result = _replace_peers(copied, {})
@@ -90,6 +91,12 @@ def replace_peers(model: nn.Module, input_shape: Sequence[int] | None = None) ->
     if input_shape is not None:
         _compare(original, result.eval(), check_shape(input_shape))
     return result.train(model.training)
+
+
+def _modules(module: nn.Module) -> Iterator[nn.Module]:
+    yield module
+    for _, child in children_of(module, ""):
+        yield from _modules(child)
 
 
 def _replace_peers(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
