@@ -2,7 +2,7 @@
 
 python -m benchmarks.peer_bounds      # writes results/peers/bounds.json; the peers must be installed
 
-Each network is trained for two epochs on ten noisy patterns. deel-torchlip estimates from below, at 32 images; orthogonium's
+Three networks are trained for two epochs on ten noisy patterns. deel-torchlip estimates from below, at 32 images; orthogonium's
 tool bounds the convolutions one by one, in float32. The proved bound is that of the deployed weights, all layers included.
 """
 
@@ -19,13 +19,12 @@ from deel import torchlip
 from deel.torchlip.utils.evaluate_lip_const import evaluate_lip_const
 from orthogonium.layers import AdaptiveOrthoConv2d, MaxMin, OrthoLinear
 from orthogonium.layers.conv.singular_values.get_sv import get_conv_sv
+from orthogonium.model_factory.models_factory import BCOPLargeCNN
 from torch import Tensor, nn
 
 from isoconv.certify import lipschitz_bound
 from isoconv.files import write_text
 from reproduction.cells import RESULTS, describe_environment
-
-_SHAPE = (1, 16, 16)
 
 
 def _dense() -> nn.Module:
@@ -51,26 +50,36 @@ def _estimate(model: nn.Module, images: Tensor) -> dict[str, float]:
         return {kind: round(evaluate_lip_const(model, images[:32], evaluation_type=kind), 6) for kind in kinds}
 
 
-def _bound_convolutions(model: Any, images: Tensor) -> dict[str, float]:
-    sizes = {0: 16, 2: 16, 4: 8, 6: 8}
-    layers = lambda n: [float(get_conv_sv(model[k], n, return_stab_rank=False, imsize=s)) for k, s in sizes.items()]  # noqa: E731
-    return {f"get_conv_sv, n_iter={n}": round(math.prod(layers(n)), 6) for n in (2, 4, 6)}
+def _bound_convolutions(model: nn.Module, images: Tensor) -> dict[str, float]:
+    sizes: dict[nn.Module, int] = {}
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    hooks = [layer.register_forward_pre_hook(lambda m, x: sizes.update({m: x[0].shape[-1]})) for layer in layers]
+    model(images[:1])
+    for hook in hooks:
+        hook.remove()
+    norms = {n: [float(get_conv_sv(m, n, return_stab_rank=False, imsize=s)) for m, s in sizes.items()] for n in (4, 8)}
+    return {f"get_conv_sv, n_iter={n}": round(math.prod(values), 6) for n, values in norms.items()}
 
 
-def measure(make: Callable[[], nn.Module], ask: Callable[[Any, Tensor], dict[str, float]]) -> dict[str, Any]:
+def measure(
+    make: Callable[[], nn.Module],
+    ask: Callable[[nn.Module, Tensor], dict[str, float]],
+    shape: tuple[int, int, int] = (1, 16, 16),
+    epochs: int = 2,
+) -> dict[str, Any]:
     """Train a network, and return what its library says of it, and what is proved."""
     torch.manual_seed(0)
-    patterns, labels = torch.rand(10, *_SHAPE), torch.arange(1280) % 10
-    images = (patterns[labels] + torch.rand(1280, *_SHAPE)) / 2
+    patterns, labels = torch.rand(10, *shape), torch.arange(1280) % 10
+    images = (patterns[labels] + torch.rand(1280, *shape)) / 2
     model = make().train()
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
-    for batch in [part for _ in range(2) for part in torch.randperm(1280).split(64)]:
+    for batch in [part for _ in range(epochs) for part in torch.randperm(1280).split(64)]:
         optimiser.zero_grad()
         nn.functional.cross_entropy(5 * model(images[batch]), labels[batch]).backward()
         optimiser.step()
     model(images[:64])  # the weights that deel-torchlip keeps for evaluation are those of the last forward pass
     model.eval()
-    return {"peer": ask(model, images), "proved": round(lipschitz_bound(model, _SHAPE).value + 5e-7, 6)}
+    return {"peer": ask(model, images), "proved": round(lipschitz_bound(model, shape).value + 5e-7, 6)}
 
 
 def main() -> None:
@@ -78,6 +87,7 @@ def main() -> None:
         "deel-torchlip, dense": measure(_dense, _estimate),
         "deel-torchlip, convolutional": measure(_convolutional, _estimate),
         "orthogonium, convolutional": measure(_orthogonal, _bound_convolutions),
+        "orthogonium's BCOPLargeCNN, as it is made": measure(BCOPLargeCNN, _bound_convolutions, (3, 32, 32), epochs=0),
     }
     peers = {name: version(name) for name in ("orthogonium", "deel-torchlip")}
     text = json.dumps(describe_environment("CPU") | {"peers": peers, "networks": rows}, indent=2)
