@@ -1,5 +1,6 @@
-"""The table of torch's modules in the documentation says what is so."""
+"""The tables of the page for users of other libraries say what is so."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,10 @@ def test_row_is_so(name: str) -> None:
     if certified == "–" and name in ("LayerNorm", "PReLU", "Softshrink", "GLU", "LogSoftmax"):
         with pytest.raises(IsoconvError, match=name):
             lipschitz_bound(kind(8) if name == "LayerNorm" else kind(), (4, 8))
+
+
+def test_bounds_on_the_page_were_measured() -> None:
+    page, file = PAGE.read_text(encoding="utf-8"), PAGE.parents[2] / "results" / "peers" / "bounds.json"
+    for network in json.loads(file.read_text())["networks"].values():
+        row = next(line for line in page.splitlines() if line.endswith(f"at most {network['proved']:.6f} |"))
+        assert all(f"{value:.6f}" in row for value in network["peer"].values())
