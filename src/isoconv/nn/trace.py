@@ -135,7 +135,7 @@ class _Recorder(TorchFunctionMode):
         except Exception as error:  # whatever a user's code may raise
             frames = traceback.extract_tb(error.__traceback__)
             reason = (str(error).splitlines() or [""])[0]
-            raise IsoconvError(f"Expected a forward that can be traced. {reason} ({_line(frames)})") from None
+            raise IsoconvError(f"Expected a forward that can be traced. {reason} ({users_line(frames)})") from None
         finally:
             for module in self.modules.values():
                 del vars(module)["forward"]
@@ -263,7 +263,7 @@ class _Recorder(TorchFunctionMode):
 
     def refuse(self, expected: str, got: str) -> NoReturn:
         scope = f" in {self.scopes[-1]}" if self.scopes[-1] else ""
-        raise IsoconvError(f"Expected {expected}. Got {got} ({_line(traceback.extract_stack())}{scope}).")
+        raise IsoconvError(f"Expected {expected}. Got {got} ({users_line(traceback.extract_stack())}{scope}).")
 
     def _name(self, tensor: Tensor) -> str:
         _, name, version = self.values[id(tensor)]
@@ -283,8 +283,8 @@ class _Recorder(TorchFunctionMode):
         return value.to("meta") if isinstance(value, Tensor) and id(value) not in self.values else value
 
 
-def _line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return where the forward was, by the line of the user's code that was reached last."""
+def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return where a user's code was, by the line of it that was reached last."""
     start = max((k for k, frame in enumerate(frames) if (frame.filename, frame.name) == (__file__, "run")), default=-1)
     ours, torchs = str(Path(isoconv.__file__).parent), str(Path(torch.__file__).parent)
     users = [frame for frame in frames[start + 1 :] if not frame.filename.startswith((ours, torchs, "<"))]
