@@ -35,7 +35,7 @@ from isoconv.nn.methods import METHODS, load
 from isoconv.records import require
 
 _BATCHES = (2, 3)
-_CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+CONTAINERS = {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}
 #: classes of users that are leaves, as a rule is registered for them
 OPAQUE: set[type[nn.Module]] = set()
 
@@ -50,7 +50,7 @@ def our_kinds() -> set[type[nn.Module]]:
 def is_leaf(module: nn.Module) -> bool:
     """Return whether a module is one of torch's, of isoconv's (without children), or of a registered kind."""
     kind = type(module)
-    torchs = getattr(nn, kind.__name__, None) is kind and kind not in _CONTAINERS
+    torchs = getattr(nn, kind.__name__, None) is kind and kind not in CONTAINERS
     return torchs or kind in OPAQUE or (not module._modules and kind in our_kinds())
 
 
@@ -107,10 +107,12 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> None:
         super().__init__()
         self.modules, self.made = modules, dict[str, nn.Module]()
-        own = [(path, {**module._parameters, **module._buffers}) for path, module in modules.items()]
-        tensors = {f"{path}.{name}" if path else name: t for path, table in own for name, t in table.items()}
-        self.paths = {id(tensor): path for path, tensor in tensors.items() if tensor is not None}
-        probe = next((t for t in tensors.values() if t is not None and t.is_floating_point()), torch.zeros(()))
+        own = [(p, t) for module in modules.values() for p, t in (*module.named_parameters(), *module.named_buffers())]
+        probe = next((tensor for _, tensor in own if tensor.is_floating_point()), torch.zeros(()))
+        users = [(path, module) for path, module in modules.items() if not is_leaf(module)]
+        self.paths = {
+            id(t): f"{path}.{p}" if path else p for path, module in users for p, t in module._parameters.items()
+        }
         self.device, self.dtype, self.batch = probe.device, probe.dtype, shape[0]
         self.input = torch.empty(shape, dtype=self.dtype, device="meta")
         self.nodes: list[GraphNode] = []
@@ -134,8 +136,8 @@ class _Recorder(TorchFunctionMode):
             raise
         except Exception as error:  # whatever a user's code may raise
             frames = traceback.extract_tb(error.__traceback__)
-            reason = (str(error).splitlines() or [""])[0]
-            raise IsoconvError(f"Expected a forward that can be traced. {reason} ({users_line(frames)})") from None
+            got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]} ({_line(frames)})"
+            raise IsoconvError(f"Expected a forward that takes {tuple(self.input.shape)}. Got {got}.") from None
         finally:
             for module in self.modules.values():
                 del vars(module)["forward"]
@@ -189,6 +191,7 @@ class _Recorder(TorchFunctionMode):
         name = function.__self__.__name__ if function.__name__ == "__get__" else function.__name__
         if name in _QUESTIONS:
             return self.device if name == "device" else function(*arguments, **keywords)
+        out = keywords.get("out")
         self.function = f"{getattr(function, '__module__', None) or 'torch.Tensor'}.{name}"
         known = (getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch"
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
@@ -196,7 +199,7 @@ class _Recorder(TorchFunctionMode):
         translate = _TRANSLATIONS.get(base.strip("_")) if known else None
         if name in _CONTROL:
             self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
-        if translate is None or (in_place and id(arguments[0]) not in self.values):
+        if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
             reason = _REASONS.get(base)
             got = f"{self.function}, which {reason}" if reason else self.function
             self.refuse("operations with a known Lipschitz constant", got)
@@ -263,7 +266,7 @@ class _Recorder(TorchFunctionMode):
 
     def refuse(self, expected: str, got: str) -> NoReturn:
         scope = f" in {self.scopes[-1]}" if self.scopes[-1] else ""
-        raise IsoconvError(f"Expected {expected}. Got {got} ({users_line(traceback.extract_stack())}{scope}).")
+        raise IsoconvError(f"Expected {expected}. Got {got} ({_line(traceback.extract_stack())}{scope}).")
 
     def _name(self, tensor: Tensor) -> str:
         _, name, version = self.values[id(tensor)]
@@ -280,11 +283,15 @@ class _Recorder(TorchFunctionMode):
         return tensor
 
     def _without_numbers(self, value: Any) -> Any:
-        return value.to("meta") if isinstance(value, Tensor) and id(value) not in self.values else value
+        if not isinstance(value, Tensor) or id(value) in self.values:
+            return value
+        if value.is_meta:
+            self.refuse("operations that can be seen", "a tensor that was computed from the input out of sight")
+        return value.to("meta")
 
 
-def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return where a user's code was, by the line of it that was reached last."""
+def _line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return where the forward was, by the line of the user's code that was reached last."""
     start = max((k for k, frame in enumerate(frames) if (frame.filename, frame.name) == (__file__, "run")), default=-1)
     ours, torchs = str(Path(isoconv.__file__).parent), str(Path(torch.__file__).parent)
     users = [frame for frame in frames[start + 1 :] if not frame.filename.startswith((ours, torchs, "<"))]
@@ -380,8 +387,10 @@ def _permute(r: _Recorder, f: Any, out: _Outputs, x: Tensor, *args: Any, **kw: A
     return r.emit("permute", Permute([axis - 1 for axis in order[1:]]), r.name(x))
 
 
-def _concatenate(r: _Recorder, f: Any, out: _Outputs, tensors: Sequence[Tensor], dim: int = 0, **kw: int) -> str:
-    axis = r.axis(kw.get("axis", dim), out[0].dim())
+def _concatenate(
+    r: _Recorder, f: Any, out: _Outputs, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None
+) -> str:
+    axis = r.axis(dim if axis is None else axis, out[0].dim())
     return r.emit("cat", Concat(axis), *map(r.name, tensors))
 
 
@@ -527,10 +536,11 @@ def _normalise(
 ) -> str:  # fmt: skip
     if training or running_mean is None or running_var is None or any(map(r.is_value, (running_mean, weight))):
         r.refuse("batch normalisation with running statistics", r.function)
-    norm = (nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d)(x.shape[1], eps, momentum, weight is not None)
+    kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, weight is not None or bias is not None
+    norm = kind(x.shape[1], eps, momentum, affine, device=r.device, dtype=r.dtype)
     state = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     norm.load_state_dict({key: value for key, value in state.items() if value is not None}, strict=False)
-    return r.emit("batch_norm", norm.to(r.device, r.dtype), r.name(x))
+    return r.emit("batch_norm", norm, r.name(x))
 
 
 def _twins(**table: tuple[type[nn.Module], str]) -> dict[str, Callable[..., Any]]:
