@@ -16,7 +16,7 @@ from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, fit
 from isoconv.train.losses import LOSSES
-from isoconv.train.own_model import Build, to_graph
+from isoconv.train.own_model import Build
 from isoconv.train.run_folder import Finding, RunFolder, locked
 
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
@@ -136,12 +136,7 @@ def build_networks(
     most = STREAMS_IN_POOL if device == "cuda" else count
     require(count <= most, f"at most {most} seeds side by side on a GPU", count)
     _batches(configs[0], train, torch.device("cpu"), processes)
-    models = [make_model(config, build) for config in configs]
-    if build is not None:
-        to_graph(models[0], configs[0])
-        kinds = sorted({str(tensor.dtype) for tensor in models[0].parameters()})
-        require(kinds == ["torch.float32"], f"float32 parameters in {configs[0].model}", ", ".join(kinds) or "none")
-    return models
+    return [make_model(config, build) for config in configs]
 
 
 def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:

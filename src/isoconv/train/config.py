@@ -146,6 +146,7 @@ class TrainConfig(NetworkSettings):
 
     model : a name of isoconv's, or FILE.py:FUNCTION of a network of the user's
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
+    graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
     """
 
@@ -161,6 +162,7 @@ class TrainConfig(NetworkSettings):
     classes: tuple[str, ...]
     listing: str = ""
     model: str = "large"
+    graph: str = ""
     loss: str = "hinge"
     margin: float = 0.7071
     temperature: float = 0.125
@@ -199,8 +201,9 @@ class TrainConfig(NetworkSettings):
         return (self.model, self.conv, self.activation) if self.has_methods else (self.model,)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; `loss_options` only where there are any."""
-        return {name: value for name, value in super().to_fields().items() if name != "loss_options" or value}
+        """Return the fields as plain data; `loss_options` and `graph` only where there are any."""
+        rare = ("loss_options", "graph")
+        return {name: value for name, value in super().to_fields().items() if name not in rare or value}
 
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""

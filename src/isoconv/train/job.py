@@ -18,7 +18,7 @@ from isoconv.train.config import TrainConfig, default_epsilons, is_own, recipe_s
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
 from isoconv.train.losses import LOSSES
-from isoconv.train.own_model import Build, find_function
+from isoconv.train.own_model import Build, find_function, hash_graph
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
 
@@ -81,6 +81,15 @@ def train(
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
     models = build_networks(configs, splits.train, device, processes, build)
+    if build is not None:
+        first = configs[0]
+        graph = hash_graph(models[0], first)
+        require(
+            not resume or graph == first.graph,
+            "the network that the run was started with",
+            f"another from {first.model}",
+        )
+        configs = [replace(config, graph=graph) for config in configs]
     if not resume:
         if len(folders) > 1 and RunFolder(out).exists:
             raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")

@@ -7,6 +7,7 @@ Whoever opens a run reads these two, so a folder from a stranger can say what to
 function is in config.json to be shown, and is never looked up from there.
 """
 
+import hashlib
 import inspect
 import sys
 import traceback
@@ -105,6 +106,13 @@ def check_classifier(network: nn.Module, config: TrainConfig) -> list[Node]:
     expected = f"{classes} outputs of {config.model}, one per class"
     require(nodes[-1].output_shape == (classes,), expected, tuple(nodes[-1].output_shape))
     return nodes
+
+
+def hash_graph(network: nn.Module, config: TrainConfig) -> str:
+    """Return a hash of what a network computes, apart from its weights. Refuse what cannot be trained and kept."""
+    kinds = sorted({str(tensor.dtype) for tensor in network.parameters()})
+    require(kinds == ["torch.float32"], f"float32 parameters in {config.model}", ", ".join(kinds) or "none")
+    return hashlib.sha256(to_graph(network, config)[1].to_json().encode()).hexdigest()
 
 
 # As data ----------------------------------------------------------------------------------------------------------------

@@ -322,9 +322,8 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     config = TrainConfig.read(folder.config)
     weights = read_tensors(folder.model)
     if is_own(config.model):
-        graph = GraphRecord.read(folder.graph)
         try:
-            return from_graph(graph, weights, config), config
+            return from_graph(GraphRecord.read(folder.graph), weights, config), config
         except Exception as error:  # whatever torch may have to say of modules and weights that do not fit
             reason = (str(error).splitlines() or [""])[-1].strip()
             raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {reason}") from None

@@ -330,6 +330,8 @@ def certify_run(
     if callable(run) or (is_own(str(run)) and not Path(run).is_dir()):
         own, test = open_own(run, weights, data, folder=folder, size=size, download=download)
         runs, test = [own], _take(test, images)
+        if weights is None:
+            say(f"No --weights: the network is certified as {own.config.model} builds it.")
     else:
         given = [name for name, value in (("weights", weights), ("data", data), ("size", size)) if value is not None]
         require(not given, "a run, which has its own weights and data", f"{', '.join(given)} with {run}")
