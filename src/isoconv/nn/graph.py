@@ -212,14 +212,14 @@ _NOT_KEPT = {"device", "dtype", "inplace"}
 
 
 def arguments_of(module: nn.Module) -> dict[str, Any]:
-    """Return the arguments that make a module like this one, as its attributes have them; of a tensor, its shape."""
-    if type(module) is Translate:
-        return {"bias": tuple(module.bias.shape)}
+    """Return the arguments that make a module like this one, as its attributes have them; of Translate's, the shape."""
     names = [name for name in inspect.signature(type(module)).parameters if name not in _NOT_KEPT]
     arguments = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    if "bias" in arguments:
+    if type(module) is Translate:
+        arguments["bias"] = tuple(module.bias.shape)
+    elif "bias" in arguments:
         arguments["bias"] = module.bias is not None or not getattr(module, "affine", True)
-    return arguments
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
 def _as_argument(value: Any) -> Any:
