@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
-from isoconv.nn.graph import INPUT, Graph
+from isoconv.nn.graph import INPUT, Graph, check_shape
 from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, unwrap
 from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
 from isoconv.records import require
@@ -65,14 +65,6 @@ def nodes_of(network: nn.Module, input_shape: Sequence[int]) -> list[Node]:
     require(bool(nodes), "a network of at least one module", "an empty one")
     _merge_circular_pads(nodes)
     return nodes
-
-
-def check_shape(input_shape: Sequence[int]) -> torch.Size:
-    """Return the shape of an input without the batch: some positive whole numbers."""
-    sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
-    whole = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
-    require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
-    return torch.Size(sizes)
 
 
 @contextmanager
