@@ -141,6 +141,8 @@ def test_a_stopped_run_goes_on_with_the_same_function_alone(pictures, tmp_path):
         with pytest.raises(IsoconvError, match=named):
             train(out=tmp_path / "parts", resume=True, device="cpu", **again)
     assert {path: path.read_bytes() for path in (tmp_path / "parts").iterdir()} == before
+    with pytest.raises(IsoconvError, match="a function"):
+        train(out=tmp_path / "parts", resume=True, model=Mine(), device="cpu")
     train(out=tmp_path / "parts", resume=True, model=Mine, device="cpu")
     assert same_run(tmp_path / "whole", tmp_path / "parts")
 

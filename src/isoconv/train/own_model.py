@@ -37,8 +37,9 @@ Build = Callable[..., nn.Module]
 def find_function(model: str | Path | Build) -> tuple[str, Build]:
     """Return the name, FILE.py:FUNCTION, and the function of a user's network, which may be given as either.
 
-    The file is run, as `python FILE.py` would run it: what lies beside it can be imported.
+    The file is run, as `import` would run it, and can import what lies beside it.
     """
+    require(not isinstance(model, nn.Module), "a function that builds the network", "a network")
     if callable(model):
         try:
             file = Path(inspect.getfile(model))
@@ -51,7 +52,8 @@ def find_function(model: str | Path | Build) -> tuple[str, Build]:
     require(file.is_file(), f"a file with the function {name}", f"{file}, which does not exist")
     module = ModuleType(f"_own_{file.stem}")
     module.__file__, sys.modules[module.__name__] = str(file.resolve()), module
-    sys.path.insert(0, str(file.resolve().parent))
+    if (folder := str(file.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
     with _one_line(f"a Python file that runs, {file}"):
         exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
     build = vars(module).get(name)
