@@ -10,10 +10,11 @@ from PIL import Image
 from torch import nn
 
 from certify.random_graphs import RandomGraph
-from isoconv.certify import lipschitz_bound
+from isoconv.certify import Rounding, Rule, lipschitz_bound
+from isoconv.certify.rules import RULES
 from isoconv.errors import IsoconvError
 from isoconv.models import Small
-from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, plain
+from isoconv.nn import BCOPConv2d, Graph, MaxMin, OrthogonalLinear, plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.train import RunFolder, Stopped, TrainConfig, load_run, train
 from isoconv.train.own_model import from_graph, to_graph
@@ -94,6 +95,24 @@ def test_what_is_kept_computes_the_same(name, dtype):
 def test_random_graphs_are_kept():
     for seed in range(12):
         assert_kept(RandomGraph(seed, steps=3 + seed % 8), (4, 3, 3), config_of((4, 3, 3), 3))
+
+
+def test_a_graph_with_modules_in_place_is_refused():
+    """Otherwise the last node would see values five times as steep as those that its bound is about."""
+    modules = {"steep": nn.LeakyReLU(5.0, inplace=True), "flat": nn.Flatten(), "head": nn.Linear(64, 4)}
+    nodes = [("steep", "steep", ["input"]), ("flat", "flat", ["input"]), ("head", "head", ["flat"])]
+    with pytest.raises(IsoconvError, match="LeakyReLU at steep"):
+        lipschitz_bound(Graph(modules, nodes), (1, 8, 8))
+
+
+def test_a_registered_kind_cannot_be_kept(monkeypatch):
+    class Halved(nn.Module):
+        def forward(self, x):
+            return 0.5 * x
+
+    monkeypatch.setitem(RULES, Halved, Rule(lambda node: 0.5, lambda node, bound, _: Rounding(0, bound)))
+    with pytest.raises(IsoconvError, match="Halved at 0"):
+        to_graph(nn.Sequential(Halved(), nn.Flatten(), nn.Linear(64, 4)), config_of())
 
 
 # Training -----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.nn import Graph
 from isoconv.nn.graph import GraphRecord
-from isoconv.nn.trace import _line as users_line
+from isoconv.nn.trace import users_line
 from isoconv.records import require
 from isoconv.train.config import TrainConfig
 
