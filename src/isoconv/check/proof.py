@@ -125,7 +125,7 @@ def _read_settings(node: Node) -> Json:
     given, least = len(node.inputs), kind.inputs.start
     expected = f"{least} inputs{' or more' if len(kind.inputs) > 1 else ''}"
     Malformed.unless(given in kind.inputs, f"Expected {node} to have {expected}. Got {given}.")
-    return record(dict, kind.settings)(node.settings, str(node))
+    return record(dict, kind.settings)(kind.defaults | node.settings, str(node))
 
 
 def _pads_circularly(node: Node, following: Node, settings: Json) -> bool:
