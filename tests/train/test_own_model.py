@@ -9,12 +9,13 @@ import torch
 from PIL import Image
 from torch import nn
 
+import isoconv.nn
 from certify.random_graphs import RandomGraph
 from isoconv.certify import Rounding, Rule, lipschitz_bound
 from isoconv.certify.rules import RULES
 from isoconv.errors import IsoconvError
 from isoconv.models import Small
-from isoconv.nn import BCOPConv2d, Graph, MaxMin, OrthogonalLinear, plain
+from isoconv.nn import Add, BCOPConv2d, Concat, Graph, MaxMin, OrthogonalLinear, Residual, plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.train import RunFolder, Stopped, TrainConfig, load_run, train
 from isoconv.train.own_model import from_graph, to_graph
@@ -22,19 +23,17 @@ from train.toys import same_run, stop_after, toy
 
 
 class Mine(nn.Module):
-    """A residual block, a layer that is used twice, halves that change places, a normalisation with buffers."""
+    """A residual block with a learned weight, a layer used twice, halves that change places, a norm with buffers."""
 
     def __init__(self, input_shape=(1, 8, 8), classes=4):
         super().__init__()
-        self.first, self.again = BCOPConv2d(input_shape[0], 8, 4, stride=2), BCOPConv2d(8, 8, 3)
-        self.norm, self.activation = nn.BatchNorm2d(8), MaxMin()
+        self.first, again = BCOPConv2d(input_shape[0], 8, 4, stride=2), BCOPConv2d(8, 8, 3)
+        self.norm, self.block = nn.BatchNorm2d(8), Residual(nn.Sequential(again, again, MaxMin()))
         self.offset = nn.Parameter(torch.zeros(8, 1, 1))
         self.head = OrthogonalLinear(128, classes)
 
     def forward(self, x):
-        x = self.norm(self.first(x) + self.offset)
-        x = 0.5 * x + 0.5 * self.activation(self.again(self.again(x)))
-        a, b = x.chunk(2, dim=1)
+        a, b = self.block(self.norm(self.first(x) + self.offset)).chunk(2, dim=1)
         return self.head(torch.cat([b, a.relu()], 1).flatten(1))
 
 
@@ -50,16 +49,32 @@ def shared():
     return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, nn.Linear(64, 4, bias=False))
 
 
-KINDS = [
-    nn.Conv2d(1, 4, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), bias=False),
-    nn.Conv2d(4, 4, 3, padding="same", groups=2, padding_mode="reflect"),
-    nn.CircularPad2d((1, 2, 0, 1)), nn.ConstantPad2d((1, 0, 2, 1), 0.25), nn.ReplicationPad2d(1), nn.LeakyReLU(0.3),
-    nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.AvgPool2d(2, divisor_override=3), nn.Upsample(scale_factor=2),
-    nn.Hardtanh(-0.5, 0.75), nn.BatchNorm2d(4, eps=0.1, affine=False), nn.Dropout(0.3), nn.PixelUnshuffle(2),
-    nn.Flatten(2), nn.Unflatten(2, (1, -1)), nn.Flatten(),
-]  # fmt: skip
+IMAGE, LINE = (4, 6, 6), (4, 6)
+# A module of each kind whose constructor wants arguments, or has some that matter; the others are made without.
+KINDS = {
+    IMAGE: [
+        nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2, bias=False),
+        nn.Conv2d(4, 4, 3, padding="same", padding_mode="reflect"), nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2),
+        nn.ZeroPad2d((1, 0, 2, -1)), nn.ConstantPad2d((1, 0, 2, 1), 0.25), nn.CircularPad2d((1, 2, 0, 1)),
+        nn.ReflectionPad2d(1), nn.ReplicationPad2d((1, 0, 0, 2)), nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        nn.AvgPool2d((2, 3), 2, 1, divisor_override=5), nn.AdaptiveAvgPool2d((None, 2)),
+        nn.BatchNorm2d(4, 0.1, affine=False),
+        nn.Upsample(scale_factor=(2, 1)), nn.UpsamplingNearest2d(scale_factor=2), nn.UpsamplingBilinear2d((7, 9)),
+        nn.PixelShuffle(2), nn.PixelUnshuffle(3), nn.Hardtanh(-0.5, 0.75), nn.LeakyReLU(0.3), nn.ELU(0.5), nn.CELU(2.0),
+        nn.GELU("tanh"), nn.Softplus(2, 9), nn.Softmax(2), nn.Dropout(0.3), nn.Flatten(2), nn.Unflatten(1, (2, -1)),
+        isoconv.nn.Normalize([0.1, 0.2, 0.3, 0.4], [0.5, 1, 2, 3]), isoconv.nn.PositionBias(6, 6), isoconv.nn.Scale(0.1),
+        isoconv.nn.ChannelShift(0.25), isoconv.nn.GroupSort(None), isoconv.nn.MaxMin(-1), isoconv.nn.L2NormPool2d((2, 3)),
+        isoconv.nn.BatchCentering(4, bias=False), isoconv.nn.LayerCentering((2, 3)), isoconv.nn.Householder(4),
+        isoconv.nn.Concat(2), isoconv.nn.Slice(3, 1, 6, 2), isoconv.nn.Reshape((6, 24)), isoconv.nn.Permute((2, 0, 1)),
+        isoconv.nn.Translate(torch.rand(4, 1, 6)), nn.Linear(6, 3),
+    ],
+    LINE: [
+        nn.Conv1d(4, 6, 3, 2, 1, bias=False), nn.ConvTranspose1d(4, 2, 3), nn.ZeroPad1d(1), nn.ConstantPad1d(1, 0.5),
+        nn.CircularPad1d(2), nn.ReflectionPad1d(1), nn.ReplicationPad1d(2), nn.MaxPool1d(2), nn.AvgPool1d(3, 2, 1),
+        nn.AdaptiveAvgPool1d(4), nn.BatchNorm1d(4), nn.Dropout1d(0.1),
+    ],
+}  # fmt: skip
 BUILDERS = {"mine": Mine, "tied": tied, "shared": shared, "small": lambda: Small((1, 8, 8), 4)}
-BUILDERS["kinds"] = lambda: nn.Sequential(*copy.deepcopy(KINDS), nn.LazyLinear(4))
 BUILDERS["one module"] = lambda: nn.Linear(64, 4)
 
 
@@ -79,6 +94,19 @@ def assert_kept(model, shape, config):
         assert torch.equal(read(x), plain(model.eval(), shape)(x))
     assert read.to_record() == record and not read.training
     assert lipschitz_bound(read, shape).value == lipschitz_bound(model, shape).value
+
+
+def test_every_kind_is_kept():
+    kinds = {kind.__name__: kind for kind, rule in RULES.items() if rule.settings is not None}
+    others = kinds.keys() - {type(module).__name__ for modules in KINDS.values() for module in modules}
+    for shape, modules in (*KINDS.items(), (IMAGE, [kinds[name]() for name in sorted(others)])):
+        for module in modules:
+            joined = ["input"] * (1 + isinstance(module, (Add, Concat)))
+            graph = Graph({"a.b": module}, [("c", "a.b", joined)]).eval()
+            read = Graph.from_record(through_json(graph.to_record()), kinds).eval()
+            read.load_state_dict(graph.state_dict(), assign=True)
+            x = torch.randn(3, *shape)
+            assert type(read.a.b) is type(module) and torch.equal(read(x), graph(x)), module
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -152,7 +180,7 @@ def test_a_stopped_run_goes_on_with_the_same_function_alone(pictures, tmp_path):
 
     def other():
         model = Mine()
-        model.activation = nn.ReLU()
+        model.block.branch[2] = nn.ReLU()
         return model
 
     other.__qualname__ = "Mine"
@@ -207,8 +235,8 @@ BROKEN = {
     "an unknown kind": (("modules", "head", "kind"), "Sequential"),
     "a path to code": (("modules", "head", "kind"), "os:system"),
     "a kind without its settings": (("modules", "head", "kind"), "Conv2d"),
-    "in place": (("modules", "activation"), {"kind": "ReLU", "settings": {"inplace": True}}),
-    "a device": (("modules", "activation"), {"kind": "Linear", "settings": {"device": "cuda"}}),
+    "in place": (("modules", "block.branch.2"), {"kind": "ReLU", "settings": {"inplace": True}}),
+    "a device": (("modules", "block.branch.2"), {"kind": "Linear", "settings": {"device": "cuda"}}),
     "settings that are objects": (("modules", "head", "settings", "in_features"), {"a": 1}),
     "deep settings": (("modules", "head", "settings", "in_features"), json.loads("[" * 900 + "]" * 900)),
     "another size": (("modules", "head", "settings", "out_features"), 5),
