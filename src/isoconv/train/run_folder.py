@@ -204,10 +204,12 @@ class RunFolder:
     def finish(self, model: nn.Module, result: Mapping[str, Any], config: TrainConfig | None = None) -> None:
         """Write the plain model, its graph if the configuration says that it is the user's own, and the final figures."""
         self._check_lock()
-        if config is not None and is_own(config.model):
-            model, graph = to_graph(model, config)
+        if config is None or not is_own(config.model):
+            network = plain(model)
+        else:
+            network, graph = to_graph(model, config)
             graph.write(self.graph)
-        write_tensors(self.model, plain(model).state_dict(), {"format": "pt"})
+        write_tensors(self.model, network.state_dict(), {"format": "pt"})
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
 
@@ -327,8 +329,8 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         except Exception as error:  # whatever torch may have to say of modules and weights that do not fit
             reason = (str(error).splitlines() or [""])[-1].strip()
             raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {reason}") from None
+    model = plain(make_model(config)).eval()
     try:
-        model = plain(make_model(config)).eval()
         if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values()):
             raise RuntimeError
         model.load_state_dict(weights)
