@@ -39,12 +39,12 @@ class Optimiser:
     kind: str
     warm_up: int = 20
     on_gpu: tuple[str, ...] = ()
-    has_momentum: bool = False
+    is_ours: bool = False
 
-    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
-        """Return the optimiser of these parameters, with the learning rate in a tensor."""
+    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float, half: bool = False) -> "Optimizer":
+        """Return the optimiser of these parameters, with the learning rate in a tensor; the rest is for ours alone."""
         options: dict[str, Any] = dict.fromkeys(self.on_gpu, rate.is_cuda)
-        options |= {"momentum": momentum} if self.has_momentum else {}
+        options |= {"momentum": momentum, "half": half} if self.is_ours else {}
         return load(self.kind)(parameters, lr=rate, **options)  # type: ignore[no-any-return]
 
 
@@ -52,7 +52,7 @@ _STEEPEST = "steepest descent under the operator norm"
 OPTIMISERS = {
     optimiser.name: optimiser
     for optimiser in (
-        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, has_momentum=True),
+        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
         Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
         Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
     )
@@ -132,7 +132,7 @@ class NetworkSettings(Settings):
     def training(self) -> dict[str, Any]:
         """The settings that `fit` takes, as its keyword arguments."""
         names = ("optimiser", "lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "precision")}
 
 
 @dataclass(frozen=True)
