@@ -55,6 +55,15 @@ def train(
     flip: Annotated[
         bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random (default: yes; {_NOT_MIRRORED}: no)")
     ] = None,
+    augment: Annotated[
+        Any,
+        cli.parsed(
+            cli.parse_augmentation,
+            "--augment",
+            "<share[,strength]>",
+            "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5",
+        ),
+    ] = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,
     search: cli.Search = None,

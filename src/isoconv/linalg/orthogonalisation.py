@@ -249,7 +249,7 @@ def _approximate_polar_in_half(tall: Tensor, steps: int) -> Tensor:
         x = tall.to(torch.bfloat16)
         gram = x.mT @ x
         bound = 1.02 * torch.linalg.vector_norm(gram @ gram, dim=(-2, -1), keepdim=True, dtype=tall.dtype).sqrt()
-        x = x * bound.clamp_min(torch.finfo(tall.dtype).tiny).rsqrt().to(x.dtype)
+        x = x * bound.clamp_min(torch.finfo(x.dtype).tiny).rsqrt().to(x.dtype)
         for a, b, c in minimax_schedule(_LOWEST_IN_HALF, steps=steps):
             gram = x.mT @ x
             x = add_product(x, x, add_product(gram, gram, gram, c, b), 1, a)

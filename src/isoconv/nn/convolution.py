@@ -228,6 +228,9 @@ def convolve_same(
     else:
         _checked_mode(padding_mode)
         x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
+    if weight.shape[2:].numel() == 1 and x.stride(1) == 1 and not x.is_contiguous():
+        # Channels that lie side by side: a product of matrices, which takes less time than a convolution.
+        return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
     return F.conv1d(x, weight, bias) if weight.dim() == 3 else F.conv2d(x, weight, bias)
 
 

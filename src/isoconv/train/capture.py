@@ -15,10 +15,10 @@ Note [Back to the manifold]
 A step of steepest descent at rate r moves a matrix U by r in operator norm, so steps whose rates add up to s leave at most
 ‖UᵀU − I‖ ≤ 2s + s². (Not s²: that would need steps along the tangent space, and the momentum still points along older
 tangents. With momentum 0.9 the sum is 0.3s for large square matrices, 1.5s for some that are not square.) A captured step
-* uses matrices as they are while s ≤ 5e-4: off by 1e-3 at most, as TF32 leaves them. In bfloat16, whose rounding of the weights
-  alone is 2e-3, while s ≤ 0.01;
-* then, up to s = 0.0125, brings them back by a Newton–Schulz step of order 1, which leaves ¾(2s + s²)² ≤ 5e-4, with the Gram
-  matrix in TF32 where the network is in bfloat16;
+* uses matrices as they are while s ≤ 5e-4: off by 1e-3 at most, as TF32 leaves them. Where the network runs in bfloat16,
+  whose rounding of the weights alone is 2e-3, while s ≤ 0.01;
+* then, up to s = 0.0125, brings them back by a Newton–Schulz step of order 1, which leaves ¾(2s + s²)² ≤ 5e-4; its Gram
+  matrix is in TF32 where the network runs in bfloat16;
 * beyond that, and after steps of other optimisers, whose length nobody knows, by one of order 3 that never diverges.
 Whoever looks at a weight (evaluation, `plain`, what is saved as the network, an eager step) settles it exactly, as ever.
 
@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -235,7 +235,7 @@ class SharedUpdate:
         joint = several or any(stack.wholes for stack in self.stacks)
         self.optimiser = _join_optimisers(learners, self.stacks) if joint else learners[0].optimiser
         short = isinstance(self.optimiser, SteepestDescent) and not learners[0].update
-        self.way = _NEAR if short else math.inf
+        self.way = 1.0 if short else math.inf  # of the steps before this nobody knows
         for one in learners if self.compiled else ():
             one.called = compile_network(one.model)
         # The passes of several networks run on streams of their own; those that build and move weights are others.
@@ -336,6 +336,8 @@ def prepare_weights(
                     ready.record(stream)
             for layer, weight in zip(stack.layers, weights, strict=True):
                 layer.weight_source = partial(_take, weight, ready)
+                if stream is not None and ahead:
+                    weight.record_stream(torch.cuda.current_stream(weight.device))
         if ahead:
             streams.join()
         yield
@@ -477,35 +479,37 @@ def compile_network(model: nn.Module) -> nn.Module:
     pieces share their code, so that many like blocks compile as fast as a few. Where there is no compiler, it says so in one
     warning and runs as it is.
     """
-    if type(model).forward is not nn.Sequential.forward:
-        return torch.compile(model, dynamic=False)  # type: ignore[return-value]
     pieces: list[list[nn.Module]] = [[]]
-    for module in model.children():
+    for module in model.children() if type(model).forward is nn.Sequential.forward else [model]:
         if pieces[-1] and any(p.dim() > 1 for p in module.parameters()):
             pieces.append([])
         pieces[-1].append(module)
     twin, run = copy.copy(model), torch.compile(_run_in_turn, dynamic=False)
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(*inputs: Any, **options: Any) -> Any:
         try:
-            with torch._dynamo.config.patch(recompile_limit=max(8, 2 * len(pieces))):
-                for piece in pieces:
-                    x = run(piece, x)
-            return x
+            # torch warns of weights that are no leaves, which is what they are meant to be.
+            limit = torch._dynamo.config.patch(recompile_limit=max(8, 2 * len(pieces)))
+            with limit, warnings.catch_warnings(action="ignore"):
+                result = run(pieces[0], *inputs, **options)
+                for piece in pieces[1:]:
+                    result = run(piece, result)
+            return result
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = " ".join(str(error).split())[:200]
             warnings.warn(f"Expected a compiler, to train faster. The network runs uncompiled: {reason}", stacklevel=2)
             twin.forward = model.forward
-            return model(x)
+            return model(*inputs, **options)
 
     twin.forward = forward
     return twin
 
 
-def _run_in_turn(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
-    for module in modules:
-        x = module(x)
-    return x
+def _run_in_turn(modules: Sequence[nn.Module], *inputs: Any, **options: Any) -> Any:
+    result = modules[0](*inputs, **options)
+    for module in modules[1:]:
+        result = module(result)
+    return result
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

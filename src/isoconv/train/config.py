@@ -141,6 +141,7 @@ class TrainConfig(NetworkSettings):
 
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
+    augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
     """
 
     positive = ("lr", "margin", "temperature")
@@ -162,6 +163,7 @@ class TrainConfig(NetworkSettings):
     offset: float = 0.7071
     crop_padding: int = 0
     flip: bool = False
+    augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -170,6 +172,8 @@ class TrainConfig(NetworkSettings):
         got = f"{self.conv} and {self.activation}"
         require(fits, f"no conv and no activation for {self.model}, which has its own", got)
         require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
+        share, strength = self.augment
+        require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         shape = self.input_shape
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
