@@ -184,8 +184,9 @@ class TrainConfig(NetworkSettings):
             require(least < value < math.inf, f"a number above {least:g} for the option {name}", value)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; `loss_options` only where there are any."""
-        return {name: value for name, value in super().to_fields().items() if name != "loss_options" or value}
+        """Return the fields as plain data; `loss_options` and `augment` only where there are any."""
+        there = {"loss_options": bool(self.loss_options), "augment": self.augment[0] > 0}
+        return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""
