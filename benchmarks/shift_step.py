@@ -41,6 +41,7 @@ class Bench:
         self.batch = 8 if small else 256
         self.rounds, self.calls = (2, 2) if small else (7, 60)
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor()
+        self.built: dict[str, Any] = {}  # what became of the last step that was made
         self.found: dict[str, Any] = {"device": name, "torch": torch.__version__, "batch": self.batch}
 
     def run(self, name: str, part: "Callable[[Bench], dict[str, Any]]") -> None:
@@ -91,6 +92,8 @@ class Bench:
         for _ in range(2 if self.small else 40):  # warm-up, compilation, capture of every kind of step
             step()
         self.wait()
+        graphs = [len(group.graphs) for group in stepper.groups]
+        self.built = {"compiled": learner.called.forward != network.forward, "graphs": graphs}
         return step
 
 
@@ -157,9 +160,9 @@ def measure_shift(bench: Bench) -> dict[str, Any]:
         network, began = make_shift_net(bench.small), time.perf_counter()
         network = unconstrain(network) if name == "unconstrained" else network
         cases[name] = bench.make_step("shift-m", network, **kind)
-        figures[f"{name}_setup_seconds"] = round(time.perf_counter() - began, 1)
+        figures[name] = bench.built | {"setup_seconds": round(time.perf_counter() - began, 1)}
         if bench.device.type == "cuda":
-            figures[f"{name}_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20)
+            figures[name]["memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20)
     times = bench.race(cases)
     for name, each in times.items():
         figures[f"{name}_ms"] = median(each)
@@ -201,6 +204,8 @@ def measure_large(bench: Bench) -> dict[str, Any]:
     for name, wanted in (("bcop_adam", 1.2), ("bcop_steepest", 1.35)):
         figures[f"{name}_ratio"] = median(a / b for a, b in zip(times[name], times["ordinary"], strict=True))
         figures[f"{name}_ratio_wanted"] = wanted
+    if bench.device.type == "cuda":
+        figures |= {f"{name}_kernels": _profile(step, most=15) for name, step in cases.items()}
     return figures
 
 
