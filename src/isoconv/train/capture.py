@@ -268,7 +268,8 @@ class SharedUpdate:
 
     def choose_settling(self, rate: float) -> int:
         """Return `settle` of the next step, which has this rate."""
-        settle = 0 if self.way <= _UNSEEN[self.learners[0].half] else 1 if self.way <= _NEAR else 3
+        far = self.way > _UNSEEN[self.learners[0].half] or self.way + rate > _NEAR  # or would be after the step
+        settle = 3 if self.way > _NEAR else int(far)
         self.way = math.inf if self.way == math.inf else rate if settle else self.way + rate
         return settle
 
