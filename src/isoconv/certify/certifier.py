@@ -34,10 +34,11 @@ from isoconv.certify.composition import (
     network_constants,
     node_bound,
 )
-from isoconv.certify.graph import check_shape, nodes_of, plain_network, refuse_global_hooks
+from isoconv.certify.graph import nodes_of, plain_network, refuse_global_hooks
 from isoconv.certify.rules import ARITHMETICS
 from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
 from isoconv.linalg.rounding import add_up, gamma, mul_up, sqrt_up, up
+from isoconv.nn.graph import check_shape
 from isoconv.records import require
 
 CRITERIA = ("pairs", "per-class")
@@ -87,7 +88,7 @@ class Certifier:
         require(isinstance(p, (int, float)) and p >= 1, "a norm with p of at least 1", p)
         self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
         self.input_range, self.input_shape = _check_range(input_range), check_shape(input_shape)
-        self.deployed = plain_network(model)  # as it is kept in a file
+        self.deployed = plain_network(model, self.input_shape)  # as it is kept in a file
         wide = any(tensor.dtype == torch.float64 for tensor in self.deployed.state_dict().values())
         require(arithmetic == "float64" or not wide, "float32 weights for a float32 certificate", "float64 weights")
         self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run

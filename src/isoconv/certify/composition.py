@@ -6,6 +6,23 @@ node's own bound times that of the value it takes. Each node is bounded from the
 the image that reaches it, in float64 and outwards (`isoconv.linalg.bounds`). A module of which nothing is known is an
 error that names it, never a silent 1. What is known of each kind stands in `isoconv.certify.rules`.
 
+Note [Relations]
+Where values meet again it matters what they have in common. A *base* is the network's input, or a value that is taken
+more than once. A *relation* (S, f) of a value v to a base b that every way from the input to v passes through says
+
+    ‖Δv‖ ≤ f·‖(Δb)_S‖        for any two inputs of the network, S a set of b's entries and Δ the difference.
+
+* b itself has (all, 1). A node of one input u and bound L has (S_u, L·f_u).
+* Kinds that select (slices, reshapes, permutations) have outputs that are some of their inputs, each at most once. While
+  nothing else has happened since b, v is a list of entries of b, none of them twice, and S is the set of those, with f = 1.
+* Concatenation: ‖Δv‖² = Σ‖Δu_k‖² ≤ Σ_k f_k²‖(Δb)_{S_k}‖² ≤ max_e(Σ_{k: e ∈ S_k} f_k²)·‖(Δb)_S‖² with S = ∪S_k, the
+  maximum over the entries e of S. So slices that share no entry count by the largest f_k.
+* Sum: ‖Δv‖ ≤ Σ f_k‖(Δb)_{S_k}‖ ≤ (Σ f_k)·‖(Δb)_S‖. If no two S_k share an entry, the inequality of Cauchy and Schwarz
+  gives √(Σ f_k²).
+
+A value of several inputs has relations to the bases that all of them have. As ‖(Δb)_S‖ ≤ ‖Δb‖, its constant is at most
+f·constant(b) for each of its bases; the smallest is taken.
+
 Note [Forward error]
 Let h be the exact input of a node, ĥ what was computed for it, and ‖ĥ − h‖ ≤ E, ‖h‖ ≤ H. A layer with matrix A, bias b
 (norm B over all positions), Lipschitz bound L and sums of n products gives, whatever the order of summation and with or
@@ -14,25 +31,29 @@ without fused multiply-add, |computed − exact| ≤ γ_{n+1}(|A||ĥ| + |b|) in 
     E' = L·E + γ_{n+1}(‖|A|‖(H + E) + B) + √outputs·2(n + 1)·tiny,        H' = L·H + B,
 
 with ‖|A|‖ ≤ √(largest row sum · largest column sum of |A|). Activations that choose among their inputs, padding,
-reordering and max-pooling do not round: E' = L·E, H' = L·H. For the other kinds see Note [Rounding of kinds]. Beginning
-with H = ‖x‖, E = 0, both stay affine functions of ‖x‖. So the logits err by at most α + β‖x‖, for every input x.
+reordering and max-pooling do not round: E' = L·E, H' = L·H. For the other kinds see Note [Rounding of kinds]. A sum takes
+ΣH_k and ΣE_k for H and E, and then rounds as a layer with n = (its inputs) − 2 and ‖|A|‖ = 1. A concatenation takes
+√ΣH_k² and √ΣE_k²; for affine functions √Σ(a_k + b_k‖x‖)² ≤ √Σa_k² + √Σb_k²·‖x‖. Beginning with H = ‖x‖, E = 0, all stay
+affine functions of ‖x‖. So the logits err by at most α + β‖x‖, for every input x.
 
 This takes a convolution for sums of products, the weights and the inputs as they are: no Winograd, no FFT, no TF32;
 `isoconv.certify` switches the libraries off that may choose them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from isoconv.certify.graph import INPUT, naming, nodes_of, plain_network
+from isoconv.certify.graph import naming, nodes_of, plain_network
 from isoconv.certify.rules import ARITHMETICS, Node
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
+from isoconv.nn.graph import INPUT
 from isoconv.records import require
 
 #: The error bound is for inputs up to this norm: beyond it something might overflow.
@@ -41,17 +62,16 @@ T = TypeVar("T")
 
 
 def compose(
-    nodes: Sequence[Node], bounds: Sequence[float], start: T, step: Callable[[Node, float, T], T]
+    nodes: Sequence[Node], bounds: Sequence[float], start: T, step: Callable[[Node, float, list[T]], T]
 ) -> dict[str, T]:
     """Return what holds of each node's value by its name, `start` holding of the network's input.
 
-    This is the one place that follows the graph. `step` takes a node, its own bound and what holds of its input.
+    This is the one place that follows the graph. `step` takes a node, its own bound and what holds of each of its inputs.
     """
     values = {INPUT: start}
     for node, bound in zip(nodes, bounds, strict=True):
-        (source,) = node.inputs
         with naming(node):
-            values[node.name] = step(node, bound, values[source])
+            values[node.name] = step(node, bound, [values[source] for source in node.inputs])
     return values
 
 
@@ -89,12 +109,12 @@ def lipschitz_bound(model: nn.Module, input_shape: Sequence[int]) -> LipschitzBo
 
     The bound is for the exact function that the weights define; `Certifier` adds the rounding of the network that runs.
 
-    `input_shape` is without the batch: (C, H, W), (C, L) or (features,). Works on any `nn.Sequential`, nested as you like,
-    of convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, fixed scaling, padding, pooling, flatten,
-    (un)shuffle, nearest-neighbour upsampling and batch normalisation, and of modules with a rule from
-    `register`. Anything else is refused by name.
+    `input_shape` is without the batch: (C, H, W), (C, L) or (features,). Works on any network whose forward can be traced
+    (see `isoconv.plain`): convolutions, linear layers, MaxMin, GroupSort, ReLU and other activations, fixed scaling,
+    padding, pooling, flatten, (un)shuffle, nearest-neighbour upsampling, batch normalisation, and modules with a rule from
+    `register`; sums, concatenations, slices and reshapes of their values. Anything else is refused by name.
     """
-    nodes = nodes_of(plain_network(model), input_shape)
+    nodes = nodes_of(plain_network(model, input_shape), input_shape)
     return describe_bounds(nodes, [node_bound(node) for node in nodes])
 
 
@@ -107,9 +127,67 @@ def node_bound(node: Node) -> float:
     return bound
 
 
+@dataclass(frozen=True)
+class _Relation:
+    """‖Δv‖ ≤ factor·‖(Δb)_entries‖ for a value v and a base b; no `entries`: all of them.
+
+    `selection`, in the shape of v, has for each entry of v the entry of b that it is; None if v is no selection of b.
+    """
+
+    factor: float
+    entries: Tensor | None = None
+    selection: Tensor | None = None
+
+
+_Relations = dict[str, _Relation]  # by the base's name
+
+
 def network_constants(nodes: Sequence[Node], bounds: Sequence[float]) -> dict[str, float]:
-    """Return the constant of each node's value as a function of the input, by name."""
-    return compose(nodes, bounds, up(1.0), lambda node, bound, constant: up(constant * bound))
+    """Return the constant of each node's value as a function of the input, by name: Note [Relations]."""
+    taken = Counter(source for node in nodes for source in node.inputs)
+    shapes = {INPUT: nodes[0].input_shape, **{node.name: node.output_shape for node in nodes}}
+    constants, joins = {INPUT: 1.0}, any(node.rule.joins for node in nodes)
+
+    def as_base(name: str, factor: float) -> _Relations:
+        shared = joins and taken[name] > 1
+        indices = torch.arange(shapes[name].numel()).reshape(shapes[name]) if shared else None
+        return {name: _Relation(factor, None, indices)} if shared or name == INPUT else {}
+
+    def step(node: Node, bound: float, inputs: list[_Relations]) -> _Relations:
+        common = [base for base in inputs[0] if all(base in relations for relations in inputs[1:])]
+        relations = {base: _relate(node, bound, [r[base] for r in inputs], shapes[base].numel()) for base in common}
+        factors = {base: relation.factor for base, relation in relations.items()}
+        constants[node.name] = min(f if b == INPUT else up(f * constants[b]) for b, f in factors.items())
+        return relations | as_base(node.name, 1.0)
+
+    compose(nodes, bounds, as_base(INPUT, up(1.0)), step)
+    return constants
+
+
+def _relate(node: Node, bound: float, inputs: Sequence[_Relation], size: int) -> _Relation:
+    """Return the relation of a node's value to a base of so many entries, from those of its inputs."""
+    first = inputs[0]
+    if node.rule.joins is None:
+        if not node.rule.selects or first.selection is None:
+            return _Relation(up(first.factor * bound), first.entries)
+        chosen = node.module(first.selection[None])[0]
+        return _Relation(
+            first.factor, torch.zeros(size, dtype=torch.bool).index_fill(0, chosen.flatten(), True), chosen
+        )
+    whole = all(relation.entries is None for relation in inputs)  # then one entry stands for all
+    counts = torch.zeros(1 if whole else size, dtype=torch.int64)
+    squares = torch.zeros(counts.shape, dtype=torch.float64)
+    for relation in inputs:
+        entries = torch.ones_like(counts, dtype=torch.bool) if relation.entries is None else relation.entries
+        larger = squares[entries] + up(relation.factor**2)
+        squares[entries] = torch.nextafter(larger, torch.full_like(larger, math.inf))
+        counts += entries
+    disjoint, factors = int(counts.max()) <= 1, [relation.factor for relation in inputs]
+    if node.rule.joins == "concat":
+        factor = max(factors) if disjoint else sqrt_up(float(squares.max()))
+    else:
+        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else add_up(*factors)
+    return _Relation(factor, None if whole or bool(counts.all()) else counts > 0)
 
 
 def describe_bounds(nodes: Sequence[Node], bounds: Sequence[float]) -> LipschitzBound:
@@ -123,7 +201,14 @@ def constant_in_norm(nodes: Sequence[Node], p: float) -> float | None:
     norms = [node.rule.norms(node) for node in nodes if node.rule.norms is not None]
     if len(norms) < len(nodes):
         return None
-    return network_constants(nodes, [one if p == 1 else infinity for one, infinity in norms])[nodes[-1].name]
+
+    def step(node: Node, bound: float, inputs: list[float]) -> float:
+        """Add the constants of several inputs; the largest norm of a concatenation is the largest of its parts."""
+        largest = node.rule.joins is None or (node.rule.joins == "concat" and p != 1)
+        return up((max(inputs) if largest else add_up(*inputs)) * bound)
+
+    bounds = [one if p == 1 else infinity for one, infinity in norms]
+    return compose(nodes, bounds, up(1.0), step)[nodes[-1].name]
 
 
 # Rounding ---------------------------------------------------------------------------------------------------------
@@ -161,11 +246,11 @@ def forward_error(nodes: Sequence[Node], bounds: Sequence[float], arithmetic: st
     """
     unit, tiny, huge = ARITHMETICS[arithmetic]
 
-    def step(node: Node, bound: float, sizes: _Sizes) -> _Sizes:
+    def step(node: Node, bound: float, inputs: list[_Sizes]) -> _Sizes:
         """Return the recursion of Note [Forward error]."""
-        size, error = sizes
-        if error is _INFINITE:
-            return sizes
+        if any(error is _INFINITE for _, error in inputs):
+            return inputs[0][0], _INFINITE
+        size, error = (_join(node, part) for part in zip(*inputs, strict=True))
         if node.rule.rounding is None:
             raise IsoconvError(f"Expected modules whose rounding is known. Got {node.place}, whose rule has none.")
         rounding = node.rule.rounding(node, bound, arithmetic)
@@ -184,3 +269,13 @@ def forward_error(nodes: Sequence[Node], bounds: Sequence[float], arithmetic: st
         return size.times(bound).shifted(rounding.constant), error.times(bound).plus(rounded)
 
     return compose(nodes, bounds, (ForwardError(0.0, 1.0), ForwardError(0.0, 0.0)), step)[nodes[-1].name][1]
+
+
+def _join(node: Node, parts: Sequence[ForwardError]) -> ForwardError:
+    """Return a bound of the norm of a sum, or of a concatenation, from those of its parts."""
+    if len(parts) == 1:
+        return parts[0]
+    sides = [part.offset for part in parts], [part.slope for part in parts]
+    if node.rule.joins == "sum":
+        return ForwardError(*(add_up(*side) for side in sides))
+    return ForwardError(*(sqrt_up(add_up(*(up(value * value) for value in side))) for side in sides))

@@ -15,6 +15,7 @@ from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.certify.rules import Node
 from isoconv.linalg.bounds import fold_stride
 from isoconv.linalg.spectrum import circular_singular_values
+from isoconv.nn.graph import INPUT
 from isoconv.records import require
 
 
@@ -37,7 +38,7 @@ def singular_values(model: nn.Module, input_shape: Sequence[int]) -> list[LayerS
     Convolutions must pad circularly, to their own size divided by the stride, as all of `isoconv.models` do: then one
     small SVD per frequency gives the values of the dense Jacobian.
     """
-    nodes = nodes_of(plain_network(model), input_shape)
+    nodes = nodes_of(plain_network(model, input_shape), input_shape)
     return [LayerSpectrum(title, node.name, node.kind, _values(node)) for title, node in _layers(nodes).items()]
 
 
@@ -73,17 +74,19 @@ def gradient_norms(model: nn.Module, images: Tensor, labels: Tensor) -> Gradient
     fits = images.is_floating_point() and images.dim() >= 2 and len(images) > 0
     require(fits, "floating-point images (N, …)", f"{images.dtype} of shape {tuple(images.shape)}")
     require(labels.shape == images.shape[:1], f"one label for each of {len(images)} images", tuple(labels.shape))
-    nodes = nodes_of(plain_network(model), images.shape[1:])
+    nodes = nodes_of(plain_network(model, images.shape[1:]), images.shape[1:])
     layers = _layers(nodes)
     device = next((p.device for node in nodes for p in node.module.parameters()), images.device)
     inputs, labels = [], labels.to(device)[:, None]
     with torch.enable_grad():
         x = images.detach().to(device, torch.float64).requires_grad_()
+        values = {INPUT: x}
         for node in nodes:
+            taken = [values[source] for source in node.inputs]
             # A layer with weights, or the circular padding that belongs to the one behind it.
             if node.merged or (node in layers.values() and node.circular is None):
-                inputs.append(x)
-            x = node.module.double()(x)
+                inputs.append(taken[0])
+            values[node.name] = x = node.module.double()(*taken)
         logits = x.dim() == 2 and x.shape[1] >= 2 and len(inputs) > 0
         require(logits, "logits (N, classes) of at least 2 classes", f"shape {tuple(x.shape)}")
         margins = x.gather(1, labels)[:, 0] - x.scatter(1, labels, -torch.inf).amax(dim=1)

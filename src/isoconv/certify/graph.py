@@ -1,10 +1,11 @@
 """From a network to its nodes: the modules that it consists of, in order, with the shapes that reach them.
 
-Today every network is a chain, an `nn.Sequential` nested as you like. Nodes name their inputs, and what is proved of the
-whole is composed along those names, in `isoconv.certify.composition` alone.
+A network is a chain, an `nn.Sequential` nested as you like, or a `Graph`, which any other network is traced into. Nodes
+name their inputs, and what is proved of the whole is composed along those names, in `isoconv.certify.composition` alone.
 """
 
 import copy
+from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,15 +21,14 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import isoconv.nn
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
-from isoconv.nn import METHODS, plain
-from isoconv.nn.methods import load
-from isoconv.nn.plain_model import is_patched
+from isoconv.nn import plain
+from isoconv.nn.graph import INPUT, Graph, check_shape
+from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, unwrap
+from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
 from isoconv.records import require
 
-INPUT = "input"  # the name of the network's own input
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = {bool, int, float, str, type(None), *np.sctypeDict.values()}
@@ -40,39 +40,31 @@ _HARMLESS = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations
 _HARMLESS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__", "extra_repr"}
 
 
-def plain_network(model: nn.Module) -> nn.Module:
-    """Return `plain(model)`, frozen and in evaluation mode: what is certified. Refuse what has no known rule.
+def plain_network(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
+    """Return `plain(model, input_shape)`, frozen and in evaluation mode: what is certified. Refuse what has no rule.
 
     A model that is plain already is copied. Every certification calls this once.
     """
     refuse_strangers(model)
-    is_plain = all(type(module) is nn.Sequential or type(module) in RULES for module in model.modules())
-    network = copy.deepcopy(model) if is_plain else plain(model)
+    containers = (Graph, nn.Module) if type(model) is Graph else (nn.Sequential,)
+    is_plain = all(type(module) in containers or type(module) in RULES for module in model.modules())
+    network = copy.deepcopy(model) if is_plain else plain(model, check_shape(input_shape))
     return network.eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def nodes_of(network: nn.Module, input_shape: Sequence[int]) -> list[Node]:
     """Return the nodes of a plain network in evaluation mode, for inputs of `input_shape` (without the batch)."""
-    shape, inputs = check_shape(input_shape), (INPUT,)
-    nodes: list[Node] = []
-    for path, module in _leaves(network):
-        name = path if path.isprintable() and path != INPUT else ascii(path)
-        nodes.append(_node(Node(name or "model", module, inputs, shape, shape, path)))
-        shape, inputs = nodes[-1].output_shape, (nodes[-1].name,)
+    shapes, nodes = {INPUT: check_shape(input_shape)}, list[Node]()
+    for name, path, inputs, module in _steps(network):
+        known = name not in shapes and set(inputs) <= set(shapes)  # what is proved of a node is kept by its name
+        require(known, "a name of its own for each module, and inputs before it", f"{name} of {', '.join(inputs)}")
+        shape = shapes[inputs[0]]
+        nodes.append(_node(Node(name, module, tuple(inputs), shape, shape, path), [shapes[key] for key in inputs]))
+        shapes[name] = nodes[-1].output_shape
     require(bool(nodes), "a network of at least one module", "an empty one")
-    names = [node.name for node in nodes]  # what is proved of a node is kept by its name
-    require(len(set(names)) == len(names), "a name of its own for each module", ", ".join(names))
     _merge_circular_pads(nodes)
     return nodes
-
-
-def check_shape(input_shape: Sequence[int]) -> torch.Size:
-    """Return the shape of an input without the batch: some positive whole numbers."""
-    sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
-    whole = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
-    require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
-    return torch.Size(sizes)
 
 
 @contextmanager
@@ -84,30 +76,38 @@ def naming(node: Node) -> Iterator[None]:
         raise IsoconvError(str(error) if node.place in str(error) else f"{error} (in {node.place})") from None
 
 
+def _steps(network: nn.Module) -> Iterator[tuple[str, str, Sequence[str], nn.Module]]:
+    """Yield the name, the path, the inputs and the module of each step, in the order in which they are made."""
+    if type(network) is Graph:
+        yield from ((*node, network.get_submodule(node.path)) for node in network.nodes)
+        return
+    source = INPUT
+    for path, module in _leaves(network):
+        name = (path if path.isprintable() and path != INPUT else ascii(path)) if path else "model"
+        yield name, path, (source,), module
+        source = name
+
+
 def _leaves(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
     """Return the leaf modules of nested Sequentials in the order in which they are applied, each as often as it is."""
     if type(model) is not nn.Sequential:
         return [(path, model)]
-    return [leaf for name, child in _children(model, path) for leaf in _leaves(child, name)]
+    return [leaf for name, child in children_of(model, path) for leaf in _leaves(child, name)]
 
 
-def _children(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
-    """Return a module's children by their paths; no method is asked for them, as it might be one of its own."""
-    children = vars(module)["_modules"].items()
-    return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
-
-
-def _node(node: Node) -> Node:
-    """Return the node with its output shape and its settings, or refuse the module."""
+def _node(node: Node, shapes: Sequence[torch.Size]) -> Node:
+    """Return the node with its output shape and its settings, or refuse the module. `shapes` are those of its inputs."""
     require_rule(type(node.module) in RULES, type(node.module), node.name)
+    single = len(shapes) == 1 or node.rule.joins is not None
+    require(single, f"one input of {node.place}", len(shapes))
     axes = ("channels", "length") if node.kind.endswith("1d") else ("channels", "height", "width")
     image = not node.rule.image or len(node.input_shape) == len(axes)
     require(image, f"an input ({', '.join(axes)}) for {node.place}", tuple(node.input_shape))
     tensors = node.module.state_dict().values()
     probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
     try:
-        first, second = (node.module(probe.new_zeros(n, *node.input_shape)).shape for n in _TWO_BATCHES)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IsoconvError) as error:
+        first, second = (node.module(*[probe.new_zeros(n, *s) for s in shapes]).shape for n in _TWO_BATCHES)
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:  # IsoconvError is a ValueError
         reason = str(error).splitlines()[0]
         raise IsoconvError(f"Expected an input that {node.place} can take. {reason}") from None
     whole = (first[0], second[0]) == _TWO_BATCHES and first[1:] == second[1:]
@@ -134,15 +134,15 @@ def _merge_circular_pads(nodes: list[Node]) -> None:
 def refuse_strangers(model: nn.Module) -> None:
     """Refuse whatever may compute something else than its class is known for.
 
-    What is known of a class is known of that class alone: a subclass, an instance with a forward of its own, a hook, a
-    parametrisation or a tensor subclass may do anything. A subclass of nn.Sequential that only constructs its layers is
-    accepted.
+    What is known of a class is known of that class alone: a subclass of it, an instance with a forward of its own, a hook,
+    a parametrisation or a tensor subclass may do anything. Classes of users that hold such modules are traced.
     """
     require(isinstance(model, nn.Module), "a network, a torch.nn.Module", type(model).__name__)
     refuse_global_hooks()
-    ours = [kind for name in isoconv.nn.__all__ if isinstance(kind := getattr(isoconv.nn, name), type)]
-    methods = [load(path) for method in METHODS.values() for path in (method.layer, method.linear)]
-    _refuse_strangers(model, "", {*RULES, *ours, *methods}, inside=False)
+    while (inner := unwrap(model, once=True)) is not model:
+        _refuse_hooks(model, type(model).__name__)
+        model = inner
+    _refuse_strangers(model, "", {*RULES, *our_kinds()}, inside=False)
 
 
 def refuse_global_hooks() -> None:
@@ -161,22 +161,35 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     plain_weights = not parametrize.is_parametrized(module)
     require(plain_weights, "plain weights, by remove_parametrizations", f"parametrised ones at {place}")
     tables = {type(state[name]) for name in ("_modules", "_parameters", "_buffers")} <= {dict, OrderedDict}
-    ruled = tables and not is_patched(module) and (inside or kind in known or _is_sequence(module, place))
+    ruled = tables and not is_patched(module) and (inside or kind in known or _is_container(module, place, known))
     require_rule(ruled, kind, place)
-    hooks = any(state[name] for name in _HOOKS)
-    require(not hooks, "modules without forward hooks and state_dict hooks", f"some at {place}: remove them first")
+    _refuse_hooks(module, place)
     _check_tensors(module, place)
-    inside = inside or kind in RULES or not issubclass(kind, nn.Sequential)
-    for child_name, child in _children(module, name):
+    inside = inside or kind in RULES
+    for child_name, child in children_of(module, name):
         _refuse_strangers(child, child_name, known, inside)
 
 
-def _is_sequence(module: nn.Module, place: str) -> bool:
-    """Return whether a module is an nn.Sequential, or a subclass that only says which children it has."""
+def _refuse_hooks(module: nn.Module, place: str) -> None:
+    hooks = any(vars(module)[name] for name in _HOOKS)
+    require(not hooks, "modules without forward hooks and state_dict hooks", f"some at {place}: remove them first")
+
+
+def _is_container(module: nn.Module, place: str, known: set[type]) -> bool:
+    """Return whether a module is a sequence, or of a class that holds others and says in its forward what they do."""
     kind = type(module)
-    if not issubclass(kind, nn.Sequential):
-        return False
+    if issubclass(kind, nn.Sequential):
+        return _is_sequence(module, place)
+    bases = {base for base in kind.__mro__ if base in known or getattr(nn, base.__name__, None) is base}
+    held = place != "model" and kind in CONTAINERS  # for the forward of the module around
+    return held or (type(kind) in (type, ABCMeta) and bases <= CONTAINERS and kind.forward is not nn.Module.forward)
+
+
+def _is_sequence(module: nn.Module, place: str) -> bool:
+    """Return whether a module is an nn.Sequential, or a subclass that only says which children it has, or its forward."""
+    kind = type(module)
     own = {name for base in kind.__mro__ if base not in nn.Sequential.__mro__ for name in vars(base)} - _HARMLESS
+    own -= {"forward"} if callable(kind.forward) else set()
     taken = [name for name in sorted(own) if name in _SEQUENTIAL or (name.startswith("__") and name.endswith("__"))]
     expected = "an nn.Sequential that only says which layers it has"
     require(None not in vars(module)["_modules"].values(), expected, f"None among those at {place}")
@@ -199,7 +212,7 @@ def _check_tensors(module: nn.Module, place: str) -> None:
     if rule is not None and rule.settings is not None:
         odd = [name for name, value in state.items() if name not in _MODULE and not _is_plain(value)]
         require(not odd, "attributes that are plain numbers, names or sizes", f"{', '.join(odd)} of {place}")
-    if issubclass(kind, nn.Sequential) if rule is None else rule.settings is not None:
+    if is_ordinary_sequence(module) if rule is None else rule.settings is not None:
         extra = [name for name in tensors if name not in known] + list(state["_non_persistent_buffers_set"])
         require(not extra, f"no tensor {', '.join(map(repr, extra))} in {kind.__name__} at {place}", "one")
 

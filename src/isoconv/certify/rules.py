@@ -13,9 +13,21 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
 * A function of each entry has the largest of its slopes: 1 for ReLU, ReLU6, Hardtanh, Abs, Tanh, Softsign; at most 1 for
   Sigmoid. Sorting is a permutation on either side of a tie.
 * Average pooling is a convolution of each channel with equal weights.
-* ChannelShift permutes its inputs; PositionBias adds a constant; HalfAbs has slopes ±1. The norm over positions obeys
+* ChannelShift permutes its inputs; PositionBias and Translate add a constant; HalfAbs has slopes ±1.
+* The norm over positions obeys
   |‖a‖ − ‖b‖| ≤ ‖a − b‖ in every channel: constant 1 for p = 2 and, as ‖·‖₂ ≤ ‖·‖₁, for p = 1; √positions for p = ∞.
-* Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|.
+  Windows that do not overlap are as good.
+* LayerCentering is the projection x − mean(x), symmetric: constant 1, and 1 − 1/n + (n − 1)/n < 2 for p = 1 and ∞.
+  BatchCentering in evaluation adds a constant to each channel.
+* Householder maps a pair z to z where vᵀz ≥ 0 and to its mirror image elsewhere. Both are orthogonal maps and agree where
+  vᵀz = 0, so a segment that crosses that line is not lengthened: constant 1. For p = 1 and ∞ the entries of a column or row
+  are |cos| + |sin| ≤ √2.
+* Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|. Normalize
+  divides by the channel's σ: 1/(the least σ). Every dropout is the identity in evaluation.
+* Smooth functions of each number: Note [Slopes] in `isoconv.certify.activations`. Average pooling whose divisor varies,
+  adaptive pooling and linear interpolation: Note [Separable maps] in `isoconv.certify.separable`.
+* Softmax p of some numbers has the Jacobian diag(p) − ppᵀ, symmetric, whose rows have absolute sums 2pᵢ(1 − pᵢ) ≤ ½:
+  constant ½ in every norm.
 
 Note [Rounding of kinds]
 Each rule says how its module rounds, as a `Rounding`: for the computed input ĥ, ‖computed f(ĥ) − f(ĥ)‖ is at most
@@ -30,7 +42,8 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
 * What only chooses, moves or repeats numbers does not round. Hardtanh and constant padding choose among their inputs and
   constants: ‖f(h)‖ ≤ L·‖h‖ + ‖f(0)‖, and ‖f(0)‖ is at most c = √outputs·|constant|. In float32 the constants must be
   float32 numbers, or another function would be computed.
-* PositionBias: one sum, n = 0, c the norm of the bias over all channels.
+* PositionBias, Translate: one sum, n = 0, c the norm of the bias over all that it is added to.
+* Add of m values: m − 1 sums, in any order, so n = m − 2, of the sum of the values' absolute values.
 * L2NormPool2d adds up n squares, in any order, with fused multiply-add or without, in this precision or a wider one, and
   takes the root: that is what torch.linalg.vector_norm does, and what an exported graph says. (Scaling the numbers first,
   as BLAS does, would round more often; neither does.) A square passes through at most n roundings, and all are positive,
@@ -38,6 +51,15 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
   zero, loses at most tiny, so |e| ≤ 2n·tiny. As |√a − √b| ≤ √|a − b| and |√(1 + θ) − 1| ≤ |θ|, the root is off by at most
   γ_n√s + √|e|, and rounding it makes that γ_{n+1}√s + √(4n·tiny). The roots' norm is that of the input: A = 1. Squares
   overflow from √huge on: inputs have to stay below that.
+* LayerCentering: a sum of n numbers, a product with 1/n, itself rounded, and a difference: at most n + 2 roundings of each
+  term, and one of h. The error is at most γ_{n+2}(|ĥ| + mean|ĥ|), and the mean's norm is at most ‖ĥ‖: A = 2. Sums are at
+  most n times larger than means.
+* BatchCentering: mean − bias, and a difference: n = 1, c the norm of |mean| + |bias| over all positions.
+* Householder, h − (min(vᵀh, 0)·(2/vᵀv))·v: vᵀh rounds twice, as does vᵀv, then the quotient, the product, that with v and
+  the difference once each: 8 roundings, of |h| and of 2|v||v|ᵀ|h|/vᵀv, whose norm is at most 2‖h‖: A = 3. ‖v‖ must lie
+  between 2⁻²⁰ and 2²⁰. Squares that vanish there change vᵀv by less than u/2 of itself: one rounding more, n = 8. What
+  vanishes of vᵀh, 3·tiny at the most, is multiplied by 2/‖v‖, what vanishes of the next product by ‖v‖: together less than
+  2²³·tiny in each output. Numbers on the way are at most 2²¹ times as large as h.
 * Softsign h/(1 + |h|): the sum and the quotient round once each, so the relative error is at most 2u/(1 − u) ≤ γ_3, and
   |f(h)| ≤ |h|: n = 2, A = 1. It cannot underflow before h itself is smaller than u, where 1 + |h| = 1.
 * Tanh and Sigmoid are within 8 units in the last place, 16u relative to the result, or within `tiny` where the result is
@@ -50,6 +72,15 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
   second of which we count twice: the error is at most γ_8(|α|(|ĥ| + 2|μ|) + |β|). Where γ·(v + ε)^(−1/2) underflows, α̂ is
   off by u·tiny more at the most, which taking |α| + tiny for |α| covers eight times over. v + ε must be a normal number.
   n = 7, A = the largest of |α| + tiny, and c the norm of (|α| + tiny)·2|μ| + |β| over all positions; ‖f(0)‖ is below c.
+* Normalize (x − μ)/σ: the difference and the quotient, or x/σ − μ/σ, or products with 1/σ: at most 4 roundings of terms
+  up to (|x| + |μ|)/σ. n = 3, A = 1/σ, c the norm of |μ|/σ over all positions. A difference that is flushed to zero
+  costs tiny/σ.
+* Softmax exp(xᵢ − m)/Σ, m the largest of N numbers, tᵢ = m − xᵢ: rounding the difference changes a term by a relative
+  u·tᵢ, exp by 40u (torch has a fast one in float32, of 20 units in the last place), and the sum by (N − 1)u and the
+  mean of those, in which Σpᵢtᵢ = −Σpᵢ log pᵢ − log Σ ≤ log N. With the quotient, or the product with the sum's
+  reciprocal, the errors add up to at most Σᵢ pᵢ(82u + uN + u·tᵢ + u·log N) ≤ (82 + N + 2·log N)u in absolute value, for
+  which n = 2N + 90 has room. A = 0, c = √(number of sums).
+* Smooth functions: Note [Rounding of curves] in `isoconv.certify.activations`.
 """
 
 import math
@@ -61,10 +92,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, most_copies, padding_of, per_axis
+from isoconv.certify.activations import CURVES
+from isoconv.certify.convolutions import (
+    Pads,
+    absolute_sums,
+    convolution_bound,
+    is_transposed,
+    most_copies,
+    padding_of,
+    per_axis,
+)
+from isoconv.certify.separable import axis_taps, separable_bound
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, PositionBias, Scale
+from isoconv.nn import (
+    Abs,
+    Add,
+    BatchCentering,
+    ChannelShift,
+    Concat,
+    GroupSort,
+    HalfAbs,
+    Householder,
+    L2NormPool2d,
+    LayerCentering,
+    MaxMin,
+    Normalize,
+    Permute,
+    PositionBias,
+    Reshape,
+    Scale,
+    Slice,
+    Translate,
+)
+from isoconv.nn.trace import OPAQUE
 from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
@@ -137,6 +198,8 @@ class Rule:
     tensors : the parameters and buffers that it may hold
     from_weights : whether the bound is computed from numbers, so that another way of computing finds another
     assumption : what its rounding takes for granted
+    joins : "sum" or "concat" for a kind that takes several values; its bound is 1 with respect to each
+    selects : whether its outputs are some of its inputs, each at most once and in known places: Note [Relations]
     """
 
     lipschitz: Callable[[Node], float]
@@ -147,6 +210,8 @@ class Rule:
     tensors: tuple[str, ...] = ()
     from_weights: bool = False
     assumption: str | None = None
+    joins: str | None = None
+    selects: bool = False
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
@@ -159,10 +224,20 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
     free = rule.settings is None and RULES.get(kind, rule).settings is None
     require(free, "a rule without settings for a kind that has none yet", kind.__name__)
     RULES[kind] = rule
+    OPAQUE.add(kind)
 
 
 def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
-    require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, which has no rule")
+    reason = _REASONS.get(kind, "which has no rule")
+    require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, {reason}")
+
+
+_SPREAD = "which divides by the spread of its own input: only eps limits its slope, by 1/√eps"
+_PRODUCTS = "whose products of the input with itself have no Lipschitz constant"
+_REASONS: dict[type[nn.Module], str] = {
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _SPREAD),
+    **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
+}
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------
@@ -198,10 +273,37 @@ def _max_pool(node: Node) -> float:
 
 
 def _average_pool(node: Node) -> float:
+    if not _divides_evenly(node.settings):
+        return separable_bound(node)
     sizes = node.settings["kernel_size"]
     ones = torch.ones(1, 1, *sizes, dtype=torch.float64)
     bound = conv_norm_bound(ones, node.settings["stride"], node.input_shape[1:], "zeros")
     return div_up(bound, abs(float(node.settings["divisor_override"] or math.prod(sizes))))
+
+
+def _divides_evenly(settings: Mapping[str, Any]) -> bool:
+    """Return whether average pooling divides every sum by the same number."""
+    counted = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
+    return counted or settings["divisor_override"] is not None
+
+
+def _is_linear(node: Node) -> bool:
+    """Return whether upsampling interpolates, instead of copying nearest neighbours."""
+    return isinstance(node.settings["factors"][0], dict)
+
+
+def _upsample(node: Node) -> float:
+    return separable_bound(node) if _is_linear(node) else _copies(node)
+
+
+def _steepest(node: Node) -> float:
+    return CURVES[type(node.module)](node.settings).slope
+
+
+def _narrowest(node: Node) -> float:
+    least = float(node.module.std.min())
+    require(0 < least < math.inf and bool(node.module.mean.isfinite().all()), "finite means, stds above 0", least)
+    return div_up(1.0, least)
 
 
 def _gains(node: Node) -> list[float]:
@@ -219,6 +321,14 @@ def _gains(node: Node) -> list[float]:
 
 def _largest_gain(node: Node) -> float:
     return up(max(_gains(node), default=1.0))
+
+
+def _reflection(node: Node) -> float:
+    vectors = node.module.vectors.double()
+    squares = vectors.reshape(2, -1).square().sum(0) if vectors.dim() == 1 else vectors.new_zeros(1)
+    ordinary = bool((squares >= 2.0**-40).all() and (squares <= 2.0**40).all())
+    require(ordinary, "one vector of length between 2⁻²⁰ and 2²⁰ for each pair", "others")
+    return 1.0
 
 
 def _ones(node: Node) -> tuple[float, float]:
@@ -239,13 +349,17 @@ def _exact(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _weighted(node: Node, bound: float, arithmetic: str) -> Rounding:
-    (columns, rows), bias = _absolute_sums(node), node.module.bias
+    (columns, rows), weight, bias = _absolute_sums(node), node.module.weight, node.module.bias
     constant = 0.0 if bias is None else _norm_over_positions(bias, node)
-    return Rounding(node.module.weight[0].numel(), sqrt_up(mul_up(rows, columns)), constant)
+    terms = weight[:, 0].numel() // node.module.groups if is_transposed(node) else weight[0].numel()
+    return Rounding(terms, sqrt_up(mul_up(rows, columns)), constant)
 
 
 def _average(node: Node, bound: float, arithmetic: str) -> Rounding:
-    count = math.prod(node.settings["kernel_size"])
+    sizes = node.settings.get("kernel_size") or [places.shape[1] for places, *_ in axis_taps(node)]
+    count = math.prod(sizes)
+    if "output_size" in node.settings or not _divides_evenly(node.settings):
+        return Rounding(count + 2, bound, 0.0, float(count))
     divisor = max(1.0, abs(float(node.settings["divisor_override"] or count)))
     return Rounding(count, bound, 0.0, divisor)  # the weights have one sign, so ‖|A|‖ = ‖A‖
 
@@ -276,6 +390,35 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     return Rounding(7, max(gains), _norm_over_positions(torch.tensor(sizes, dtype=torch.float64), node))
 
 
+def _interpolated(node: Node, bound: float, arithmetic: str) -> Rounding:
+    if not _is_linear(node):
+        return Rounding()
+    return Rounding(80 * sum(size + 1 for size in node.input_shape[1:]) + 9, bound)
+
+
+def _curved(node: Node, bound: float, arithmetic: str) -> Rounding:
+    curve, (_, tiny, huge) = CURVES[type(node.module)](node.settings), ARITHMETICS[arithmetic]
+    threshold, alpha = node.settings.get("threshold", 0.0), abs(node.settings.get("alpha", 1.0))
+    require(threshold < math.log(huge), f"a threshold whose exponential {arithmetic} can hold", threshold)
+    require(node.kind != "CELU" or alpha >= tiny, f"an alpha whose reciprocal {arithmetic} can hold", alpha)
+    constant, jump = _repeated(node, curve.constant), _repeated(node, curve.jump)
+    return Rounding(curve.terms, curve.absolute, constant, curve.growth, jump)
+
+
+def _softmax(node: Node, bound: float, arithmetic: str) -> Rounding:
+    terms = node.input_shape[node.settings["dim"] - 1]
+    return Rounding(2 * terms + 90, 0.0, sqrt_up(float(node.input_shape.numel() // terms)))
+
+
+def _standardised(node: Node, bound: float, arithmetic: str) -> Rounding:
+    mean, std, (_, tiny, huge) = node.module.mean.double().abs(), node.module.std.double(), ARITHMETICS[arithmetic]
+    held = float(std.min()) >= tiny and max(float(std.max()), float(mean.max())) < huge
+    require(held, f"means and stds that {arithmetic} can hold", "some outside its range")
+    shifts = [div_up(m, s) if m else 0.0 for m, s in zip(mean.tolist(), std.tolist(), strict=True)]
+    constant = _norm_over_positions(torch.tensor(shifts, dtype=torch.float64), node)
+    return Rounding(3, bound, constant, max(1.0, float(std.max())), _repeated(node, mul_up(bound, tiny)))
+
+
 def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
     return Rounding(0, constant=_norm_over_positions(node.module.bias, node))
 
@@ -283,7 +426,23 @@ def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
 def _norm_pool(node: Node, bound: float, arithmetic: str) -> Rounding:
     _, tiny, huge = ARITHMETICS[arithmetic]
     vanished = sqrt_up(mul_up(float(4 * node.input_shape.numel()), tiny))
-    return Rounding(node.input_shape[1:].numel(), divisor=math.sqrt(huge), vanished=vanished)
+    return Rounding(_pooled(node), divisor=math.sqrt(huge), vanished=vanished)
+
+
+def _centred(node: Node, bound: float, arithmetic: str) -> Rounding:
+    count = math.prod(node.input_shape[axis] for axis in node.settings["axes"])
+    return Rounding(count + 1, 2.0, divisor=float(count))
+
+
+def _centred_batch(node: Node, bound: float, arithmetic: str) -> Rounding:
+    mean, bias = node.module.running_mean.double().abs(), node.module.bias
+    sizes = mean if bias is None else torch.nextafter(mean + bias.double().abs(), torch.tensor(math.inf).to(mean))
+    return Rounding(1, constant=_norm_over_positions(sizes, node))
+
+
+def _reflected(node: Node, bound: float, arithmetic: str) -> Rounding:
+    vanished = mul_up(sqrt_up(float(node.output_shape.numel())), 2.0**23, ARITHMETICS[arithmetic][1])
+    return Rounding(8, 3.0, divisor=2.0**21, vanished=vanished)
 
 
 def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf) -> list[float]:
@@ -319,7 +478,7 @@ def _spell(node: Node, *names: str) -> dict[str, Any]:
     """Return these attributes of a module: sizes for each axis, flags, and numbers, which must be finite."""
     settings, axes = {name: getattr(node.module, name) for name in names}, len(node.input_shape) - 1
     for name, value in settings.items():
-        if name in ("kernel_size", "stride", "padding", "dilation"):
+        if name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
             settings[name] = sizes = per_axis(value, axes)
             whole = len(sizes) == axes and all(isinstance(size, Integral) for size in sizes)
             require(whole, f"a whole number for each axis as {name} of {node.kind}", value)
@@ -336,10 +495,51 @@ def _hardtanh_settings(node: Node) -> dict[str, Any]:
     return settings
 
 
+def _axis(node: Node, dim: int) -> int:
+    """Return an axis without the batch, given one as torch counts."""
+    axes = len(node.input_shape) + 1
+    require(-axes < dim < axes and dim != 0, f"an axis of {node.kind} behind the batch", dim)
+    return dim % axes - 1
+
+
+def _along(node: Node) -> dict[str, Any]:
+    """Return the axis of an activation if it is not the usual one, that of the channels."""
+    axis = _axis(node, node.module.dim)
+    return {"axis": axis} if axis else {}
+
+
 def _group_sort_settings(node: Node) -> dict[str, Any]:
     size = node.module.group_size
     require(size is None or size >= 1, "a group size of at least 1, or None for all channels", size)
-    return {"group_size": node.input_shape[0] if size is None else size}
+    axis = _axis(node, node.module.dim)
+    return {"group_size": node.input_shape[axis] if size is None else size} | _along(node)
+
+
+def _norm_pool_settings(node: Node) -> dict[str, Any]:
+    if node.module.kernel_size is None:
+        return {}
+    settings = _spell(node, "kernel_size", "stride")
+    apart = all(1 <= k <= s for k, s in zip(*settings.values(), strict=True))
+    require(apart, "windows that do not overlap", f"kernel_size and stride {tuple(settings.values())}")
+    return settings
+
+
+def _pooled(node: Node) -> int:
+    """Return the number of positions that a norm is taken over."""
+    return math.prod(node.settings.get("kernel_size", node.input_shape[1:]))
+
+
+def _layer_centring_settings(node: Node) -> dict[str, Any]:
+    dims = range(1, len(node.input_shape) + 1) if node.module.dim is None else node.module.dim
+    require(len(dims) > 0, "at least one axis to centre over", "none")
+    return {"axes": sorted(_axis(node, dim) for dim in dims)}
+
+
+def _batch_centring_settings(node: Node) -> dict[str, Any]:
+    tensors = [tensor for tensor in (node.module.running_mean, node.module.bias) if tensor is not None]
+    fits = all(tensor.shape == node.input_shape[:1] for tensor in tensors)
+    require(fits, "one mean and one bias for each channel", [tuple(tensor.shape) for tensor in tensors])
+    return {}
 
 
 def _relu6_settings(node: Node) -> dict[str, Any]:
@@ -378,8 +578,6 @@ def _max_pool_settings(node: Node) -> dict[str, Any]:
 
 def _average_pool_settings(node: Node) -> dict[str, Any]:
     settings = _spell(node, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-    same = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
-    require(same, "pooling that divides by the same number everywhere", "ceil_mode or uncounted padding")
     divisor = node.module.divisor_override if type(node.module) is nn.AvgPool2d else None
     return settings | {"divisor_override": divisor}
 
@@ -391,15 +589,66 @@ def _batch_norm_settings(node: Node) -> dict[str, Any]:
 
 
 def _upsample_settings(node: Node) -> dict[str, Any]:
-    """Whole multiples: of others it is a matter of rounding, and so of the device, which pixels are taken."""
-    module, size, resized = node.module, node.input_shape[1:], node.output_shape[1:]
-    nearest = module.mode == "nearest" and len(size) <= 2
-    require(nearest, "mode 'nearest' on one or two axes", f"{module.mode!r} on {len(size)}")
-    ratios = [after / before for after, before in zip(resized, size, strict=True)]
-    factors = ratios if module.scale_factor is None else per_axis(module.scale_factor, len(size))
+    """Nearest neighbours by whole numbers: of others it is a matter of rounding, and so of the device, which are taken."""
+    module, sizes, resized = node.module, node.input_shape[1:], node.output_shape[1:]
+    linear = module.mode == {1: "linear", 2: "bilinear"}.get(len(sizes))
+    known = linear or (module.mode == "nearest" and len(sizes) <= 2)
+    require(known, "mode 'nearest', 'linear' or 'bilinear' on one or two axes", f"{module.mode!r} on {len(sizes)}")
+    scales = None if module.recompute_scale_factor else module.scale_factor
+    ratios = [after / before for after, before in zip(resized, sizes, strict=True)]
+    factors = ratios if scales is None else [float(scale) for scale in per_axis(scales, len(sizes))]
+    if linear:
+        steps = [
+            before / after if scales is None else 1 / f
+            for before, after, f in zip(sizes, resized, factors, strict=True)
+        ]
+        if module.align_corners:
+            steps = [(before - 1) / max(after - 1, 1) for before, after in zip(sizes, resized, strict=True)]
+        kept = all(step == 1 for before, after, step in zip(sizes, resized, steps, strict=True) if before == after > 1)
+        require(kept, "another size, or a factor of 1", f"{factors}: libraries differ on whether that copies an axis")
+        firsts = [0.0 if module.align_corners else 0.5 * step - 0.5 for step in steps]
+        axes = zip(resized, firsts, steps, strict=True)
+        return {"factors": [{"outputs": after, "first": first, "step": step} for after, first, step in axes]}
     whole, shown = all(f == int(f) >= 1 for f in factors), ", ".join(f"{f:g}" for f in factors)
     require(whole, "upsampling by whole numbers", f"{shown}, of which no bound is known")
     return {"factors": [int(factor) for factor in factors]}
+
+
+def _transposed_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "stride", "padding", "output_padding", "dilation")
+    return settings | {"padding": [[p, p] for p in settings["padding"]], "groups": node.module.groups}
+
+
+def _elu_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "alpha")
+    require(node.kind != "CELU" or settings["alpha"] > 0, "an alpha above 0 for CELU", settings["alpha"])
+    return settings
+
+
+def _gelu_settings(node: Node) -> dict[str, Any]:
+    approximate = node.module.approximate
+    require(approximate in ("none", "tanh"), "GELU by 'none' or 'tanh'", approximate)
+    return {"approximate": approximate}
+
+
+def _softplus_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "beta", "threshold")
+    require(settings["beta"] > 0, "a beta above 0 for Softplus", settings["beta"])
+    # Below, the jump to the identity is larger than what float32 rounds there.
+    require(settings["threshold"] >= 15, "a threshold of at least 15 for Softplus", settings["threshold"])
+    return settings
+
+
+def _normalize_settings(node: Node) -> dict[str, Any]:
+    channels = tuple(node.module.mean.shape) == tuple(node.module.std.shape) == tuple(node.input_shape[:1])
+    require(channels, "a mean and an std for each channel", f"{len(node.module.mean)} for {node.input_shape[0]}")
+    return {}
+
+
+def _softmax_settings(node: Node) -> dict[str, Any]:
+    axis, axes = node.module.dim, len(node.input_shape) + 1
+    require(isinstance(axis, int) and axis % axes != 0, "a dim for Softmax other than the batch", axis)
+    return {"dim": axis % axes}
 
 
 def _flatten_settings(node: Node) -> dict[str, Any]:
@@ -414,12 +663,25 @@ def _unflatten_settings(node: Node) -> dict[str, Any]:
     return {"dim": axis, "unflattened_size": list(output[axis - 1 : len(output) - len(shape) + axis])}
 
 
+def _slice_settings(node: Node) -> dict[str, Any]:
+    module, axes = node.module, len(node.input_shape)
+    inside = 1 <= module.dim <= axes and 0 <= module.start < module.stop <= node.input_shape[module.dim - 1]
+    require(inside and module.step >= 1, "a slice within its input", tuple(node.input_shape))
+    return {"axis": module.dim - 1, "start": module.start, "stop": module.stop, "step": module.step}
+
+
+def _translate_settings(node: Node) -> dict[str, Any]:
+    fits = node.output_shape == node.input_shape and node.module.bias.dim() <= len(node.input_shape)
+    require(fits, f"a tensor that fits into {tuple(node.input_shape)}, to add", tuple(node.module.bias.shape))
+    return {}
+
+
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False) -> Rule:
+def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False, selects: bool = False) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
-    return Rule(_one, _exact, _ones, settings, image)
+    return Rule(_one, _exact, _ones, settings, image, selects=selects)
 
 
 _AFFINE = ("weight", "bias")
@@ -429,22 +691,39 @@ _CONVOLUTION = Rule(
 )
 _AVERAGE = Rule(_average_pool, _average, None, _average_pool_settings, True, from_weights=True)
 _BATCH_NORM = Rule(_largest_gain, _normalised, None, _batch_norm_settings, False, _NORM, from_weights=True)
+_ADAPTIVE = Rule(
+    separable_bound, _average, None, lambda node: {"output_size": list(node.output_shape[1:])}, True, from_weights=True
+)
+_UPSAMPLE = Rule(_upsample, _interpolated, None, _upsample_settings)
+_CURVE_SETTINGS: dict[type[nn.Module], Callable[[Node], dict[str, Any]]] = {
+    **dict.fromkeys((nn.ELU, nn.CELU), _elu_settings),
+    nn.GELU: _gelu_settings,
+    nn.Softplus: _softplus_settings,
+}
 _COPYING_PADS = [
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d),
 ]
 RULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.Identity, nn.Dropout), _select()),
+    **dict.fromkeys((Abs, nn.ReLU, nn.Identity, nn.Dropout), _select()),
+    MaxMin: _select(_along),
     nn.ReLU6: _select(_relu6_settings),
     GroupSort: _select(_group_sort_settings),
     HalfAbs: _select(),
     ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
     PositionBias: Rule(_one, _translated, _ones, _spell, True, ("bias",)),
-    L2NormPool2d: Rule(
-        _one, _norm_pool, lambda node: (1.0, sqrt_up(float(node.input_shape[1:].numel()))), _spell, True
-    ),
-    nn.Flatten: _select(_flatten_settings),
-    nn.Unflatten: _select(_unflatten_settings),
+    L2NormPool2d: Rule(_one, _norm_pool, lambda node: (1.0, sqrt_up(float(_pooled(node)))), _norm_pool_settings, True),
+    LayerCentering: Rule(_one, _centred, lambda _: (2.0, 2.0), _layer_centring_settings),
+    BatchCentering: Rule(_one, _centred_batch, _ones, _batch_centring_settings, tensors=("bias", "running_mean")),
+    Householder: Rule(_reflection, _reflected, lambda _: (sqrt_up(2.0),) * 2, _spell, tensors=("vectors",)),
+    nn.Flatten: _select(_flatten_settings, selects=True),
+    nn.Unflatten: _select(_unflatten_settings, selects=True),
+    Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, _spell, joins="sum"),
+    Concat: Rule(_one, _exact, _ones, lambda node: {"axis": node.module.dim - 1}, joins="concat"),
+    Slice: _select(_slice_settings, selects=True),
+    Reshape: _select(lambda node: {"shape": list(node.module.shape)}, selects=True),
+    Permute: _select(lambda node: {"order": list(node.module.order)}, selects=True),
+    Translate: Rule(_one, _translated, _ones, _translate_settings, tensors=("bias",)),
     nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),
     nn.PixelUnshuffle: _select(lambda node: {"factor": node.module.downscale_factor}, image=True),
     nn.Hardtanh: Rule(_one, _clipped, _ones, _hardtanh_settings),
@@ -465,5 +744,22 @@ RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), Rule(_max_pool, _exact, None, _max_pool_settings, True)),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), _AVERAGE),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _BATCH_NORM),
-    nn.Upsample: Rule(_copies, _exact, None, _upsample_settings),
+    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _UPSAMPLE),
+    **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), _select()),
+    **dict.fromkeys((nn.Dropout1d, nn.Dropout2d), _select(image=True)),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _ADAPTIVE),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d), replace(_CONVOLUTION, settings=_transposed_settings)),
+    **{
+        kind: Rule(
+            *(_steepest, _curved, lambda node: (_steepest(node), _steepest(node)), _CURVE_SETTINGS.get(kind, _spell)),
+            assumption=None if kind in (nn.Hardswish, nn.Hardsigmoid) else ULP_ASSUMPTION,
+        )
+        for kind in CURVES
+    },
+    nn.Softmax: Rule(lambda _: 0.5, _softmax, lambda _: (0.5, 0.5), _softmax_settings, assumption=ULP_ASSUMPTION),
+    Normalize: Rule(
+        *(_narrowest, _standardised, lambda node: (_narrowest(node), _narrowest(node)), _normalize_settings),
+        tensors=("mean", "std"),
+        from_weights=True,
+    ),
 }

@@ -49,7 +49,7 @@ class Deployed:
 def deploy(model: nn.Module, input_shape: Sequence[int], dtype: str, classes: Sequence[str] | None) -> Deployed:
     """Check that `model` can be exported, and take it apart."""
     require(dtype in DTYPES, f"dtype to be one of {', '.join(DTYPES)}", repr(dtype))
-    network = plain_network(model).cpu()
+    network = plain_network(model, input_shape).cpu()
     weights = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()})
     require(dtypes in (["float32"], ["float64"]), "weights in float32, or all in float64", ", ".join(dtypes) or "none")

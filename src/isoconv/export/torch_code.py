@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+import isoconv.nn
 from isoconv.certify import Node
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
 from isoconv.nn import Abs
+from isoconv.nn import graph as nn_graph
 from isoconv.records import require
 from isoconv.version import __version__
 
@@ -54,7 +56,7 @@ def code_path(weights: Path) -> Path:
 
 def torch_code(deployed: Deployed, weights_name: str) -> str:
     """Return the Python file that builds the network and loads its weights."""
-    used = {node.kind for node in deployed.nodes}
+    used = {node.kind for node in deployed.nodes} | {type(deployed.network).__name__}
     classes = [inspect.getsource(kind).rstrip() for name, kind in _OURS.items() if name in used]
     expressions = {node.path: _expression(node) for node in deployed.nodes}
     network = _sequence(deployed.network, "", expressions, indent="    ")
@@ -70,12 +72,18 @@ def torch_code(deployed: Deployed, weights_name: str) -> str:
         modules="".join(f"\n\n{text}\n" for text in classes),
         network=network,
         ordered="from collections import OrderedDict\n" if "OrderedDict" in network else "",
+        sequences="from collections.abc import Sequence\n" if "Sequence[" in "".join(classes) else "",
         dtype=deployed.dtype,
     )
 
 
 def _sequence(module: nn.Module, path: str, expressions: dict[str, str], indent: str) -> str:
-    """Return the Python expression that makes a module: a Sequential line by line, anything else on one."""
+    """Return the Python expression that makes a module: a Sequential or Graph line by line, anything else on one."""
+    if type(module) is nn_graph.Graph:
+        modules = "".join(f"{indent}        {path!a}: {text},\n" for path, text in expressions.items())
+        steps = "".join(f"{indent}        {tuple(node)!a},\n" for node in module.nodes)
+        steps = f"{indent}    [  # name, module, inputs\n{steps}{indent}    ],\n"
+        return f"Graph(\n{indent}    {{\n{modules}{indent}    }},\n{steps}{indent})"
     if type(module) is not nn.Sequential:
         return expressions[path.removesuffix(".")]
     inner = indent + "    "
@@ -93,6 +101,11 @@ def _expression(node: Node) -> str:
     Refuse a module that was changed after it was made, so that its constructor would make another.
     """
     module, kind, empty = node.module, type(node.module), inspect.Parameter.empty
+    if kind is isoconv.nn.Normalize:
+        numbers = ([float(str(value)) for value in tensor.numpy()] for tensor in (module.mean, module.std))
+        return f"Normalize({', '.join(map(str, numbers))})"
+    if kind is nn_graph.Translate:
+        return f"Translate(torch.zeros({tuple(module.bias.shape)}))"
     names = [name for name in inspect.signature(kind).parameters if hasattr(module, name)]
     arguments = {name: getattr(module, name) for name in names if name not in ("device", "dtype", "inplace")}
     if "bias" in arguments:
@@ -126,23 +139,70 @@ def _literal(name: str, value: Any) -> str:
 class MaxMin(nn.Module):
     """Channel i and channel i + C/2 become their maximum and their minimum."""
 
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
     def forward(self, x: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=1)
+        first, second = x.chunk(2, dim=self.dim)
         swap = second > first
-        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=self.dim)
 
 
 class GroupSort(nn.Module):
     """Sorts channels within groups, largest first; with g groups, group j holds the channels j, j + g, j + 2g, …"""
 
-    def __init__(self, group_size: int | None = 2) -> None:
+    def __init__(self, group_size: int | None = 2, dim: int = 1) -> None:
         super().__init__()
-        self.group_size = group_size
+        self.group_size, self.dim = group_size, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        size = self.group_size or x.shape[1]
-        groups = x.reshape(x.shape[0], size, x.shape[1] // size, *x.shape[2:])
-        return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)
+        dim = self.dim % x.dim()
+        size = self.group_size or x.shape[dim]
+        groups = x.unflatten(dim, (size, x.shape[dim] // size))
+        return groups.sort(dim=dim, descending=True, stable=True).values.reshape(x.shape)
+
+
+class Householder(nn.Module):
+    """Reflects the pair of channels i and i + C/2 where its product with their vector is negative."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.vectors = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=1)
+        v, w = self.vectors.view(2, -1, *[1] * (x.dim() - 2))
+        along = (v * first + w * second).clamp(max=0.0) * (2 / (v * v + w * w))
+        return torch.cat([first - along * v, second - along * w], dim=1)
+
+
+class BatchCentering(nn.Module):
+    """Subtracts a number from each channel, and adds one."""
+
+    running_mean: Tensor
+
+    def __init__(self, num_features: int, momentum: float = 0.1, bias: bool = True) -> None:
+        super().__init__()
+        self.num_features, self.momentum = num_features, momentum
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.running_mean if self.bias is None else self.running_mean - self.bias
+        return x - shift.view(-1, *[1] * (x.dim() - 2))
+
+
+class LayerCentering(nn.Module):
+    """Subtracts the mean over the axes `dim` of each sample, or over all."""
+
+    def __init__(self, dim: list[int] | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(self.dim or list(range(1, x.dim())), keepdim=True)
 
 
 class Scale(nn.Module):
@@ -152,6 +212,22 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class Normalize(nn.Module):
+    """(x − mean)/std for each channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = (-1, *[1] * (x.dim() - 2))
+        return (x - self.mean.view(channels)) / self.std.view(channels)
 
 
 class ChannelShift(nn.Module):
@@ -188,12 +264,111 @@ class HalfAbs(nn.Module):
 
 
 class L2NormPool2d(nn.Module):
-    """The L2 norm over the positions of each channel."""
+    """The L2 norm over the positions of each channel, or over windows."""
+
+    def __init__(
+        self, kernel_size: int | tuple[int, int] | None = None, stride: int | tuple[int, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x, dim=(2, 3))
+        if self.kernel_size is None or self.stride is None:
+            return torch.linalg.vector_norm(x, dim=(2, 3))
+        sizes = (self.kernel_size, self.stride)
+        (height, _), (down, _) = ((size, size) if isinstance(size, int) else size for size in sizes)
+        columns = nn.functional.unfold(x, self.kernel_size, stride=self.stride).unflatten(1, (x.shape[1], -1))
+        norms = torch.linalg.vector_norm(columns, dim=2)
+        return norms.unflatten(2, ((x.shape[2] - height) // down + 1, -1))
+
+
+class Add(nn.Module):
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        for other in others:
+            first = first + other
+        return first
+
+
+class Concat(nn.Module):
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.cat(inputs, self.dim)
+
+
+class Slice(nn.Module):
+    """Takes the entries start:stop:step of one axis."""
+
+    def __init__(self, dim: int, start: int, stop: int, step: int = 1) -> None:
+        super().__init__()
+        self.index = (slice(None),) * dim + (slice(start, stop, step),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[self.index]
+
+
+class Reshape(nn.Module):
+    """Gives another shape, without the batch, to every sample."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], *self.shape)
+
+
+class Permute(nn.Module):
+    """Puts the axes in another order, the batch not counted."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = [0, *(axis + 1 for axis in order)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self.order)
+
+
+class Translate(nn.Module):
+    """Adds a tensor."""
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Graph(nn.Module):
+    """Modules by their paths, and the order in which values pass through them; the last value is the output."""
+
+    def __init__(self, modules: dict[str, nn.Module], nodes: list[tuple[str, str, Sequence[str]]]) -> None:
+        super().__init__()
+        self.nodes = nodes
+        for path, module in modules.items():
+            parent: nn.Module = self
+            *parents, name = path.split(".")
+            for part in parents:
+                if part not in parent._modules:
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            parent.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = {"input": x}
+        for name, path, inputs in self.nodes:
+            x = values[name] = self.get_submodule(path)(*[values[source] for source in inputs])
+        return x
 
 
 _OURS: dict[str, type[nn.Module]] = {
-    kind.__name__: kind for kind in (MaxMin, GroupSort, Abs, Scale, ChannelShift, PositionBias, HalfAbs, L2NormPool2d)
+    kind.__name__: kind
+    for kind in (
+        *(MaxMin, GroupSort, Householder, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
+        *(BatchCentering, LayerCentering),
+        *(Add, Concat, Slice, Reshape, Permute, Translate, Graph),
+    )
 }

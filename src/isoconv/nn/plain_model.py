@@ -1,22 +1,99 @@
 """From a constrained model to ordinary torch modules."""
 
 import copy
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
+from isoconv.errors import IsoconvError
+from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
-from isoconv.nn.linear import OrthogonalLinear
+from isoconv.nn.linear import LipschitzLinear
+from isoconv.nn.pooling import ScaledAvgPool2d
+from isoconv.nn.residual import Residual
+from isoconv.nn.trace import is_leaf, trace
+from isoconv.records import require
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
-def plain(model: nn.Module) -> nn.Module:
+def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Module:
     """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
-    symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
-    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone.
+    symmetric), an `nn.Linear`, an `nn.AvgPool2d` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in
+    evaluation; MaxMin and the like stay; a BatchCentering behind a convolution becomes part of its bias. Other modules are
+    copied. The model itself is left alone.
+
+    Layers whose stride does not divide their images extend them by zeros, and the plain form those of one size. It is that
+    of `input_shape` (without the batch), or else of the last image that the model saw.
+
+    With `input_shape` a network that is no `nn.Sequential` of such modules becomes a
+    `isoconv.nn.Graph` of them in evaluation mode: its forward is traced for inputs of that shape, and what cannot be
+    traced is refused by name and line. `DataParallel`, `DistributedDataParallel`, `AveragedModel` and what
+    `torch.compile` returns are unwrapped.
     """
-    return _plain(model, {})
+    model = unwrap(model)
+    if input_shape is not None:
+        show_image(model, input_shape)
+    network = _plain(model, {})
+    if input_shape is None or is_chain(network):
+        return network
+    graph = trace(copy.deepcopy(network), input_shape)
+    _compare(network.eval(), graph, input_shape)
+    return graph.eval()
+
+
+@torch.no_grad()
+def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int]) -> None:
+    """Refuse a network that does something else than what was traced, as its forward changes from call to call."""
+    probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
+    x = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(probe)
+    try:
+        expected, found = network(x.clone()), graph(x)
+    except Exception as error:  # whatever a user's code may raise
+        got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise IsoconvError(f"Expected a network that can be run on {tuple(x.shape)}. Got {got}.") from None
+    tolerance = torch.finfo(x.dtype).eps ** 0.5 * (1 + expected.abs().amax())
+    same = expected.shape == found.shape and bool(((found - expected).abs() <= tolerance).all())
+    require(same or not bool(expected.isfinite().all()), "a forward that does what was traced", "one that does not")
+
+
+def unwrap(model: nn.Module, once: bool = False) -> nn.Module:
+    """Return the network inside of what distributes, averages or compiles it."""
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+    if type(model) not in (*wrappers, compiled):
+        return model
+    inner: nn.Module = model._orig_mod if type(model) is compiled else model.module  # type: ignore[assignment]
+    return inner if once else unwrap(inner)
+
+
+def is_chain(model: nn.Module) -> bool:
+    """Return whether a network is a leaf module, or a sequence of chains."""
+    return is_leaf(model) or (is_ordinary_sequence(model) and all(map(is_chain, model.children())))
+
+
+@torch.no_grad()
+def show_image(model: nn.Module, input_shape: Sequence[int]) -> None:
+    """Let a model see an image of this shape in evaluation mode, if it has layers that must know the size for `plain`."""
+    modes = [(module, module.training) for module in model.modules()]
+    probe = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if probe is None or all(module.fits_always for module, _ in modes if isinstance(module, LipschitzConvolution)):
+        return
+    try:
+        with suppress(Exception):  # a model that cannot take the image: whoever runs the plain form finds out
+            model.eval()(probe.new_zeros(1, *input_shape))
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -27,18 +104,38 @@ def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 
 def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if isinstance(model, (LipschitzConvolution, OrthogonalLinear)):
+    if isinstance(model, (LipschitzConvolution, LipschitzLinear, ScaledAvgPool2d)):
         return model.plain().train(model.training)
     if isinstance(model, InvertibleDownsampling):
         return (nn.PixelShuffle if isinstance(model, InvertibleUpsampling) else nn.PixelUnshuffle)(model.factor)
+    if isinstance(model, Residual):
+        weight = model.weight.item() if isinstance(model.weight, Tensor) else model.weight
+        return Residual(_plain(model.branch, done), weight).train(model.training)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
     if is_ordinary_sequence(model):
+        _fold_centring(children)
         result: nn.Module = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
     else:
         result = copy.deepcopy(model, {id(child): None for child in model.children()})  # without its children
     for name, child in children.items():
         result._modules[name] = child
     return result.train(model.training)
+
+
+def _fold_centring(children: dict[str, nn.Module]) -> None:
+    """Move what a BatchCentering adds in evaluation into the bias of the convolution in front of it; an Identity is left."""
+    for (name, layer), (following, centring) in pairwise(list(children.items())):
+        if type(centring) is not BatchCentering:
+            continue
+        folded: Any = copy.deepcopy(layer)  # the layer itself may be used elsewhere
+        last = folded
+        while type(last) is nn.Sequential and len(last):
+            last = last[-1]
+        if type(last) in _CONVOLUTIONS and not last._forward_hooks and last.out_channels == centring.num_features:
+            shifts = [(-1, centring.running_mean), (1, centring.bias), (1, last.bias)]
+            bias = sum(sign * shift.detach().double() for sign, shift in shifts if shift is not None)
+            last.bias = nn.Parameter(bias.to(last.weight.dtype))
+            children[name], children[following] = folded, nn.Identity()
 
 
 def is_ordinary_sequence(model: nn.Module) -> bool:

@@ -1,0 +1,165 @@
+"""Networks that are no chains: the modules that join, select and move values, and `Graph`, which holds such a network."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.errors import IsoconvError
+from isoconv.records import require
+
+INPUT = "input"  # the name of the network's own input
+
+
+class Add(nn.Module):
+    """The sum of two or more values of one shape."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return add(*inputs)
+
+
+class Concat(nn.Module):
+    """Values side by side along an axis, `torch.cat`. `dim` counts the batch, which is axis 0 and is left alone."""
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        require(_is_whole(dim, 1), "a dim of at least 1, behind the batch", repr(dim))
+        self.dim = dim
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.cat(inputs, self.dim)
+
+    def extra_repr(self) -> str:
+        return str(self.dim)
+
+
+class Slice(nn.Module):
+    """The entries `start:stop:step` of one axis. `dim` counts the batch, which is axis 0 and is left alone."""
+
+    def __init__(self, dim: int, start: int, stop: int, step: int = 1) -> None:
+        super().__init__()
+        fits = _is_whole(dim, 1) and _is_whole(start, 0) and _is_whole(stop, 1) and _is_whole(step, 1) and start < stop
+        require(fits, "a dim behind the batch, 0 ≤ start < stop and a step ≥ 1", (dim, start, stop, step))
+        self.dim, self.start, self.stop, self.step = dim, start, stop, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[(slice(None),) * self.dim + (slice(self.start, self.stop, self.step),)]
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, {self.start}, {self.stop}, {self.step}"
+
+
+class Reshape(nn.Module):
+    """The same entries, row by row, in another shape, which is without the batch."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        require(all(_is_whole(size, 1) for size in self.shape), "a shape of sizes of at least 1", self.shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], *self.shape)
+
+    def extra_repr(self) -> str:
+        return str(self.shape)
+
+
+class Permute(nn.Module):
+    """The axes in another order, the batch not counted: axis k of the output is axis `order[k]` of the input."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        super().__init__()
+        self.order = tuple(order)
+        whole = all(_is_whole(axis, 0) for axis in self.order) and sorted(self.order) == list(range(len(self.order)))
+        require(whole, "an order of the axes behind the batch, such as (1, 2, 0)", self.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, *[axis + 1 for axis in self.order])
+
+    def extra_repr(self) -> str:
+        return str(self.order)
+
+
+class Translate(nn.Module):
+    """Add a learned tensor, which is repeated along the axes it does not have or where its size is 1."""
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        require(isinstance(bias, Tensor) and bias.is_floating_point(), "a floating-point tensor to add", type(bias))
+        self.bias = nn.Parameter(bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return str(tuple(self.bias.shape))
+
+
+@torch.fx.wrap
+def add(*inputs: Tensor) -> Tensor:
+    """Return the sum of two or more values. Unlike torch's, it enlarges none."""
+    if not torch._C._get_tracing_state() and (len(inputs) < 2 or len({value.shape for value in inputs}) > 1):
+        shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
+        raise IsoconvError(f"Add: Expected two or more values of one shape. Got {shapes}.")
+    total = inputs[0]
+    for value in inputs[1:]:
+        total = total + value
+    return total
+
+
+class GraphNode(NamedTuple):
+    """One step of a `Graph`: the module at `path` takes the values `inputs`, and its value is called `name`."""
+
+    name: str
+    path: str
+    inputs: tuple[str, ...]
+
+
+class Graph(nn.Module):
+    """A network as data: modules by their paths, and the order in which values pass through them.
+
+    A node takes values of nodes before it, or the network's own input, "input". The last node's value is the output. A
+    module that is used twice has two nodes.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], nodes: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+        super().__init__()
+        self.nodes = tuple(GraphNode(name, path, tuple(inputs)) for name, path, inputs in nodes)
+        known = {INPUT}
+        for name, path, inputs in self.nodes:
+            fits = path in modules and name not in known and set(inputs) <= known and len(inputs) > 0
+            require(fits, "nodes of known modules, with names of their own, that take values before them", (name, path))
+            known.add(name)
+        require(bool(self.nodes), "a network of at least one module", "an empty one")
+        for path, module in modules.items():
+            *parents, name = path.split(".")
+            parent: nn.Module = self
+            for part in parents:
+                if part not in parent._modules:
+                    parent.add_module(part, nn.Module())
+                parent = parent.get_submodule(part)
+            require(not hasattr(parent, name), "modules with names that are free", f"one at {path}")
+            parent.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last_use = {name: k for k, node in enumerate(self.nodes) for name in node.inputs}
+        values = {INPUT: x}
+        for k, (name, path, inputs) in enumerate(self.nodes):
+            values[name] = self.get_submodule(path)(*[values[source] for source in inputs])
+            for source in set(inputs):
+                if last_use[source] == k:
+                    del values[source]
+        return values[self.nodes[-1].name]
+
+
+def check_shape(input_shape: Sequence[int]) -> torch.Size:
+    """Return the shape of an input without the batch: some positive whole numbers."""
+    sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
+    whole = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
+    require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
+    return torch.Size(sizes)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,630 @@
+"""From any network to a `Graph`: what its forward does to a batch is recorded, for one shape of inputs.
+
+Note [Tracing]
+The network runs twice in evaluation mode, on a batch of 2 and on one of 3, with tensors that have a shape and no numbers.
+So branches on shapes are taken as they would be, and branches on numbers fail. Every function of torch that meets a value
+is either translated into modules or refused; leaf modules are taken whole. Both runs must give the same modules with the
+same numbers: what depends on the size of the batch, or is drawn at random, does not. Each translation keeps the batch axis
+where it is, whatever the numbers.
+
+In place. torch counts the changes of a tensor's memory, one count for all tensors that share it. A value is recorded with
+its count. A function that works in place gives the tensor it changes a new value; whoever uses another tensor of that
+memory afterwards finds another count, and is refused. The recorded modules all work out of place.
+"""
+
+import copy
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import isoconv
+import isoconv.nn
+from isoconv.errors import IsoconvError
+from isoconv.nn.activations import Abs, Scale
+from isoconv.nn.built_weight import with_parameters
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
+from isoconv.nn.methods import METHODS, load
+from isoconv.records import require
+
+_BATCHES = (2, 3)
+CONTAINERS = {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}
+#: classes of users that are leaves, as a rule is registered for them
+OPAQUE: set[type[nn.Module]] = set()
+
+
+@cache
+def our_kinds() -> set[type[nn.Module]]:
+    """Return the classes of modules that isoconv has, without those of whole networks."""
+    ours = [kind for name in isoconv.nn.__all__ if isinstance(kind := getattr(isoconv.nn, name), type)]
+    return {*ours, *(load(path) for method in METHODS.values() for path in (method.layer, method.linear))} - {Graph}
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Return whether a module is one of torch's, of isoconv's (without children), or of a registered kind."""
+    kind = type(module)
+    torchs = getattr(nn, kind.__name__, None) is kind and kind not in CONTAINERS
+    return torchs or kind in OPAQUE or (not module._modules and kind in our_kinds())
+
+
+def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    """Return a module's children by their paths; no method is asked for them, as it might be one of its own."""
+    children = vars(module)["_modules"].items()
+    return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
+
+
+@torch.inference_mode(False)  # whose tensors do not count their changes
+def trace(model: nn.Module, input_shape: Sequence[int]) -> Graph:
+    """Return the function of a network in evaluation mode as a `Graph`. The network is used up: give a copy."""
+    shape, modules = check_shape(input_shape), dict(_walk(model, "", set()))
+    for module in modules.values():
+        module.training = False
+    records = [_Recorder(modules, (n, *shape)) for n in _BATCHES]
+    for record in records:
+        record.run(model)
+    steps = [[*zip(record.nodes, map(_contents, record.used()), strict=True)] for record in records]
+    same = len(steps[0]) == len(steps[1]) and all(
+        a == b and c.keys() == d.keys() and all(_equal(c[key], d[key]) for key in c)
+        for (a, c), (b, d) in zip(*steps, strict=True)
+    )
+    other = "one that depends on the size of the batch or on chance"
+    require(same, "a network that does the same to every input", other)
+    nodes, used = records[0].nodes, records[0].used()
+    for module in used:
+        if getattr(module, "inplace", False) is True and type(module) not in OPAQUE:
+            module.inplace = False  # type: ignore[assignment]
+    return Graph({node.path: module for node, module in zip(nodes, used, strict=True)}, nodes)
+
+
+def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules by their first path, those inside of leaves left out."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    yield path, module
+    for name, child in [] if is_leaf(module) else children_of(module, path):
+        yield from _walk(child, name, seen)
+
+
+def _contents(module: nn.Module) -> dict[str, Any]:
+    settings = {name: value for name, value in vars(module).items() if name[0] != "_"}
+    return {"kind": type(module), **settings, **module.state_dict()}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b or bool(a == b)
+
+
+class _Recorder(TorchFunctionMode):
+    """Record a run of a network on a batch of one size: nodes, and the modules that were made for functions."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> None:
+        super().__init__()
+        self.modules, self.made = modules, dict[str, nn.Module]()
+        tensors = [
+            t for m in modules.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None
+        ]
+        probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        users = [(path, m._parameters) for path, m in modules.items() if not is_leaf(m)]
+        self.paths = {id(t): f"{path}.{p}" if path else p for path, table in users for p, t in table.items()}
+        self.device, self.dtype, self.batch = probe.device, probe.dtype, shape[0]
+        self.input = torch.empty(shape, dtype=self.dtype, device="meta")
+        self.nodes: list[GraphNode] = []
+        # By the id of a tensor: itself, the name of its value, and how often its memory had been changed.
+        self.values: dict[int, tuple[Tensor, str, int]] = {}
+        self.scopes, self.inside = [""], False
+        self.call: Any = None  # torch's function that was called last,
+        self.function, self.outputs = "", list[Tensor]()  # its name, and what it returned
+
+    def run(self, model: nn.Module) -> None:
+        """Run the network, and leave the nodes that its output depends on."""
+        twins = {path: copy.deepcopy(m) for path, m in self.modules.items() if is_leaf(m)}
+        twins = {path: twin if type(twin) in OPAQUE else twin.to("meta") for path, twin in twins.items()}
+        for path, module in self.modules.items():
+            call = partial(self._call_leaf, path, twins[path]) if path in twins else partial(self._call, path, module)
+            vars(module)["forward"] = call
+        self._remember(self.input, INPUT)
+        try:
+            with self, torch.no_grad():
+                output = model(self.input)
+        except IsoconvError:
+            raise
+        except Exception as error:  # whatever a user's code may raise
+            frames = traceback.extract_tb(error.__traceback__)
+            got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]} ({_line(frames)})"
+            raise IsoconvError(f"Expected a forward that takes {tuple(self.input.shape)}. Got {got}.") from None
+        finally:
+            for module in self.modules.values():
+                del vars(module)["forward"]
+        single = isinstance(output, Tensor) and id(output) in self.values
+        require(single, "a network that returns one tensor computed from its input", type(output).__name__)
+        name = self._name(output)
+        name = self.emit("identity", nn.Identity(), name) if name == INPUT else name
+        needed = {name}
+        for node in reversed(self.nodes):
+            needed |= set(node.inputs) if node.name in needed else set()
+        self.nodes = [node for node in self.nodes if node.name in needed]
+
+    def used(self) -> list[nn.Module]:
+        """Return the module of each node."""
+        modules = {**self.modules, **self.made}
+        return [modules[node.path] for node in self.nodes]
+
+    def _call(self, path: str, module: Any, *arguments: Any, **keywords: Any) -> Any:
+        self.scopes.append(path)
+        result = type(module).forward(module, *arguments, **keywords)
+        self.scopes.pop()
+        return result
+
+    def _call_leaf(self, path: str, twin: nn.Module, *inputs: Any, **keywords: Any) -> Any:
+        """Record a leaf module. `twin` is a copy of it that works on tensors without numbers."""
+        place = f"{type(twin).__name__} at {path}"
+        joins = type(twin) in (Add, Concat)
+        tensors = all(isinstance(x, Tensor) and id(x) in self.values for x in inputs) and not keywords
+        if not tensors or not (joins or len(inputs) == 1):
+            self.refuse("modules that take one value computed from the input, and nothing else", place)
+        names = tuple(self._name(x) for x in inputs)
+        self.inside = True
+        if type(twin) in OPAQUE:  # which may know numbers alone
+            x = torch.zeros(inputs[0].shape, dtype=self.dtype, device=self.device)
+            before, y = x._version, twin(x)
+            if x._version != before or not isinstance(y, Tensor):
+                self.refuse("registered modules that work out of place and return a tensor", place)
+            output = torch.empty(y.shape, dtype=y.dtype, device="meta")
+            if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                output = inputs[0].flatten()[:1].expand(y.shape)  # it shares memory with the input, too
+        else:
+            output = twin(*inputs)
+        self.inside = False
+        name = path if path.isprintable() and path != INPUT else ascii(path)
+        count = sum(node.path == path for node in self.nodes)
+        self.nodes.append(GraphNode(f"{name}#{count + 1}" if count else name, path, names))
+        return self._remember(output, self.nodes[-1].name)
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        tensors = [t for t in tree_leaves((arguments, keywords)) if isinstance(t, Tensor)]
+        if self.inside or not any(id(t) in self.values for t in tensors):
+            return function(*arguments, **keywords)
+        name = function.__self__.__name__ if function.__name__ == "__get__" else function.__name__
+        if name in _QUESTIONS:
+            return self.device if name == "device" else function(*arguments, **keywords)
+        out = keywords.get("out")
+        self.function = f"{getattr(function, '__module__', None) or 'torch.Tensor'}.{name}"
+        known = (getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch"
+        in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+        base = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_") if in_place else name
+        translate = _TRANSLATIONS.get(base.strip("_")) if known else None
+        if name in _CONTROL:
+            self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
+        if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
+            reason = _REASONS.get(base)
+            got = f"{self.function}, which {reason}" if reason else self.function
+            self.refuse("operations with a known Lipschitz constant", got)
+        for tensor in tensors:
+            if id(tensor) in self.values:
+                self._name(tensor)  # refused if it is stale
+        if base in _SAME:
+            if not self.is_value(arguments[0]):  # a constant is given the type of a value
+                return arguments[0].to(self.device, self.dtype)
+            asked = [getattr(argument, "dtype", argument) for argument in (*arguments[1:], *keywords.values())]
+            asked.append(getattr(torch, base, None))
+            if any(isinstance(dtype, torch.dtype) and dtype != self.dtype for dtype in asked):
+                self.refuse(f"values that stay {self.dtype}", self.function)
+            same = function(*arguments, **keywords) if base in ("clone", "contiguous", "detach") else arguments[0]
+            return self._remember(same, self.name(arguments[0]))
+        meta = [tree_map(self._without_numbers, part) for part in (arguments, keywords)]
+        result = function(*meta[0], **meta[1])
+        self.call, self.outputs = function, list(result) if isinstance(result, (tuple, list)) else [result]
+        if not arguments:
+            first = next(iter(keywords))
+            arguments, keywords = (keywords[first],), {k: v for k, v in keywords.items() if k != first}
+        try:
+            names = translate(self, *arguments, **keywords)
+            pairs = list(zip(self.outputs, [names] if isinstance(names, str) else names, strict=True))
+        except IsoconvError:
+            raise
+        except (TypeError, ValueError) as error:
+            self.refuse("arguments that are known", f"{self.function}: {str(error).splitlines()[0]}")
+        for output, name in pairs:
+            self._remember(output, name)
+        return result
+
+    # What translations use --------------------------------------------------------------------------------------------
+
+    def emit(self, word: str, module: nn.Module, *inputs: str, path: str | None = None) -> str:
+        """Record a module that stands for a function, under the path of the module that called it. Return its value."""
+        start = path or (f"{self.scopes[-1]}.{word}" if self.scopes[-1] else word)
+        start, count = f"{start}_" if start in (INPUT, "nodes") else start, 0
+        path = start
+        while path in self.modules or path in self.made:
+            count += 1
+            path = f"{start}_{count}"
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Size):
+                setattr(module, attribute, tuple(value))
+        self.made[path] = module.eval()
+        self.nodes.append(GraphNode(path, path, inputs))
+        return path
+
+    def name(self, value: Any) -> str:
+        """Return the name of a value; refuse what is none."""
+        if not isinstance(value, Tensor) or id(value) not in self.values:
+            self.refuse("a value computed from the input", f"{type(value).__name__} in {self.function}")
+        return self.values[id(value)][1]
+
+    def is_value(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) in self.values
+
+    def axis(self, dim: Any, axes: int) -> int:
+        """Return an axis counted from 0; refuse the batch."""
+        axis = dim % axes if isinstance(dim, int) else 0
+        if axis == 0:
+            self.refuse("operations that leave the batch axis alone", f"{self.function} along {dim}")
+        return axis
+
+    def refuse(self, expected: str, got: str) -> NoReturn:
+        scope = f" in {self.scopes[-1]}" if self.scopes[-1] else ""
+        raise IsoconvError(f"Expected {expected}. Got {got} ({_line(traceback.extract_stack())}{scope}).")
+
+    def _name(self, tensor: Tensor) -> str:
+        _, name, version = self.values[id(tensor)]
+        if tensor._version != version:
+            self.refuse("values that are not changed in place before they are used", f"{name}, which was")
+        return name
+
+    def _remember(self, tensor: Any, name: str) -> Any:
+        fits = isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.dtype == self.dtype
+        if not fits or tensor.shape[0] != self.batch or 0 in tensor.shape:
+            got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            self.refuse(f"values that keep the batch axis, and numbers of {self.dtype}", f"{got} from {name}")
+        self.values[id(tensor)] = (tensor, name, tensor._version)
+        return tensor
+
+    def _without_numbers(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or id(value) in self.values:
+            return value
+        if value.is_meta:
+            self.refuse("operations that can be seen", "a tensor that was computed from the input out of sight")
+        return value.to("meta")
+
+
+def _line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return where the forward was, by the line of the user's code that was reached last."""
+    start = max((k for k, frame in enumerate(frames) if (frame.filename, frame.name) == (__file__, "run")), default=-1)
+    ours, torchs = str(Path(isoconv.__file__).parent), str(Path(torch.__file__).parent)
+    users = [frame for frame in frames[start + 1 :] if not frame.filename.startswith((ours, torchs, "<"))]
+    return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "at the end"
+
+
+# Translations: functions of the recorder, which knows the call and its outputs, and of its arguments; they return names ---
+
+
+def _twin(kind: type[nn.Module], names: str, r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
+    """Use the module that does what a function does; `names` are the function's arguments behind the first."""
+    arguments = {**dict(zip(names.split(), args, strict=False)), **kw}
+    if len(args) > len(names.split()):
+        raise TypeError(f"{len(args)} arguments")
+    known = inspect.signature(kind).parameters
+    odd = [name for name, value in arguments.items() if name not in known and value not in (None, False)]
+    if not isinstance(arguments.get("inplace", False), bool) or any(name != "_stacklevel" for name in odd):
+        raise TypeError(", ".join(odd) or "inplace")
+    own = {name: value for name, value in arguments.items() if name in known and name != "inplace"}
+    return r.emit(r.call.__name__.rstrip("_"), kind(**own), r.name(x))
+
+
+def _dropout(r: _Recorder, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> str:
+    if training and p:
+        r.refuse("dropout that rests in evaluation", r.function)
+    return r.name(x)
+
+
+def _scaled(r: _Recorder, x: Tensor, factor: Any) -> str:
+    """Multiply by a number, or by a tensor of one."""
+    if r.is_value(factor) or (isinstance(factor, Tensor) and (factor.numel() != 1 or factor.dim() > x.dim())):
+        r.refuse("products with a number", f"{r.function} of a tensor")
+    return r.emit("scale", Scale(float(_number(factor))), r.name(x))
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _plus(sign: int, r: _Recorder, x: Any, other: Any, *, alpha: Any = 1) -> str:
+    """Add two values, or a value and a constant; `sign` is that of the second."""
+    shape, constant = r.outputs[0].shape, other if r.is_value(x) else x
+    if alpha != 1 or any(term.shape != shape for term in (x, other) if r.is_value(term)):
+        r.refuse("sums of values of one shape, with alpha = 1", f"{r.function} of what gives {tuple(shape)}")
+    if r.is_value(other):
+        second = _scaled(r, other, -1) if sign < 0 else r.name(other)
+        if r.is_value(x):
+            return r.emit("add", Add(), r.name(x), second)
+    tensor = torch.as_tensor(constant, dtype=r.dtype, device=r.device).detach()
+    tensor = tensor[0] if tensor.dim() == len(shape) and tensor.shape[0] == 1 else tensor
+    if tensor.dim() >= len(shape):
+        r.refuse(f"a constant that fits into {tuple(shape[1:])}", f"{tuple(tensor.shape)} in {r.function}")
+    value, tensor = (r.name(x), sign * tensor) if r.is_value(x) else (second, tensor)
+    return r.emit("translate", Translate(tensor), value, path=r.paths.get(id(constant)))
+
+
+def _multiply(r: _Recorder, x: Any, other: Any) -> str:
+    return _scaled(r, x, other) if r.is_value(x) else _scaled(r, other, x)
+
+
+def _divide(r: _Recorder, x: Any, other: Any) -> str:
+    if not r.is_value(x) or r.is_value(other) or (isinstance(other, Tensor) and other.numel() != 1):
+        r.refuse("quotients by a number", r.function)
+    return _scaled(r, x, 1 / _number(other))
+
+
+def _reshape(r: _Recorder, x: Tensor, *_: Any, **__: Any) -> str:
+    return r.emit("reshape", Reshape(r.outputs[0].shape[1:]), r.name(x))
+
+
+def _permute(r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
+    """Read the order of the axes off a tensor that has another size along each."""
+    order = [size - 1 for size in r.call(torch.empty(*range(1, x.dim() + 1), device="meta"), *args, **kw).shape]
+    if order[0] != 0:
+        r.refuse("operations that leave the batch axis alone", r.function)
+    return r.emit("permute", Permute([axis - 1 for axis in order[1:]]), r.name(x))
+
+
+def _concatenate(r: _Recorder, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None) -> str:
+    axis = r.axis(dim if axis is None else axis, r.outputs[0].dim())
+    return r.emit("cat", Concat(axis), *map(r.name, tensors))
+
+
+def _stack(r: _Recorder, tensors: Sequence[Tensor], dim: int = 0) -> str:
+    axis, shape = r.axis(dim, r.outputs[0].dim()), list(r.outputs[0].shape)
+    shape[axis] = 1
+    return r.emit("cat", Concat(axis), *(r.emit("reshape", Reshape(shape[1:]), r.name(t)) for t in tensors))
+
+
+def _pieces(r: _Recorder, x: Tensor, number: Any = None, dim: int = 0, **kw: Any) -> list[str]:
+    """Cut a value into consecutive pieces."""
+    axis, start, names, whole = r.axis(dim, x.dim()), 0, [], r.name(x)
+    for piece in r.outputs:
+        stop = start + piece.shape[axis]
+        names.append(r.emit("slice", Slice(axis, start, stop), whole) if start < stop else "")
+        start = stop
+    return names
+
+
+def _unbind(r: _Recorder, x: Tensor, dim: int = 0) -> list[str]:
+    axis, whole = r.axis(dim, x.dim()), r.name(x)
+    slices = [r.emit("slice", Slice(axis, k, k + 1), whole) for k in range(len(r.outputs))]
+    return [r.emit("reshape", Reshape(y.shape[1:]), name) for y, name in zip(r.outputs, slices, strict=True)]
+
+
+def _index(r: _Recorder, x: Tensor, index: Any) -> str:
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is None or isinstance(part, bool) or not isinstance(part, (int, slice, type(...))) for part in parts):
+        r.refuse("indices that are numbers and slices", f"{index} in {r.function}")
+    if ... in parts:
+        place = parts.index(...)
+        parts[place : place + 1] = [slice(None)] * (x.dim() + 1 - len(parts))
+    name, shape = r.name(x), x.shape
+    for axis, part in enumerate(parts):
+        if isinstance(part, int):
+            part = slice(part % shape[axis], part % shape[axis] + 1)
+        start, stop, step = part.indices(shape[axis])
+        if (start, stop, step) == (0, shape[axis], 1) and not (axis == 0 and part != slice(None)):
+            continue
+        name = r.emit("slice", Slice(r.axis(axis, x.dim()), start, stop, step), name)
+    if r.outputs[0].dim() < x.dim():
+        name = r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
+    return name
+
+
+def _narrow(r: _Recorder, x: Tensor, dim: int, start: int, length: int) -> str:
+    axis = r.axis(dim, x.dim())
+    start %= x.shape[axis]
+    return r.emit("slice", Slice(axis, start, start + length), r.name(x))
+
+
+def _select(r: _Recorder, x: Tensor, dim: int, index: int) -> str:
+    return _index(r, x, (*(slice(None),) * r.axis(dim, x.dim()), index))
+
+
+def _clamp(r: _Recorder, x: Tensor, min: Any = None, max: Any = None) -> str:
+    if min == 0 and max is None:
+        return r.emit("relu", nn.ReLU(), r.name(x))
+    if min is None or max is None or isinstance(min, Tensor) or isinstance(max, Tensor):
+        r.refuse("clamping between two numbers, or from 0 on", r.function)
+    return r.emit("clamp", nn.Hardtanh(min, max), r.name(x))
+
+
+def _mean(r: _Recorder, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+    """Take the average over all positions of an image."""
+    axes = sorted(d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]))
+    if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or dtype is not None:
+        r.refuse("means over all positions of images", f"{r.function} over {dim}")
+    pool = nn.AvgPool1d(x.shape[2]) if len(axes) == 1 else nn.AvgPool2d((x.shape[2], x.shape[3]))
+    name = r.emit("mean", pool, r.name(x))
+    return name if keepdim else r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
+
+
+def _pad(r: _Recorder, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> str:
+    """Pad an image; or, with zeros, also its channels, which first become the rows of an image of one channel."""
+    axes, flat = x.dim() - 2, [*pad, *[0] * (2 * (x.dim() - 2) - len(pad))]
+    if axes not in (1, 2) or len(flat) > 2 * axes + 2:
+        r.refuse("padding of images", f"{r.function} of {tuple(x.shape)}")
+    word = {"constant": "Constant" if value else "Zero", "reflect": "Reflection", "replicate": "Replication"}
+    kind = getattr(nn, f"{word.get(mode, 'Circular')}Pad{axes}d")
+    options = (value,) if mode == "constant" and value else ()
+    name, channels = r.name(x), flat[2 * axes :]
+    if any(flat[: 2 * axes]):
+        name = r.emit("pad", kind(tuple(flat[: 2 * axes]), *options), name)
+    if any(channels):
+        if mode != "constant" or value:
+            r.refuse("padding of channels with zeros", r.function)
+        name = r.emit("reshape", Reshape([1, x.shape[1], r.outputs[0].shape[2:].numel()]), name)
+        name = r.emit("pad", nn.ZeroPad2d((0, 0, channels[0], channels[1])), name)
+        name = r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
+    return name
+
+
+def _weighted(
+    r: _Recorder, word: str, make: Any, x: Tensor, weight: Tensor, bias: Any, sizes: Sequence[Any], **kw: Any
+) -> str:
+    if r.is_value(weight) or r.is_value(bias):
+        r.refuse("weights that do not depend on the input", r.function)
+    return r.emit(word, with_parameters(make(*sizes, bias=False, device="meta", **kw), weight, bias), r.name(x))
+
+
+def _linear(r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None) -> str:
+    return _weighted(r, "linear", nn.Linear, x, weight, bias, tuple(weight.shape)[::-1])
+
+
+def _convolve(
+    r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None,
+    stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+) -> str:  # fmt: skip
+    make = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
+    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]), stride, padding, dilation, groups)
+    return _weighted(r, "conv", make, x, weight, bias, sizes)
+
+
+def _convolve_transposed(
+    r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None,
+    stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+) -> str:  # fmt: skip
+    make = nn.ConvTranspose1d if weight.dim() == 3 else nn.ConvTranspose2d
+    sizes = (weight.shape[0], weight.shape[1] * groups, tuple(weight.shape[2:]), stride, padding, output_padding)
+    return _weighted(r, "conv", make, x, weight, bias, sizes, groups=groups, dilation=dilation)
+
+
+def _normalise(
+    r: _Recorder, x: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
+    bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> str:  # fmt: skip
+    state = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    fixed = (
+        not training
+        and all(t is not None for t in (running_mean, running_var))
+        and not any(map(r.is_value, state.values()))
+    )
+    if not fixed or r.call is not F.batch_norm:
+        r.refuse("batch normalisation with running statistics", r.function)
+    kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, weight is not None or bias is not None
+    norm = kind(x.shape[1], eps, momentum, affine, device=r.device, dtype=r.dtype)
+    norm.load_state_dict({key: value for key, value in state.items() if value is not None}, strict=False)
+    return r.emit("batch_norm", norm, r.name(x))
+
+
+def _twins(**table: tuple[type[nn.Module], str]) -> dict[str, Callable[..., Any]]:
+    return {name: partial(_twin, kind, names) for name, (kind, names) in table.items()}
+
+
+_POOL = "kernel_size stride padding ceil_mode count_include_pad divisor_override"
+_MAX_POOL = "kernel_size stride padding dilation ceil_mode return_indices"
+_RESIZE = "size scale_factor mode align_corners recompute_scale_factor antialias"
+_TRANSLATIONS: dict[str, Callable[..., Any]] = {
+    **_twins(
+        relu=(nn.ReLU, "inplace"),
+        relu6=(nn.ReLU6, "inplace"),
+        leaky_relu=(nn.LeakyReLU, "negative_slope inplace"),
+        tanh=(nn.Tanh, ""),
+        sigmoid=(nn.Sigmoid, ""),
+        abs=(Abs, ""),
+        absolute=(Abs, ""),
+        softsign=(nn.Softsign, ""),
+        hardtanh=(nn.Hardtanh, "min_val max_val inplace"),
+        elu=(nn.ELU, "alpha inplace"),
+        celu=(nn.CELU, "alpha inplace"),
+        selu=(nn.SELU, "inplace"),
+        silu=(nn.SiLU, "inplace"),
+        gelu=(nn.GELU, "approximate"),
+        softplus=(nn.Softplus, "beta threshold"),
+        hardswish=(nn.Hardswish, "inplace"),
+        hardsigmoid=(nn.Hardsigmoid, "inplace"),
+        mish=(nn.Mish, "inplace"),
+        log_sigmoid=(nn.LogSigmoid, ""),
+        softmax=(nn.Softmax, "dim _stacklevel dtype"),
+        max_pool1d=(nn.MaxPool1d, _MAX_POOL),
+        max_pool2d=(nn.MaxPool2d, _MAX_POOL),
+        avg_pool1d=(nn.AvgPool1d, _POOL),
+        avg_pool2d=(nn.AvgPool2d, _POOL),
+        adaptive_avg_pool1d=(nn.AdaptiveAvgPool1d, "output_size"),
+        adaptive_avg_pool2d=(nn.AdaptiveAvgPool2d, "output_size"),
+        pixel_shuffle=(nn.PixelShuffle, "upscale_factor"),
+        pixel_unshuffle=(nn.PixelUnshuffle, "downscale_factor"),
+        interpolate=(nn.Upsample, _RESIZE),
+        upsample=(nn.Upsample, _RESIZE),
+    ),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "alpha_dropout"), _dropout),
+    **dict.fromkeys(("add", "radd"), partial(_plus, 1)),
+    **dict.fromkeys(("sub", "subtract"), partial(_plus, -1)),
+    "rsub": lambda r, x, other: _plus(-1, r, other, x),
+    **dict.fromkeys(("mul", "multiply", "rmul"), _multiply),
+    **dict.fromkeys(("div", "divide", "true_divide", "truediv"), _divide),
+    **dict.fromkeys(("neg", "negative"), lambda r, x: _scaled(r, x, -1)),
+    **dict.fromkeys(
+        ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
+    ),
+    **dict.fromkeys(("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "mT"), _permute),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate),
+    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split"), _pieces),
+    "stack": _stack,
+    "unbind": _unbind,
+    "getitem": _index,
+    "narrow": _narrow,
+    "select": _select,
+    **dict.fromkeys(("clamp", "clip"), _clamp),
+    "mean": _mean,
+    "pad": _pad,
+    "linear": _linear,
+    "batch_norm": _normalise,
+    **dict.fromkeys(("conv1d", "conv2d"), _convolve),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d"), _convolve_transposed),
+}
+_SAME = ("contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16", "type_as")
+_TRANSLATIONS |= dict.fromkeys(_SAME, lambda *_: "")
+# What may be asked of a value: none of it depends on numbers.
+_QUESTIONS = {
+    "_version",
+    "shape",
+    "size",
+    "dim",
+    "ndim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "dtype",
+    "device",
+    "layout",
+    "stride",
+}
+_QUESTIONS |= {"__len__", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"}
+_CONTROL = {
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "item",
+    "tolist",
+    "__contains__",
+    "is_nonzero",
+    "any",
+    "all",
+}
+_REASONS = {
+    **dict.fromkeys(
+        ("group_norm", "layer_norm", "instance_norm", "normalize", "rms_norm"),
+        "divides by a deviation or a norm of its input and has no useful constant",
+    ),
+    "scaled_dot_product_attention": "multiplies values by values and is not Lipschitz",
+    **dict.fromkeys(("matmul", "bmm", "einsum", "__matmul__"), "may multiply values by values"),
+    **dict.fromkeys(
+        ("gt", "lt", "ge", "le", "eq", "ne", "equal", "allclose"),
+        "compares numbers of an input; nothing may depend on them but values",
+    ),
+}
