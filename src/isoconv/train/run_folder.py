@@ -147,7 +147,9 @@ class RunFolder:
         }
         if learner.device.type == "cuda":
             tensors["progress/random/cuda"] = torch.cuda.get_rng_state(learner.device)
+        # Layers that move in one batch share the count of their steps, which a file may not.
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        tensors |= {name: value.clone() for name, value in tensors.items() if value.dim() == 0}
         write_tensors(self.state, tensors | {_CHECKSUM: _checksum(tensors)})
 
     def load(self, learner: "Learner") -> None:
