@@ -87,7 +87,7 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[st
     """Write a safetensors file."""
     from safetensors.torch import save
 
-    # Copies: safetensors refuses tensors that share memory, as those of a layer that is used twice do.
+    # Copies: safetensors refuses tensors that share memory, as those of a layer used twice do.
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     write_bytes(path, save(copies, metadata))
 

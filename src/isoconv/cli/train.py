@@ -49,13 +49,12 @@ def train(
         list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", _LOSS_OPTIONS)
     ] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
-    precision: Annotated[
-        str | None, typer.Option(help=f"of convolutions: {list_choices(PRECISIONS, 'float32')}")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help=f"of products: {list_choices(PRECISIONS, 'float32')}")] = None,
     crop_padding: Annotated[int | None, typer.Option(help="pad with this many zeros, then crop at random")] = None,
     flip: Annotated[
         bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random (default: yes; {_NOT_MIRRORED}: no)")
     ] = None,
+    augment: cli.Augment = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,
     search: cli.Search = None,

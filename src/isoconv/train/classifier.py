@@ -65,13 +65,9 @@ class Classification:
 
     def __init__(self, config: TrainConfig) -> None:
         self.function, self.options = LOSSES[config.loss].function, config.options_of_loss()
-        self.half = config.precision == "bf16"
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        pixels = lay_out(images) / 255
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
-            logits = model(pixels)
-        logits = logits.float()
+        logits = model(lay_out(images) / 255).float()
         loss = self.function(logits, labels, **self.options)
         return loss, {"accuracy": (logits.argmax(dim=1) == labels).sum()}
 
@@ -148,7 +144,7 @@ def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
     options: dict[str, Any] = {"seed": config.seed, "padding": config.crop_padding, "flip": config.flip}
-    options |= {"device": device, "rank": processes.rank, "world_size": processes.count}
+    options |= {"augment": config.augment, "device": device, "rank": processes.rank, "world_size": processes.count}
     return EpochBatches(train, config.batch_size, **options)
 
 

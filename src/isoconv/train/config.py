@@ -39,12 +39,12 @@ class Optimiser:
     kind: str
     warm_up: int = 20
     on_gpu: tuple[str, ...] = ()
-    has_momentum: bool = False
+    is_ours: bool = False
 
-    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
-        """Return the optimiser of these parameters, with the learning rate in a tensor."""
+    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float, half: bool = False) -> "Optimizer":
+        """Return the optimiser of these parameters, with the learning rate in a tensor; the rest is for ours alone."""
         options: dict[str, Any] = dict.fromkeys(self.on_gpu, rate.is_cuda)
-        options |= {"momentum": momentum} if self.has_momentum else {}
+        options |= {"momentum": momentum, "half": half} if self.is_ours else {}
         return load(self.kind)(parameters, lr=rate, **options)  # type: ignore[no-any-return]
 
 
@@ -52,7 +52,7 @@ _STEEPEST = "steepest descent under the operator norm"
 OPTIMISERS = {
     optimiser.name: optimiser
     for optimiser in (
-        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, has_momentum=True),
+        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
         Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
         Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
     )
@@ -137,7 +137,7 @@ class NetworkSettings(Settings):
     def training(self) -> dict[str, Any]:
         """The settings that `fit` takes, as its keyword arguments."""
         names = ("optimiser", "lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "precision")}
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ class TrainConfig(NetworkSettings):
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
     graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
+    augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
     """
 
     positive = ("lr", "margin", "temperature")
@@ -169,6 +170,7 @@ class TrainConfig(NetworkSettings):
     offset: float = 0.7071
     crop_padding: int = 0
     flip: bool = False
+    augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -181,6 +183,8 @@ class TrainConfig(NetworkSettings):
         fits = not own or self.orthogonalisation == "manifold"
         require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
         require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
+        share, strength = self.augment
+        require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         shape = self.input_shape
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
@@ -201,9 +205,9 @@ class TrainConfig(NetworkSettings):
         return (self.model, self.conv, self.activation) if self.has_methods else (self.model,)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; `loss_options` and `graph` only where there are any."""
-        rare = ("loss_options", "graph")
-        return {name: value for name, value in super().to_fields().items() if name not in rare or value}
+        """Return the fields as plain data; `graph`, `loss_options` and `augment` only where there are any."""
+        there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
+        return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""
