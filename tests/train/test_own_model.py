@@ -17,7 +17,7 @@ from isoconv.errors import IsoconvError
 from isoconv.models import Small
 from isoconv.nn import Add, BCOPConv2d, Concat, Graph, MaxMin, OrthogonalLinear, Residual, plain
 from isoconv.nn.graph import GraphRecord
-from isoconv.train import RunFolder, Stopped, TrainConfig, load_run, train
+from isoconv.train import RunFolder, Stopped, TrainConfig, certify_run, load_run, train
 from isoconv.train.own_model import from_graph, to_graph
 from train.toys import same_run, stop_after, toy
 
@@ -198,6 +198,18 @@ def test_rates_are_searched(pictures, tmp_path):
     lines = []
     train(str(pictures), tmp_path / "run", model=Mine, **FAST, search=[0.01, 0.02], say=lines.append)
     assert sum("validation at lr" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_seeds_side_by_side_learn_and_keep_what_they_learned(device, pictures, tmp_path):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    options = FAST | {"epochs": 12, "device": device}
+    results, _ = train(str(pictures), tmp_path / "run", model=Mine, **options, seeds=[0, 1])
+    for seed, result in enumerate(results):
+        (record,) = certify_run(tmp_path / "run" / f"seed-{seed}", device=device)
+        assert record.clean == result.clean > 50
+        assert record.lipschitz_bound == pytest.approx(result.lipschitz_bound, rel=1e-5)
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
