@@ -112,3 +112,5 @@ Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, train
 Search = Annotated[
     Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
 ]
+_AUGMENT = "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5"
+Augment = Annotated[Any, parsed(parse_augmentation, "--augment", "<share[,strength]>", _AUGMENT)]

@@ -15,7 +15,7 @@ _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "crop_padding", "flip", "augment", "precision"),
 )
-_APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
+_APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 
 
 def command_of(run: RunFiles) -> str | None:
