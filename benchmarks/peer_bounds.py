@@ -3,8 +3,7 @@
 python -m benchmarks.peer_bounds      # writes results/peers/bounds.json; the peers must be installed
 
 Three networks are trained for two epochs on ten noisy patterns. deel-torchlip estimates from below, at 32 images.
-orthogonium's tool bounds the convolutions one by one, in float32. The proved bound is that of the deployed weights, all layers
-included.
+orthogonium's tool bounds the convolutions one by one, in float32. The proved bound is that of all layers' deployed weights.
 """
 
 import json
