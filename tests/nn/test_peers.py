@@ -18,7 +18,7 @@ import isoconv
 from certify.certificates import check, write_all
 from isoconv import IsoconvError
 from isoconv.certify import certified_radius, lipschitz_bound
-from isoconv.nn.peers import CONVERTERS
+from isoconv.nn.peers import CONVERTERS, CutSort, ScaledMean, TwoSidedReLU
 
 SHAPE = (4, 8, 8)
 pytestmark = pytest.mark.filterwarnings("ignore:Sequential model contains", "ignore:kernel size changed")
@@ -128,6 +128,19 @@ def test_what_only_looks_like_a_known_layer_is_refused(
     layer = change(package, package.Linear(6, 4))
     with pytest.raises(IsoconvError, match="Expected"):
         lipschitz_bound(nn.Sequential(layer), (6,))
+
+
+def test_functions_that_stand_for_activations() -> None:
+    """Their definitions, written once more, so that they are tested without the packages too."""
+    torch.manual_seed(0)
+    x = torch.randn(3, *SHAPE)
+    in_pairs = x.unflatten(1, (2, 2)).sort(dim=2)[0].flatten(1, 2)
+    torch.testing.assert_close(CutSort(2, 3.0)(x), 3 * in_pairs)
+    torch.testing.assert_close(CutSort(None, 1.0)(x), x.sort(dim=1)[0])
+    torch.testing.assert_close(TwoSidedReLU(1, 2.0)(x), 2 * torch.cat([x.relu(), (-x).relu()], dim=1))
+    torch.testing.assert_close(ScaledMean(2.0)(x), x.sum((2, 3), keepdim=True) / 4)
+    for module in (CutSort(2, 1.0), TwoSidedReLU(1, 1.0), ScaledMean(1.0)):
+        assert check_layer(module) <= 1 + 1e-12
 
 
 def test_norm_pool_of_torch_is_ours() -> None:
