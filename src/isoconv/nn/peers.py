@@ -114,7 +114,8 @@ def _scale(factor: float) -> nn.Module | None:
 
 def _reflection(layer: Any, factor: float = 1.0) -> nn.Module:
     """Turn angles into vectors. A pair is reflected where x·sin(θ/2) > y·cos(θ/2)."""
-    require(getattr(layer, "axis", 1) == 1, "a HouseHolder along the channels", f"axis {getattr(layer, 'axis', 1)}")
+    axis = getattr(layer, "axis", 1)
+    require(axis == 1, "a HouseHolder along the channels, axis 1", axis)
     half = layer.theta.flatten().double() / 2
     plain = Householder(2 * half.numel(), device=half.device, dtype=layer.theta.dtype)
     plain.vectors.copy_(torch.cat([-half.sin(), half.cos()]))
@@ -133,23 +134,13 @@ def _average(layer: Any) -> nn.Module:
 
 
 def _norm_pool(layer: Any) -> nn.Module:
-    fits = layer.norm_type == 2 and not layer.ceil_mode
-    require(
-        fits, "pooling by the L2 norm without ceil_mode", f"norm_type={layer.norm_type}, ceil_mode={layer.ceil_mode}"
-    )
+    got = f"norm_type={layer.norm_type}, ceil_mode={layer.ceil_mode}"
+    require(layer.norm_type == 2 and not layer.ceil_mode, "pooling by the L2 norm without ceil_mode", got)
     return chain(L2NormPool2d(layer.kernel_size, layer.stride), _scale(getattr(layer, "_coefficient_lip", 1.0)))
 
 
 def _whole_norm_pool(layer: Any) -> nn.Module:
     return chain(L2NormPool2d(), _scale(layer._coefficient_lip), nn.Unflatten(1, (-1, 1, 1)))
-
-
-def _batch_norm(layer: Any) -> nn.Module:
-    return _translate(layer._get_mean_and_update(), layer.bias, layer.get_scaling())
-
-
-def _sequence(layer: Any) -> nn.Module:
-    return nn.Sequential(OrderedDict(layer._modules))
 
 
 def _tabulate(*rows: tuple[str, str, Convert]) -> dict[str, Convert]:
@@ -158,7 +149,7 @@ def _tabulate(*rows: tuple[str, str, Convert]) -> dict[str, Convert]:
 
 _LIP, _ORTHO = "deel.torchlip.modules", "orthogonium.layers"
 CONVERTERS = _tabulate(
-    (f"{_LIP}.module", "Sequential", _sequence),
+    (f"{_LIP}.module", "Sequential", lambda m: nn.Sequential(OrderedDict(m._modules))),
     (f"{_LIP}.conv", "SpectralConv1d SpectralConv2d FrobeniusConv2d SpectralConvTranspose2d", _convolution),
     (f"{_LIP}.unconstrained", "PadConv1d PadConv2d", _convolution),
     (f"{_LIP}.linear", "SpectralLinear FrobeniusLinear", _linear),
@@ -172,7 +163,11 @@ CONVERTERS = _tabulate(
     (f"{_LIP}.pooling", "ScaledAdaptativeL2NormPool2d", _whole_norm_pool),
     (f"{_LIP}.downsampling", "InvertibleDownSampling", lambda m: nn.PixelUnshuffle(m.downscale_factor)),
     (f"{_LIP}.upsampling", "InvertibleUpSampling", lambda m: nn.PixelShuffle(m.upscale_factor)),
-    (f"{_LIP}.normalization", "BatchLipNorm BatchCentering", _batch_norm),
+    (
+        f"{_LIP}.normalization",
+        "BatchLipNorm BatchCentering",
+        lambda m: _translate(m._get_mean_and_update(), m.bias, m.get_scaling()),
+    ),
     (f"{_LIP}.normalization", "LayerCentering", lambda m: chain(LayerCentering(m.dim), _translate(None, m.bias))),
     (f"{_LIP}.normalization", "ScaleBiasLayer", lambda m: chain(_scale(float(m.scalar)), _translate(None, m.bias))),
     (f"{_ORTHO}.conv.AOC.fast_block_ortho_conv", "FastBlockConv2d FastBlockConvTranspose2D", _convolution),
