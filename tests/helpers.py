@@ -180,9 +180,10 @@ def singular_values(layer: nn.Module, *shape: int) -> Tensor:
     return torch.linalg.svdvals(jacobian(layer, *shape).double())
 
 
-def padded(x: Tensor, k: int, mode: str = "circular") -> Tensor:
+def padded(x: Tensor, taps: int | Sequence[int], mode: str = "circular") -> Tensor:
     """k // 2 pixels before and (k − 1) // 2 after, in each of the two (or, for (N, C, L), one) directions."""
-    for dim in range(2, x.ndim):
+    sizes = [taps] * (x.ndim - 2) if isinstance(taps, int) else taps
+    for dim, k in enumerate(sizes, start=2):
         n = x.shape[dim]
         index = torch.arange(-(k // 2), n + (k - 1) // 2)
         taken = x.index_select(dim, index % n)
@@ -200,7 +201,7 @@ def unshuffled(x: Tensor, stride: int) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, mode: str = "circular") -> Tensor:
     """The definition of every convolution of isoconv: unshuffle, pad, convolve with `weight`."""
-    x = padded(unshuffled(x, stride), weight.shape[-1], mode)
+    x = padded(unshuffled(x, stride), weight.shape[2:], mode)
     return conv2d(x, weight, bias) if x.ndim == 4 else conv1d(x, weight, bias)
 
 

@@ -55,6 +55,8 @@ class TorusConv2d(SizedConv2d):
         return torch.fft.irfft2(matrices.permute(2, 3, 0, 1), s=size).roll([n // 2 for n in size], (2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
+        if not x.numel():  # which libraries do not transform
+            return super().forward(x)
         batch, weight, size = self._as_batch(x), self.weight, self.convolved_size
         dtype = constraint_dtype(weight)
         centred = weight.to(dtype).roll([-(n // 2) for n in size], (2, 3))
