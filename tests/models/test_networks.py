@@ -12,7 +12,7 @@ import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, DCGANCritic, Large, ShiftNet, Small
-from isoconv.nn import METHODS, BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear
+from isoconv.nn import METHODS, BCOPConv2d, GroupSort, Householder, MaxMin, OrthogonalLinear
 from isoconv.nn.convolution import Conv2dWithKernel
 from isoconv.nn.methods import Method, load
 
@@ -32,7 +32,7 @@ def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
     with torch.no_grad():
         assert (plain(x) - model(x)).abs().max() <= 1e-5
     for module in plain.modules():
-        assert type(module).__module__.startswith("torch.nn.") or type(module) in (MaxMin, GroupSort)
+        assert type(module).__module__.startswith("torch.nn.") or type(module) in (MaxMin, GroupSort, Householder)
     return plain
 
 
@@ -181,7 +181,7 @@ def test_both_orthogonalisations(model, conv):
     ("options", "match"),
     [
         *[({"conv": conv}, f"bcop, bcop-fixed, rko, .*standard. Got {conv!r}") for conv in ("BCOP", "", None)],
-        *[({"activation": name}, f"maxmin, relu. Got {name!r}") for name in ("tanh", None)],
+        *[({"activation": name}, f"maxmin, householder, relu. Got {name!r}") for name in ("tanh", None)],
         ({"orthogonalisation": "qr"}, "manifold.*bjorck.* Got 'qr'"),
     ],
     ids=str,

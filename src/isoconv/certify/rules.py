@@ -16,6 +16,12 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
 * ChannelShift permutes its inputs; PositionBias and Translate add a constant; HalfAbs has slopes ±1.
 * The norm over positions obeys
   |‖a‖ − ‖b‖| ≤ ‖a − b‖ in every channel: constant 1 for p = 2 and, as ‖·‖₂ ≤ ‖·‖₁, for p = 1; √positions for p = ∞.
+  Windows that do not overlap are as good.
+* LayerCentering is the projection x − mean(x), symmetric: constant 1, and 1 − 1/n + (n − 1)/n < 2 for p = 1 and ∞.
+  BatchCentering in evaluation adds a constant to each channel.
+* Householder maps a pair z to z where vᵀz ≥ 0 and to its mirror image elsewhere. Both are orthogonal maps and agree where
+  vᵀz = 0, so a segment that crosses that line is not lengthened: constant 1. For p = 1 and ∞ the entries of a column or row
+  are |cos| + |sin| ≤ √2.
 * Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|.
 
 Note [Rounding of kinds]
@@ -40,6 +46,15 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
   zero, loses at most tiny, so |e| ≤ 2n·tiny. As |√a − √b| ≤ √|a − b| and |√(1 + θ) − 1| ≤ |θ|, the root is off by at most
   γ_n√s + √|e|, and rounding it makes that γ_{n+1}√s + √(4n·tiny). The roots' norm is that of the input: A = 1. Squares
   overflow from √huge on: inputs have to stay below that.
+* LayerCentering: a sum of n numbers, a product with 1/n, itself rounded, and a difference: at most n + 2 roundings of each
+  term, and one of h. The error is at most γ_{n+2}(|ĥ| + mean|ĥ|), and the mean's norm is at most ‖ĥ‖: A = 2. Sums are at
+  most n times larger than means.
+* BatchCentering: mean − bias, and a difference: n = 1, c the norm of |mean| + |bias| over all positions.
+* Householder, h − (min(vᵀh, 0)·(2/vᵀv))·v: vᵀh rounds twice, as does vᵀv, then the quotient, the product, that with v and
+  the difference once each: 8 roundings, of |h| and of 2|v||v|ᵀ|h|/vᵀv, whose norm is at most 2‖h‖: A = 3. ‖v‖ must lie
+  between 2⁻²⁰ and 2²⁰. Squares that vanish there change vᵀv by less than u/2 of itself: one rounding more, n = 8. What
+  vanishes of vᵀh, 3·tiny at the most, is multiplied by 2/‖v‖, what vanishes of the next product by ‖v‖: together less than
+  2²³·tiny in each output. Numbers on the way are at most 2²¹ times as large as h.
 * Softsign h/(1 + |h|): the sum and the quotient round once each, so the relative error is at most 2u/(1 − u) ≤ γ_3, and
   |f(h)| ≤ |h|: n = 2, A = 1. It cannot underflow before h itself is smaller than u, where 1 + |h| = 1.
 * Tanh and Sigmoid are within 8 units in the last place, 16u relative to the result, or within `tiny` where the result is
@@ -69,11 +84,14 @@ from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn import (
     Abs,
     Add,
+    BatchCentering,
     ChannelShift,
     Concat,
     GroupSort,
     HalfAbs,
+    Householder,
     L2NormPool2d,
+    LayerCentering,
     MaxMin,
     Permute,
     PositionBias,
@@ -306,7 +324,23 @@ def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
 def _norm_pool(node: Node, bound: float, arithmetic: str) -> Rounding:
     _, tiny, huge = ARITHMETICS[arithmetic]
     vanished = sqrt_up(mul_up(float(4 * node.input_shape.numel()), tiny))
-    return Rounding(node.input_shape[1:].numel(), divisor=math.sqrt(huge), vanished=vanished)
+    return Rounding(_pooled(node), divisor=math.sqrt(huge), vanished=vanished)
+
+
+def _centred(node: Node, bound: float, arithmetic: str) -> Rounding:
+    count = math.prod(node.input_shape[axis] for axis in node.settings["axes"])
+    return Rounding(count + 1, 2.0, divisor=float(count))
+
+
+def _centred_batch(node: Node, bound: float, arithmetic: str) -> Rounding:
+    mean, bias = node.module.running_mean.double().abs(), node.module.bias
+    sizes = mean if bias is None else torch.nextafter(mean + bias.double().abs(), torch.tensor(math.inf).to(mean))
+    return Rounding(1, constant=_norm_over_positions(sizes, node))
+
+
+def _reflected(node: Node, bound: float, arithmetic: str) -> Rounding:
+    vanished = mul_up(sqrt_up(float(node.output_shape.numel())), 2.0**23, ARITHMETICS[arithmetic][1])
+    return Rounding(8, 3.0, divisor=2.0**21, vanished=vanished)
 
 
 def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf) -> list[float]:
@@ -359,10 +393,59 @@ def _hardtanh_settings(node: Node) -> dict[str, Any]:
     return settings
 
 
+def _axis(node: Node, dim: int) -> int:
+    """Return an axis without the batch, given one as torch counts."""
+    axes = len(node.input_shape) + 1
+    require(-axes < dim < axes and dim != 0, f"an axis of {node.kind} behind the batch", dim)
+    return dim % axes - 1
+
+
+def _along(node: Node) -> dict[str, Any]:
+    """Return the axis of an activation if it is not the usual one, that of the channels."""
+    axis = _axis(node, node.module.dim)
+    return {"axis": axis} if axis else {}
+
+
 def _group_sort_settings(node: Node) -> dict[str, Any]:
     size = node.module.group_size
     require(size is None or size >= 1, "a group size of at least 1, or None for all channels", size)
-    return {"group_size": node.input_shape[0] if size is None else size}
+    axis = _axis(node, node.module.dim)
+    return {"group_size": node.input_shape[axis] if size is None else size} | _along(node)
+
+
+def _norm_pool_settings(node: Node) -> dict[str, Any]:
+    if node.module.kernel_size is None:
+        return {}
+    settings = _spell(node, "kernel_size", "stride")
+    apart = all(1 <= k <= s for k, s in zip(*settings.values(), strict=True))
+    require(apart, "windows that do not overlap", f"kernel_size and stride {tuple(settings.values())}")
+    return settings
+
+
+def _pooled(node: Node) -> int:
+    """Return the number of positions that a norm is taken over."""
+    return math.prod(node.settings.get("kernel_size", node.input_shape[1:]))
+
+
+def _layer_centring_settings(node: Node) -> dict[str, Any]:
+    dims = range(1, len(node.input_shape) + 1) if node.module.dim is None else node.module.dim
+    require(len(dims) > 0, "at least one axis to centre over", "none")
+    return {"axes": sorted(_axis(node, dim) for dim in dims)}
+
+
+def _batch_centring_settings(node: Node) -> dict[str, Any]:
+    tensors = [tensor for tensor in (node.module.running_mean, node.module.bias) if tensor is not None]
+    fits = all(tensor.shape == node.input_shape[:1] for tensor in tensors)
+    require(fits, "one mean and one bias for each channel", [tuple(tensor.shape) for tensor in tensors])
+    return {}
+
+
+def _householder_settings(node: Node) -> dict[str, Any]:
+    vectors = node.module.vectors.double()
+    squares = vectors.reshape(2, -1).square().sum(0) if vectors.dim() == 1 else vectors.new_zeros(1)
+    ordinary = bool((squares >= 2.0**-40).all() and (squares <= 2.0**40).all())
+    require(ordinary, "vectors of length between 2⁻²⁰ and 2²⁰", "others")
+    return {}
 
 
 def _relu6_settings(node: Node) -> dict[str, Any]:
@@ -470,15 +553,17 @@ _COPYING_PADS = [
     *(nn.ReplicationPad1d, nn.ReplicationPad2d),
 ]
 RULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((Abs, MaxMin, nn.ReLU, nn.Identity, nn.Dropout), _select()),
+    **dict.fromkeys((Abs, nn.ReLU, nn.Identity, nn.Dropout), _select()),
+    MaxMin: _select(_along),
     nn.ReLU6: _select(_relu6_settings),
     GroupSort: _select(_group_sort_settings),
     HalfAbs: _select(),
     ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
     PositionBias: Rule(_one, _translated, _ones, _spell, True, ("bias",)),
-    L2NormPool2d: Rule(
-        _one, _norm_pool, lambda node: (1.0, sqrt_up(float(node.input_shape[1:].numel()))), _spell, True
-    ),
+    L2NormPool2d: Rule(_one, _norm_pool, lambda node: (1.0, sqrt_up(float(_pooled(node)))), _norm_pool_settings, True),
+    LayerCentering: Rule(_one, _centred, lambda _: (2.0, 2.0), _layer_centring_settings),
+    BatchCentering: Rule(_one, _centred_batch, _ones, _batch_centring_settings, tensors=("bias", "running_mean")),
+    Householder: Rule(_one, _reflected, lambda _: (sqrt_up(2.0),) * 2, _householder_settings, tensors=("vectors",)),
     nn.Flatten: _select(_flatten_settings, selects=True),
     nn.Unflatten: _select(_unflatten_settings, selects=True),
     Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, _spell, joins="sum"),

@@ -17,13 +17,20 @@ two on β: all within γ_8·(|α|(|x| + |μ|) + |β|), also where a library's re
 underflow twice, each time by at most half the smallest subnormal number, u times the smallest normal one. Where the product
 with γ underflows, α̂ is off by as much; adding the smallest normal number to |α| covers it. ‖f(0)‖ ≤ ‖|α||μ| + |β|‖.
 
-Note [Norm of a channel]. y = √s, s the sum of n squares. Each square is rounded, and then takes part in at most n − 1
-additions, whatever their order; a fused multiply-add rounds less often. All terms have one sign: ŝ = s(1 + θ_n) + e.
-Where a square or a partial sum is subnormal, or is set to zero because of that, it changes by at most the smallest normal
-number t: 2n − 1 results, |e| ≤ 2nt. Then |√ŝ − √s| ≤ |√(s(1 + θ_n)) − √s| + √|e| ≤ γ_n√s + √(2nt), and rounding the root,
-which is far from underflow, gives γ_{n+1}√s + √(3nt). Over all channels √s has the input's norm. As a function of a
-channel, √s is a norm, so 1-Lipschitz. A partial sum is at most the square of the input's norm, up to rounding: none
-overflows while that is below the root of the largest number.
+Note [Norm of a channel]. y = √s, s the sum of the n squares of a channel, or of a window where windows do not overlap.
+Each square is rounded, and then takes part in at most n − 1 additions, whatever their order; a fused multiply-add rounds
+less often. All terms have one sign: ŝ = s(1 + θ_n) + e. Where a square or a partial sum is subnormal, or is set to zero
+because of that, it changes by at most the smallest normal number t: 2n − 1 results, |e| ≤ 2nt. Then |√ŝ − √s| ≤
+|√(s(1 + θ_n)) − √s| + √|e| ≤ γ_n√s + √(2nt), and rounding the root, which is far from underflow, gives γ_{n+1}√s + √(3nt).
+Over all channels √s has at most the input's norm. As a function of a channel, √s is a norm, so 1-Lipschitz. A partial sum is
+at most the square of the input's norm, up to rounding: none overflows while that is below the root of the largest number.
+
+Note [Reflection]. y = z − 2·min(vᵀz, 0)·v/vᵀv for each pair z of channels is z or its mirror image, the same where vᵀz = 0:
+an isometry on either side of a line, so 1-Lipschitz. Computed, with d = vᵀv: vᵀz and d round twice each, then 2/d, the
+product with it, that with v and the difference once each. Where squares underflow, d changes by at most three times the
+smallest normal number t, less than a unit of a d above 2⁻⁶⁴: nine roundings of |z| and of 2|v||v|ᵀ|z|/d, whose norms are
+together at most 3‖z‖. What vanishes of vᵀz, at most 3t, is multiplied by 2|v|/d ≤ 2/√d; what vanishes of the product, t, by
+√d; the last two results may lose t each. Numbers on the way are at most √d·‖z‖, 2‖z‖/√d and 3‖z‖.
 
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
@@ -37,6 +44,7 @@ from math import isfinite, prod
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from . import Budget, Invalid, Malformed
 from .certificate import AXES, Node
@@ -153,6 +161,7 @@ class Kind:
     settings: dict[str, Reader[Any]] = field(default_factory=dict)
     inputs: int = 1
     assumes: bool = False  # that elementary functions are computed accurately
+    defaults: Json = field(default_factory=dict)  # of settings that a certificate may leave out
 
 
 # Functions of each number --------------------------------------------------------------------------------------------
@@ -258,23 +267,88 @@ def _position_bias(place: Place) -> Step:
 
 
 def _norm_pool(place: Place) -> Step:
-    """The L2 norm of each channel, see Note [Norm of a channel]."""
+    """The L2 norm of each channel, or of each window, see Note [Norm of a channel]."""
     channels, *size = _image(place)
-    underflow, largest = root_up(3 * prod(size) / place.arithmetic.smallest), root_up(place.arithmetic.largest)
-    rounding = Rounding(prod(size) + 1, ONE, underflow=underflow, largest=(largest, ZERO))
-    return Step((channels,), 1, lambda x: np.sqrt((x * x).sum(axis=(2, 3))), rounding)
+    whole_image = place["kernel_size"] is None
+    taps, strides = place["kernel_size"] or tuple(size), place["stride"] or tuple(size)
+    apart = whole_image == (place["stride"] is None) and all(k <= s for k, s in zip(taps, strides, strict=True))
+    Malformed.unless(apart, f"{place.node}: Expected windows that do not overlap. Got {taps} by {strides}.")
+    counts = [(n - k) // s + 1 for n, k, s in zip(size, taps, strides, strict=True)]
+    shape = place.give((channels,) if whole_image else (channels, *counts))
+    underflow, largest = root_up(3 * prod(taps) / place.arithmetic.smallest), root_up(place.arithmetic.largest)
+    rounding = Rounding(prod(taps) + 1, ONE, underflow=underflow, largest=(largest, ZERO))
+
+    def apply(x: Floats) -> Floats:
+        windows = sliding_window_view(x, taps, (2, 3))[:, :, :: strides[0], :: strides[1]]
+        return np.sqrt((windows * windows).sum(axis=(4, 5))).reshape(len(x), *shape)
+
+    return Step(shape, 1, apply, rounding)
+
+
+def _layer_centring(place: Place) -> Step:
+    """x − mean(x) over some axes, an orthogonal projection.
+
+    The mean is a sum of n numbers times 1/n, which is rounded too: with the difference at most n + 2 roundings, of |x| and
+    of the mean of |x|, both of which have at most the norm of x. Of the n sums over n, the product and the difference at
+    most one smallest normal number each vanishes. The sums are at most n times as large as x.
+    """
+    shape, axes = place.shape, place["axes"]
+    place.require(sorted(set(axes)) == list(axes) and axes[-1] < len(shape), f"axes {list(axes)}, in order", shape)
+    count = prod(shape[axis] for axis in axes)
+    rounding = Rounding(count + 2, Fraction(2), underflow=4, largest=(Fraction(count + 2), ZERO))
+    behind = tuple(axis + 1 for axis in axes)
+    return Step(shape, 1, lambda x: x - x.mean(axis=behind, keepdims=True), rounding)
+
+
+def _batch_centring(place: Place) -> Step:
+    """In evaluation x − (mean − bias), the same for all positions of a channel: two roundings, of |mean| + |bias| and x."""
+    shape, mean = place.shape, place.tensor("running_mean")
+    bias = place.tensor("bias", np.zeros(shape[0]))
+    for tensor in (mean, bias):
+        place.require(tensor.shape == shape[:1], f"tensors of {shape[0]} numbers", tensor.shape)
+    place.spend(10 * shape[0] * _PER_WEIGHT)
+    squares = [(abs(Fraction(m)) + abs(Fraction(b))) ** 2 for m, b in zip(mean.tolist(), bias.tolist(), strict=True)]
+    norm = root_up(sum(squares, ZERO) * prod(shape[1:]))
+    shift = (mean - bias).reshape(-1, *(1 for _ in shape[1:]))
+    return Step(shape, 1, lambda x: x - shift, Rounding(2, ONE, norm, 2), norm)
+
+
+def _householder(place: Place) -> Step:
+    """Pairs of channels, reflected on one side of a line, see Note [Reflection]."""
+    shape, vectors = place.shape, place.tensor("vectors")
+    half = shape[0] // 2
+    place.require(
+        vectors.shape == shape[:1] and shape[0] == 2 * half, "a number for each of 2n channels", vectors.shape
+    )
+    place.spend(10 * shape[0] * _PER_WEIGHT)
+    v, w = vectors.reshape(2, half, *(1 for _ in shape[1:]))
+    squares = [Fraction(a) ** 2 + Fraction(b) ** 2 for a, b in zip(*vectors.reshape(2, half).tolist(), strict=True)]
+    ordinary = min(squares) >= Fraction(1, 1 << 64) and max(squares) <= 1 << 64
+    Malformed.unless(ordinary, f"{place.node}: Expected vectors of ordinary length. Got one near 0 or very long.")
+    inverse, longest = root_up(1 / min(squares)), root_up(max(squares))
+    largest = (longest + 2 * inverse + 3, ZERO)
+    rounding = Rounding(9, Fraction(3), underflow=6 * inverse + longest + 2, largest=largest)
+
+    def apply(x: Floats) -> Floats:
+        along = np.minimum(v * x[:, :half] + w * x[:, half:], 0.0) * (2 / (v * v + w * w))
+        return np.concatenate([x[:, :half] - along * v, x[:, half:] - along * w], axis=1)
+
+    return Step(shape, 1, apply, rounding)
 
 
 # Numbers put elsewhere -----------------------------------------------------------------------------------------------
 
 
-def _sort(place: Place, size: int) -> Step:
-    """Sort, largest first, among the channels j, j + g, j + 2g, …, with g the number of groups."""
-    place.require(place.shape[0] % size == 0, f"a number of channels that {size} divides", place.shape)
+def _sort(place: Place, size: int | None) -> Step:
+    """Sort, largest first, among the channels j, j + g, j + 2g, …, with g the number of groups; or along another axis."""
+    axis = place["axis"]
+    place.require(axis < len(place.shape), f"an axis {axis}", place.shape)
+    length = size or place.shape[axis]
+    place.require(place.shape[axis] % length == 0, f"a number of channels that {length} divides", place.shape)
 
     def apply(x: Floats) -> Floats:
-        groups = x.reshape(len(x), size, -1, *x.shape[2:])
-        return -np.sort(-groups, axis=1).reshape(x.shape)
+        groups = x.reshape(*x.shape[: axis + 1], length, -1, *x.shape[axis + 2 :])
+        return -np.sort(-groups, axis=axis + 1).reshape(x.shape)
 
     return Step(place.shape, 1, apply)
 
@@ -535,7 +609,7 @@ def _convolution(place: Place) -> Step:
 
 # The table -----------------------------------------------------------------------------------------------------------
 
-_SIZE = whole(1, _LARGEST_SETTING)
+_SIZE, _AXIS = whole(1, _LARGEST_SETTING), whole(0, AXES)
 
 
 def _per_axis(dimensions: int, read: Reader[Any], missing: Any) -> Reader[Any]:
@@ -569,14 +643,23 @@ KINDS: dict[str, Kind] = {
     "Softsign": Kind(_softsign),
     "Tanh": Kind(_tanh, assumes=True),
     "Sigmoid": Kind(_sigmoid, assumes=True),
-    "MaxMin": Kind(partial(_sort, size=2)),
+    "MaxMin": Kind(partial(_sort, size=2), {"axis": _AXIS}, defaults={"axis": 0}),
     "GroupSort": Kind(
-        lambda place: _sort(place, place["group_size"] or place.shape[0]), {"group_size": optional(_SIZE)}
+        lambda place: _sort(place, place["group_size"]),
+        {"group_size": optional(_SIZE), "axis": _AXIS},
+        defaults={"axis": 0},
     ),
+    "Householder": Kind(_householder),
+    "BatchCentering": Kind(_batch_centring),
+    "LayerCentering": Kind(_layer_centring, {"axes": each(_AXIS, 1, AXES)}),
     "ChannelShift": Kind(_channel_shift, {"channels": whole(0, _LARGEST_SETTING)}),
     "PositionBias": Kind(_position_bias),
     "HalfAbs": Kind(_half_abs),
-    "L2NormPool2d": Kind(_norm_pool),
+    "L2NormPool2d": Kind(
+        _norm_pool,
+        {"kernel_size": optional(each(_SIZE, 2)), "stride": optional(each(_SIZE, 2))},
+        defaults={"kernel_size": None, "stride": None},
+    ),
     "Flatten": Kind(_flatten, {"start_dim": anything, "end_dim": anything}),
     "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(_SIZE, 1, AXES)}),
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),

@@ -121,7 +121,7 @@ def _read_settings(node: Node) -> Json:
         raise Malformed(f"Expected a kind of layer that has a known bound. Got {got}.")
     given = len(node.inputs)
     Malformed.unless(given == kind.inputs, f"Expected {node} to have {kind.inputs} inputs. Got {given}.")
-    return record(dict, kind.settings)(node.settings, str(node))
+    return record(dict, kind.settings)(kind.defaults | node.settings, str(node))
 
 
 def _pads_circularly(node: Node, following: Node, settings: Json) -> bool:

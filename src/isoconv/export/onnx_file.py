@@ -165,12 +165,15 @@ def _leaky(node: Node, module: Any, x: Tensor) -> Tensor:
 
 
 def _group_sort(node: Node, module: Any, x: Tensor) -> Tensor:
-    size, (channels, *rest) = node.settings["group_size"], node.input_shape
-    return x.reshape(-1, size, channels // size, *rest).topk(size, dim=1).values.reshape(-1, channels, *rest)
+    size, axis, shape = node.settings["group_size"], node.settings.get("axis", 0), list(node.input_shape)
+    groups = x.reshape(-1, *shape[:axis], size, shape[axis] // size, *shape[axis + 1 :])
+    return groups.topk(size, dim=axis + 1).values.reshape(-1, *shape)
 
 
 def _norm_pool(node: Node, module: Any, x: Tensor) -> Tensor:
-    return (x * x).sum(dim=(2, 3)).sqrt()
+    taps = node.settings.get("kernel_size", list(node.input_shape[1:]))
+    columns = _columns(x, taps, node.settings.get("stride", taps), [1, 1])
+    return (columns * columns).sum(dim=2).sqrt().reshape(-1, *node.output_shape)
 
 
 _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {

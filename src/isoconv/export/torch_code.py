@@ -135,23 +135,70 @@ def _literal(name: str, value: Any) -> str:
 class MaxMin(nn.Module):
     """Channel i and channel i + C/2 become their maximum and their minimum."""
 
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
     def forward(self, x: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=1)
+        first, second = x.chunk(2, dim=self.dim)
         swap = second > first
-        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=1)
+        return torch.cat([torch.where(swap, second, first), torch.where(swap, first, second)], dim=self.dim)
 
 
 class GroupSort(nn.Module):
     """Sorts channels within groups, largest first; with g groups, group j holds the channels j, j + g, j + 2g, …"""
 
-    def __init__(self, group_size: int | None = 2) -> None:
+    def __init__(self, group_size: int | None = 2, dim: int = 1) -> None:
         super().__init__()
-        self.group_size = group_size
+        self.group_size, self.dim = group_size, dim
 
     def forward(self, x: Tensor) -> Tensor:
-        size = self.group_size or x.shape[1]
-        groups = x.reshape(x.shape[0], size, x.shape[1] // size, *x.shape[2:])
-        return groups.sort(dim=1, descending=True, stable=True).values.reshape(x.shape)
+        dim = self.dim % x.dim()
+        size = self.group_size or x.shape[dim]
+        groups = x.unflatten(dim, (size, x.shape[dim] // size))
+        return groups.sort(dim=dim, descending=True, stable=True).values.reshape(x.shape)
+
+
+class Householder(nn.Module):
+    """Reflects the pair of channels i and i + C/2 where its product with their vector is negative."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.vectors = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=1)
+        v, w = self.vectors.view(2, -1, *[1] * (x.dim() - 2))
+        along = (v * first + w * second).clamp(max=0.0) * (2 / (v * v + w * w))
+        return torch.cat([first - along * v, second - along * w], dim=1)
+
+
+class BatchCentering(nn.Module):
+    """Subtracts a number from each channel, and adds one."""
+
+    running_mean: Tensor
+
+    def __init__(self, num_features: int, momentum: float = 0.1, bias: bool = True) -> None:
+        super().__init__()
+        self.num_features, self.momentum = num_features, momentum
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.running_mean if self.bias is None else self.running_mean - self.bias
+        return x - shift.view(-1, *[1] * (x.dim() - 2))
+
+
+class LayerCentering(nn.Module):
+    """Subtracts the mean over the axes `dim` of each sample, or over all."""
+
+    def __init__(self, dim: list[int] | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(self.dim or list(range(1, x.dim())), keepdim=True)
 
 
 class Scale(nn.Module):
@@ -197,10 +244,20 @@ class HalfAbs(nn.Module):
 
 
 class L2NormPool2d(nn.Module):
-    """The L2 norm over the positions of each channel."""
+    """The L2 norm over the positions of each channel, or over windows."""
+
+    def __init__(
+        self, kernel_size: int | tuple[int, int] | None = None, stride: int | tuple[int, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x, dim=(2, 3))
+        if self.kernel_size is None or self.stride is None:
+            return torch.linalg.vector_norm(x, dim=(2, 3))
+        sizes = (self.kernel_size, self.stride)
+        (height, width), (down, right) = ((size, size) if isinstance(size, int) else size for size in sizes)
+        return torch.linalg.vector_norm(x.unfold(2, height, down).unfold(3, width, right), dim=(4, 5))
 
 
 class Add(nn.Module):
@@ -288,7 +345,8 @@ class Graph(nn.Module):
 _OURS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (
-        *(MaxMin, GroupSort, Abs, Scale, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
+        *(MaxMin, GroupSort, Householder, Abs, Scale, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
+        *(BatchCentering, LayerCentering),
         *(Add, Concat, Slice, Reshape, Permute, Translate, Graph),
     )
 }

@@ -51,13 +51,14 @@ class Classifier(nn.Sequential):
                 orthogonalisation=orthogonalisation,
                 input_size=(height, width),
             )
-            layers += [convolution, ACTIVATIONS[activation].make()]
+            layers += [convolution, ACTIVATIONS[activation].make(out_channels)]
             shape = out_channels, height // stride, width // stride
         layers.append(nn.Flatten())
-        for in_features, out_features in itertools.pairwise([math.prod(shape), *self.hidden, classes]):
+        sizes = [math.prod(shape), *self.hidden]
+        for in_features, out_features in itertools.pairwise(sizes):
             linear = method.make_linear(in_features, out_features, orthogonalisation)
-            layers += [linear, ACTIVATIONS[activation].make()]
-        super().__init__(*layers[:-1])  # the last linear layer gives the logits
+            layers += [linear, ACTIVATIONS[activation].make(out_features)]
+        super().__init__(*layers, method.make_linear(sizes[-1], classes, orthogonalisation))
 
 
 def check_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:

@@ -1,23 +1,23 @@
-"""A linear layer with orthonormal rows or columns."""
+"""Linear layers with orthonormal rows or columns, or with rows of norm one."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.nn.built_weight import OrthogonalisedLayer, with_parameters
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype, with_parameters
 from isoconv.records import require
 
 
-class OrthogonalLinear(OrthogonalisedLayer):
-    """`torch.nn.Linear` whose weight (out_features, in_features) has all singular values equal to 1.
+class LipschitzLinear(BuiltWeight):
+    """A linear layer whose weight (out_features, in_features) is built from the parameter `matrix`.
 
-    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
+    Subclasses fill in `_reset_matrices` and `_build`; `options` go to the class after this one.
     """
 
-    _matrix_names = ("matrix",)
     bias: nn.Parameter | None
 
     def __init__(
@@ -26,11 +26,11 @@ class OrthogonalLinear(OrthogonalisedLayer):
         out_features: int,
         bias: bool = True,
         *,
-        orthogonalisation: str = "manifold",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(orthogonalisation)
+        super().__init__(**options)
         features = f"{in_features} and {out_features}"
         require(min(in_features, out_features) >= 1, "at least one feature on each side", features)
         self.in_features, self.out_features = in_features, out_features
@@ -38,19 +38,23 @@ class OrthogonalLinear(OrthogonalisedLayer):
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
 
+    def _reset_matrices(self) -> None:
+        raise NotImplementedError
+
     def reset_parameters(self) -> None:
-        """A random orthonormal matrix; the bias uniform within ±1/√in_features."""
+        """Draw the matrix anew; the bias uniform within ±1/√in_features."""
         self._reset_matrices()
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features)
             nn.init.uniform_(self.bias, -bound, bound)
 
-    def _build(self, matrix: Tensor) -> Tensor:
-        return self._orthonormal(matrix)
+    def _sources(self) -> tuple[Tensor, ...]:
+        return (self.matrix,)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
-            raise IsoconvError(f"OrthogonalLinear: Expected input (…, {self.in_features}). Got shape {tuple(x.shape)}.")
+            name = type(self).__name__
+            raise IsoconvError(f"{name}: Expected input (…, {self.in_features}). Got shape {tuple(x.shape)}.")
         return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -60,3 +64,38 @@ class OrthogonalLinear(OrthogonalisedLayer):
         """The same function as `nn.Linear`."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         return with_parameters(linear, self.evaluation_weight(), self.bias)
+
+
+class OrthogonalLinear(LipschitzLinear, OrthogonalisedLayer):
+    """`torch.nn.Linear` whose weight (out_features, in_features) has all singular values equal to 1.
+
+    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
+    """
+
+    _matrix_names = ("matrix",)
+    _reset_matrices = OrthogonalisedLayer._reset_matrices  # a random orthonormal matrix
+
+    def _build(self, matrix: Tensor) -> Tensor:
+        return self._orthonormal(matrix)
+
+
+class NormalisedLinear(LipschitzLinear):
+    """`torch.nn.Linear` whose rows have norm one: every output is 1-Lipschitz, all of them together need not be.
+
+    For the last layer of a classifier with many classes: a certificate uses ‖w_i − w_j‖, which is at most 2, for each pair.
+
+    Note [Rows of norm at most one]. ‖v‖ is computed in float64 within a factor 1 ± (n + 2)·2⁻⁵³. v/‖v‖ is rounded twice more
+    there, and once to the weight's own precision, by at most half its ε. Dividing by a factor 1 + ε + 2(n + 4)·2⁻⁵² covers
+    all of it, so no row of the weight is longer than 1.
+    """
+
+    @torch.no_grad()
+    def _reset_matrices(self) -> None:
+        """Rows in uniformly random directions."""
+        self.matrix.copy_(F.normalize(torch.randn_like(self.matrix, dtype=constraint_dtype(self.matrix))))
+
+    def _build(self, matrix: Tensor) -> Tensor:
+        rows, doubles = matrix.double(), torch.finfo(torch.float64)
+        room = 1 + torch.finfo(self.matrix.dtype).eps + 2 * (self.in_features + 4) * doubles.eps
+        lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp(min=doubles.tiny)
+        return (rows / (lengths * room)).to(self.matrix.dtype)

@@ -51,15 +51,20 @@ class Method:
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation: what users write, what tables print, "module:class", a line for help texts."""
+    """One activation: what users write, what tables print, "module:class", a line for help texts.
+
+    sized : whether it is made for a number of channels
+    """
 
     name: str
     title: str
     layer: str
     summary: str
+    sized: bool = False
 
-    def make(self) -> Any:
-        return load(self.layer)()
+    def make(self, channels: int) -> Any:
+        """Return the activation behind a layer with so many outputs."""
+        return load(self.layer)(*[channels] * self.sized)
 
 
 def load(path: str) -> Any:
@@ -69,6 +74,7 @@ def load(path: str) -> Any:
 
 
 _BCOP, _TORCH_LINEAR = "isoconv.nn.bcop:BCOPConv2d", "torch.nn:Linear"
+_OWN = "isoconv.nn.activations"
 _STANDARD = "isoconv.nn.convolution:StandardConv2d"
 METHODS: dict[str, Method] = {
     method.name: method
@@ -86,7 +92,10 @@ METHODS: dict[str, Method] = {
 ACTIVATIONS: dict[str, Activation] = {
     activation.name: activation
     for activation in (
-        Activation("maxmin", "MaxMin", "isoconv.nn.activations:MaxMin", "sorts pairs: preserves gradient norms"),
+        Activation("maxmin", "MaxMin", f"{_OWN}:MaxMin", "sorts pairs: preserves gradient norms"),
+        Activation(
+            "householder", "Householder", f"{_OWN}:Householder", "reflects pairs, learned: preserves them too", True
+        ),
         Activation("relu", "ReLU", "torch.nn:ReLU", "1-Lipschitz, loses gradient norm"),
     )
 }

@@ -3,24 +3,32 @@
 import copy
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
-from isoconv.nn.linear import OrthogonalLinear
+from isoconv.nn.linear import LipschitzLinear
+from isoconv.nn.pooling import ScaledAvgPool2d
+from isoconv.nn.residual import Residual
 from isoconv.nn.trace import is_leaf, trace
 from isoconv.records import require
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
 def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Module:
     """Return the same function made of ordinary torch modules, to deploy, export and certify.
 
     Every layer of isoconv becomes an `nn.Conv2d` (with an `nn.CircularPad2d` in front where its padding is not
-    symmetric), an `nn.Linear` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in evaluation; MaxMin
-    and GroupSort, which have no parameters, stay. Other modules are copied. The model itself is left alone.
+    symmetric), an `nn.Linear`, an `nn.AvgPool2d` or an `nn.PixelUnshuffle`, holding the weight that the layer applies in
+    evaluation; MaxMin and the like stay; a BatchCentering behind a convolution becomes part of its bias. Other modules are
+    copied. The model itself is left alone.
 
     With `input_shape` (without the batch) a network that is no `nn.Sequential` of such modules becomes a
     `isoconv.nn.Graph` of them in evaluation mode: its forward is traced for inputs of that shape, and what cannot be
@@ -64,18 +72,38 @@ def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 
 def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if isinstance(model, (LipschitzConvolution, OrthogonalLinear)):
+    if isinstance(model, (LipschitzConvolution, LipschitzLinear, ScaledAvgPool2d)):
         return model.plain().train(model.training)
     if isinstance(model, InvertibleDownsampling):
         return (nn.PixelShuffle if isinstance(model, InvertibleUpsampling) else nn.PixelUnshuffle)(model.factor)
+    if isinstance(model, Residual):
+        weight = model.weight.item() if isinstance(model.weight, Tensor) else model.weight
+        return Residual(_plain(model.branch, done), weight).train(model.training)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
     if is_ordinary_sequence(model):
+        _fold_centring(children)
         result: nn.Module = nn.Sequential()  # a Sequential of our own (a network of isoconv.models) becomes torch's
     else:
         result = copy.deepcopy(model, {id(child): None for child in model.children()})  # without its children
     for name, child in children.items():
         result._modules[name] = child
     return result.train(model.training)
+
+
+def _fold_centring(children: dict[str, nn.Module]) -> None:
+    """Move what a BatchCentering adds in evaluation into the bias of the convolution in front of it; an Identity is left."""
+    for (name, layer), (following, centring) in pairwise(list(children.items())):
+        if type(centring) is not BatchCentering:
+            continue
+        folded: Any = copy.deepcopy(layer)  # the layer itself may be used elsewhere
+        last = folded
+        while type(last) is nn.Sequential and len(last):
+            last = last[-1]
+        if type(last) in _CONVOLUTIONS and not last._forward_hooks and last.out_channels == centring.num_features:
+            shifts = [(-1, centring.running_mean), (1, centring.bias), (1, last.bias)]
+            bias = sum(sign * shift.detach().double() for sign, shift in shifts if shift is not None)
+            last.bias = nn.Parameter(bias.to(last.weight.dtype))
+            children[name], children[following] = folded, nn.Identity()
 
 
 def is_ordinary_sequence(model: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Modules of networks of rotations and pixel shifts; the rotation itself is `BCOPConv2d` with a kernel of size 1.
 
 All of them are 1-Lipschitz. `ChannelShift` is a permutation, `PositionBias` a translation, `HalfAbs` preserves the norm
-of the gradient wherever no entry is 0, `L2NormPool2d` wherever no channel is 0.
+of the gradient wherever no entry is 0. The pooling at their end is `L2NormPool2d`.
 """
 
 import torch
@@ -25,7 +25,7 @@ class ChannelShift(nn.Module):
         self.share = float(share)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_image(x, "ChannelShift")
+        check_image(x, "ChannelShift")
         count = int(self.share * x.shape[1])
         last = x.stride(1) == 1 and x.shape[1] > 1  # channels side by side in memory, as the result's should be
         images, channel, row, column = (x.movedim(1, 3), 3, 1, 2) if last else (x, 1, 2, 3)
@@ -55,7 +55,7 @@ class PositionBias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(height * width, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_image(x, "PositionBias")
+        check_image(x, "PositionBias")
         if not torch.jit.is_scripting() and x.shape[2:] != (self.height, self.width):  # type: ignore[attr-defined]
             expected, got = f"{self.height}×{self.width}", f"{x.shape[2]}×{x.shape[3]}"
             raise IsoconvError(f"PositionBias: Expected images of size {expected}. Got {got}.")
@@ -75,14 +75,8 @@ class HalfAbs(nn.Module):
         return torch.cat([first.abs(), second], 1)
 
 
-class L2NormPool2d(nn.Module):
-    """The L2 norm over all positions of each channel: (N, C, H, W) → (N, C). Its gradient at 0 is 0."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        _check_image(x, "L2NormPool2d")
-        return torch.linalg.vector_norm(x, dim=(2, 3))
-
-
-def _check_image(x: Tensor, name: str) -> None:
+@torch.fx.wrap
+def check_image(x: Tensor, name: str) -> None:
+    """Raise unless `x` is a batch of images."""
     if not torch.jit.is_scripting() and x.dim() != 4:  # type: ignore[attr-defined]
         raise IsoconvError(f"{name}: Expected a batch of images (N, C, H, W). Got shape {tuple(x.shape)}.")

@@ -19,7 +19,7 @@ class FCCritic(nn.Sequential):
     """Orthogonal linear layers to one number: `depth` hidden ones of `width`, with none of them a linear critic.
 
     scale : what inputs are multiplied by first; it is part of the Lipschitz constant
-    activation : groupsort (which sorts groups of `group_size`), maxmin (groups of two) or relu
+    activation : groupsort (which sorts groups of `group_size`), maxmin (groups of two), householder or relu
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class FCCritic(nn.Sequential):
         sizes = "a depth of at least 0 and a width of at least 1"
         require(depth >= 0 and width >= 1, sizes, f"{depth} and {width}")
         require(activation in FC_ACTIVATIONS, f"activation to be one of {', '.join(FC_ACTIVATIONS)}", repr(activation))
-        group_size = 2 if activation == "maxmin" else group_size
+        group_size = group_size if activation == "groupsort" else 2
         divides = activation == "relu" or not depth or (group_size >= 2 and width % group_size == 0)
         require(divides, f"a group size of at least 2 that divides the width {width}", group_size)
         layers: list[nn.Module] = [nn.Flatten(), Scale(scale)] if scale != 1 else [nn.Flatten()]
         for _ in range(depth):
             layers.append(OrthogonalLinear(features, width, orthogonalisation=orthogonalisation))
             sort = MaxMin() if group_size == 2 else GroupSort(group_size)
-            layers.append(nn.ReLU() if activation == "relu" else sort)
+            layers.append(sort if activation == "groupsort" else ACTIVATIONS[activation].make(width))
             features = width
         super().__init__(*layers, OrthogonalLinear(features, 1, orthogonalisation=orthogonalisation))
 

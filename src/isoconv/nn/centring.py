@@ -1,0 +1,96 @@
+"""Normalisation that keeps networks 1-Lipschitz: means are subtracted, nothing is divided by a deviation."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.errors import IsoconvError
+from isoconv.nn.activations import check_batch
+from isoconv.records import require
+
+
+class BatchCentering(nn.Module):
+    """Subtract each channel's mean, and add a learned bias: of the batch in training, the running mean in evaluation.
+
+    So in evaluation it is a translation. `isoconv.plain` folds it into the bias of a layer in front of it. Works on
+    (N, C, …). Arguments as for `nn.BatchNorm2d`; the running mean begins at 0 and moves by `momentum` of the way to the
+    mean of each batch.
+    """
+
+    running_mean: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float = 0.1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        whole = isinstance(num_features, int) and not isinstance(num_features, bool) and num_features >= 1
+        require(whole, "at least one feature", repr(num_features))
+        require(isinstance(momentum, (int, float)) and 0 <= momentum <= 1, "a momentum from 0 to 1", repr(momentum))
+        self.num_features, self.momentum = num_features, float(momentum)
+        zeros = torch.zeros(num_features, device=device, dtype=dtype)
+        self.register_buffer("running_mean", zeros)
+        self.bias = nn.Parameter(zeros.clone()) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.running_mean
+        if self.training and x.numel() > 0:
+            if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+                check_batch(x, self.num_features, "BatchCentering")
+            mean = x.mean(list(range(2 - x.dim(), 1))).to(mean.dtype)
+            self.running_mean.lerp_(mean.detach(), self.momentum)
+        return centre_channels(x, mean, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, momentum={self.momentum:g}, bias={self.bias is not None}"
+
+
+class LayerCentering(nn.Module):
+    """Subtract the mean over all entries of a sample, or over the axes `dim`: an orthogonal projection, so 1-Lipschitz.
+
+    `dim` counts the batch, which is axis 0 and is left alone: 1 is the mean over channels at each position, (2, 3) that of
+    each channel over an image.
+    """
+
+    def __init__(self, dim: int | Sequence[int] | None = None) -> None:
+        super().__init__()
+        axes = [dim] if isinstance(dim, int) else dim
+        whole = axes is None or all(isinstance(axis, int) and not isinstance(axis, bool) and axis != 0 for axis in axes)
+        require(whole and (axes is None or len(axes) > 0), "axes that are not the batch's, which is 0", repr(dim))
+        self.dim = None if axes is None else list(axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return subtract_mean(x, self.dim)
+
+    def extra_repr(self) -> str:
+        return "" if self.dim is None else f"dim={self.dim}"
+
+
+@torch.fx.wrap
+def centre_channels(x: Tensor, mean: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x − mean + bias, one number of each for each channel."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        check_batch(x, mean.shape[0], "BatchCentering")
+    precise = torch.promote_types(x.dtype, mean.dtype)
+    shift = mean.to(precise) if bias is None else mean.to(precise) - bias.to(precise)
+    return x - shift.to(x.dtype).view([-1] + [1] * (x.dim() - 2))
+
+
+@torch.fx.wrap
+def subtract_mean(x: Tensor, dim: list[int] | None) -> Tensor:
+    """Return what `LayerCentering(dim)` does to `x`."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_axes(x, dim)
+    return x - x.mean(list(range(1, x.dim())) if dim is None else dim, keepdim=True)
+
+
+def _check_axes(x: Tensor, dim: list[int] | None) -> None:
+    if not all(-x.dim() < axis < x.dim() for axis in dim or [1]):
+        axes = "" if dim is None else f" with axes {dim} behind the first"
+        raise IsoconvError(f"LayerCentering: Expected a batch{axes}. Got shape {tuple(x.shape)}.")

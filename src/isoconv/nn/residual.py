@@ -1,0 +1,44 @@
+"""Residual connections that stay 1-Lipschitz: convex combinations."""
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.nn.graph import Add
+from isoconv.records import require
+
+_STEPS = 2**24  # weights are whole multiples of 1/_STEPS
+
+
+class Residual(nn.Module):
+    """(1 − a)·x + a·branch(x): 1-Lipschitz if the branch is. The branch keeps the shape of its input.
+
+    weight : a number from 0 to 1 for a; or None: it is learned, the sigmoid of the parameter `logit`, and begins at ½
+
+    Note [Exact weights]. a is rounded to a multiple of 2⁻²⁴. From 0 to 1 these are float32 numbers, a and 1 − a alike: in
+    float32 and float64 they add up to 1 exactly, so that the sum's constant is not above those of its parts.
+    """
+
+    def __init__(self, branch: nn.Module, weight: float | None = None) -> None:
+        super().__init__()
+        require(isinstance(branch, nn.Module), "a module as the branch", type(branch).__name__)
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1
+        require(weight is None or number, "a weight from 0 to 1, or None to learn it", repr(weight))
+        self.branch, self.add = branch, Add()
+        self.fixed = None if weight is None else round(weight * _STEPS) / _STEPS
+        self.logit = nn.Parameter(torch.zeros(())) if weight is None else None
+
+    @property
+    def weight(self) -> Tensor | float:
+        """The weight a that is applied. See Note [Exact weights]."""
+        if self.logit is None:
+            return self.fixed  # type: ignore[return-value]
+        learned = torch.sigmoid(self.logit.to(torch.promote_types(self.logit.dtype, torch.float32)))
+        return learned + ((learned.detach() * _STEPS).round() / _STEPS - learned.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.weight
+        a = a.to(x.dtype) if isinstance(a, Tensor) else a
+        return self.add(x * (1 - a), self.branch(x) * a)
+
+    def extra_repr(self) -> str:
+        return "learned weight" if self.fixed is None else f"weight={self.fixed:g}"
