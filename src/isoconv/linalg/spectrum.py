@@ -22,6 +22,15 @@ def fold_kernel(kernel: Tensor, input_size: Sequence[int]) -> Tensor:
     return kernel
 
 
+def spread_kernel(kernel: Tensor, dilation: Sequence[int]) -> Tensor:
+    """The kernel with zeros between its taps: a dilated convolution as one without dilation."""
+    for axis, d in enumerate(dilation, start=2):
+        taps = torch.arange(kernel.shape[axis], device=kernel.device) * d
+        shape = *kernel.shape[:axis], (kernel.shape[axis] - 1) * d + 1, *kernel.shape[axis + 1 :]
+        kernel = kernel.new_zeros(shape).index_copy(axis, taps, kernel)
+    return kernel
+
+
 def circular_symbol(kernel: Tensor, input_size: int | Sequence[int]) -> Tensor:
     """The matrices Σ_t W_t e^{−2πi⟨ω, t⟩/n}, one per frequency ω: (n…, c_out, c_in), complex, in the kernel's precision.
 

@@ -4,68 +4,132 @@
     BCOPConv1d           the complete 1-D family, any component
     BCOPConvTranspose2d  the adjoint, which is the inverse where the channels allow one
 
-Algorithm 1 is `_bcop_taps` below; everything else is arguments and shapes.
+Algorithm 1 is the loop in `_BCOP._compose`; everything else is arguments and shapes.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
+from operator import floordiv
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isoconv.linalg.bcop import append_pair_from_basis
-from isoconv.linalg.matrices import identity_like
-from isoconv.nn.convolution import OrthogonalisedConvolution, convolve_same, plain_convolution, same_padding
+from isoconv.linalg.bounds import fold_stride
+from isoconv.linalg.spectrum import spread_kernel
+from isoconv.nn.built_weight import with_parameters
+from isoconv.nn.convolution import (
+    OrthogonalisedConvolution,
+    Pads,
+    chain,
+    convolve_same,
+    flatten_pads,
+    pad_module,
+    per_axis,
+    plain_convolution,
+    unfold_stride,
+)
 from isoconv.nn.downsampling import upsample
 from isoconv.records import require
 
 
-def _bcop_taps(H: Tensor, R_P: Iterable[Tensor], R_Q: Iterable[Tensor]) -> Tensor:
-    """Algorithm 1, its arguments orthogonalised: W = H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ …, with P = R_P R_Pᵀ, Q = R_Q R_Qᵀ.
+class _BCOP(OrthogonalisedConvolution):
+    """What the orthogonal convolutions share: the shapes of their matrices, and the kernel that these make.
 
-    The taps come before the channels, (…, K, K, c_out, c_in). Rows of taps belong to P, columns to Q.
-    """
-    W = H[..., None, None, :, :]  # a 1×1 convolution
-    for r_p, r_q in zip(R_P, R_Q, strict=True):
-        W = append_pair_from_basis(W, r_p, dim=-4)  # W □ [P; I−P]
-        W = append_pair_from_basis(W, r_q, dim=-3)  # W □ [Q  I−Q]
-    return W
+    Note [Strides that do not divide the kernel]
+    Once the image is downsampled on the axes where the stride divides the kernel size, strides r ≤ k are left (of those in
+    Note [Geometry], `isoconv.nn.convolution`), from c_in to c_out channels. Where all r are 1 the kernel is Algorithm 1's,
+    which assumes c_in ≥ c_out; otherwise it is built for the swapped channels and transposed.
 
+    For other r it is the product of two kernels (the AOC construction): the first one's convolution is orthogonal, has
+    sizes k − r + 1, and leads to c = max(c_in, ⌊c_out/Πr⌋) channels. The second one's has sizes and strides r, so its
+    patches do not overlap, and it is as orthogonal as its matrix O, (c_out, c·Πr). If c_out ≥ c_in·Πr, both preserve norms:
+    c ≥ c_in and c_out ≥ c·Πr. If not, then c = c_in, and the adjoints of both do.
 
-class _BCOP2d(OrthogonalisedConvolution):
-    """The parameters of Algorithm 1 for a kernel of `kernel_shape`, and the kernel that they make.
-
-    O is the algorithm's O, (small, large) for the two channel counts; MN holds M₁, N₁, …, M_{K−1}, N_{K−1} in one tensor,
-    (2(K−1), large, ⌊large/2⌋), so that they are orthogonalised in one batch. The algorithm assumes c_in ≥ c_out; otherwise
-    the kernel is built for the swapped channels and transposed. MN is None where there is nothing to choose (K = 1, or one
-    channel, whose projectors have rank 0).
+    The matrices, for each group its own: O, in Algorithm 1 (small, large) of the two channel counts; bases of the
+    projectors, in c dimensions (`large`, in Algorithm 1); and E, (c_in, c), the first kernel's H where c > c_in. (Where they
+    are equal, H is an orthogonal matrix, and O takes it up.)
     """
 
+    _last_axes: tuple[int, ...]
+    _tap_axes: tuple[int, ...]
     O: nn.Parameter
-    MN: nn.Parameter | None
+    E: nn.Parameter | None
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
-        c_out, c_in, taps, _ = self.kernel_shape
-        small, large = sorted((c_out, c_in))
-        self.O = nn.Parameter(torch.empty(small, large, **factory))
-        has_choice = taps > 1 and large > 1
-        self.MN = nn.Parameter(torch.empty(2 * (taps - 1), large, large // 2, **factory)) if has_choice else None
+        c_out, c_in, *taps = self._built_shape
+        c_out //= self.groups
+        self._rest = tuple(map(floordiv, self._own_stride, self._factors))
+        block = math.prod(self._rest)
+        self._width = c = max(c_in, c_out // block)
+        self._swapped = block == 1 and c_out > c_in
+        self.O = self._make_matrix(min(c_out, c_in) if block == 1 else c_out, c * block, factory)
+        # One pair of projectors along each axis in turn, as in Algorithm 1; where one axis has more, the rest of them.
+        turns = range(max(taps))
+        self._axes = tuple(
+            a for i in turns for a, k, r in zip(self._tap_axes, taps, self._rest, strict=True) if i < k - r
+        )
+        self._make_bases(factory)
+        self.E = self._make_matrix(c_in, c, factory) if block > 1 and c > c_in else None
+        self._matrix_names += ("E",) if self.E is not None else ()
+
+    def _make_matrix(self, rows: int, columns: int, factory: dict[str, Any]) -> nn.Parameter:
+        """Return an empty parameter: a matrix, or one for each group."""
+        return nn.Parameter(torch.empty(*(self.groups,) * (self.groups > 1), rows, columns, **factory))
+
+    def _make_bases(self, factory: dict[str, Any]) -> None:
+        """Make the bases of the projectors along `_axes`. Name O and all that are parameters in `_matrix_names`."""
+        raise NotImplementedError
+
+    def _compose(self, H: Tensor, bases: Sequence[Tensor], E: Tensor | None) -> Tensor:
+        """Algorithm 1, its arguments orthogonalised: W = H □ [P₁; I−P₁] □ [Q₁ I−Q₁] □ …, with P = R Rᵀ for each basis R.
+
+        The taps come before the channels, (…, K, K, c_out, c_in). Rows of taps belong to P, columns to Q.
+        """
+        W = H.unflatten(-1, (self._width, *self._rest)).movedim(self._last_axes, self._tap_axes)
+        for axis, basis in zip(self._axes, bases, strict=True):
+            W = append_pair_from_basis(W, basis, axis)  # W □ [P; I−P], or W □ [Q  I−Q]
+        if E is not None:
+            W = W @ E.mT.unflatten(-2, (*(1,) * self.dimensions, self._width))
+        W = (W.mT if self._swapped else W).movedim(self._tap_axes, self._last_axes)
+        if self.groups > 1:
+            W = W.flatten(-3 - self.dimensions, -2 - self.dimensions)
+        return (W if self.folded else unfold_stride(W, self._factors)).contiguous()
+
+
+class _BCOP2d(_BCOP):
+    """MN holds M₁, N₁, …, M_{K−1}, N_{K−1} in one tensor, (2(K−1), c, ⌊c/2⌋), so that they are orthogonalised in one batch.
+
+    MN is None where there is nothing to choose (K = 1, or one channel, whose projectors have rank 0).
+    """
+
+    _last_axes, _tap_axes = (-2, -1), (-4, -3)
+    MN: nn.Parameter | None
+
+    def _make_bases(self, factory: dict[str, Any]) -> None:
+        count, c = self.groups * len(self._axes), self._width
+        has_choice = count > 0 and c > 1
+        self.MN = nn.Parameter(torch.empty(count, c, c // 2, **factory)) if has_choice else None
         self._matrix_names = ("O", "MN") if has_choice else ("O",)
 
-    def _build(self, O: Tensor, MN: Tensor | None = None) -> Tensor:
-        c_out, c_in, taps, _ = self.kernel_shape
-        H = self._orthonormal(O)
-        R = O.new_zeros(*O.shape[:-2], 2 * (taps - 1), O.shape[-1], 0) if MN is None else self._orthonormal(MN)
-        bases = R.unbind(-3)
-        W = _bcop_taps(H, bases[0::2], bases[1::2])
-        return (W if c_in >= c_out else W.mT).movedim((-4, -3), (-2, -1)).contiguous()
+    def _build(self, O: Tensor, MN: Tensor | None = None, E: Tensor | None = None) -> Tensor:
+        H, count = self._orthonormal(O), len(self._axes)
+        R = O.new_zeros(*O.shape[:-2], count, self._width, 0) if MN is None else self._orthonormal(MN)
+        if self.groups > 1 and MN is not None:
+            R = R.unflatten(-3, (self.groups, count))
+        return self._compose(H, R.unbind(-3), E if E is None else self._orthonormal(E))
 
 
 class BCOPConv2d(_BCOP2d):
-    """An orthogonal convolution: every singular value of it as a linear map is 1 (circular padding, any image size).
+    """An orthogonal convolution: every singular value of it as a linear map is 1.
 
-    Replaces `torch.nn.Conv2d` with "same" padding. `weight` is the kernel (out_channels, in_channels·s², k/s, k/s), applied
-    after invertible downsampling by the stride s. `padding_mode="zeros"` is still 1-Lipschitz, but not orthogonal.
+    Replaces `torch.nn.Conv2d` and takes its arguments in its order. By default the padding is circular and "same", and the
+    layer orthogonal for images of any size that the stride divides; with other arguments it is always 1-Lipschitz, but
+    not always orthogonal. The page "Use it in your own model" has a table. `weight` is the kernel that is convolved with,
+    (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is dilated,
+    (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
 
     orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
     frozen : not trained; the paper's BCOP-Fixed
@@ -75,90 +139,143 @@ class BCOPConv2d(_BCOP2d):
     torch.Size([1, 16, 32, 32])
     """
 
-    def transposed(self) -> "BCOPConvTranspose2d":
+    def transposed(self, output_padding: int | tuple[int, ...] = 0) -> "BCOPConvTranspose2d":
         """Return the adjoint of this layer's linear part, sharing its parameters, without a bias.
 
-        It undoes the layer exactly where out_channels ≥ in_channels·s²: `layer.transposed()(layer(x) - bias) = x`.
+        With "same" padding, it undoes the layer exactly where out_channels ≥ in_channels·s²:
+        `layer.transposed()(layer(x) - bias) = x`. `output_padding` chooses the size of images, as in torch.
         """
-        sizes = (self.out_channels, self.in_channels, self.kernel_size, self.stride)
-        options: dict[str, Any] = {"padding_mode": self.padding_mode, "orthogonalisation": self.orthogonalisation}
+        sizes = (self.out_channels, self.in_channels, self.kernel_size, self.stride, self.padding, output_padding)
+        options = {name: getattr(self, name) for name in ("groups", "dilation", "padding_mode", "orthogonalisation")}
         adjoint = BCOPConvTranspose2d(*sizes, bias=False, device="meta", **options)
-        adjoint.O, adjoint.MN, adjoint.frozen = self.O, self.MN, self.frozen
+        adjoint.O, adjoint.MN, adjoint.E, adjoint.frozen = self.O, self.MN, self.E, self.frozen
         return adjoint.train(self.training)
 
 
 class BCOPConvTranspose2d(_BCOP2d):
-    """The adjoint of `BCOPConv2d(out_channels, in_channels, kernel_size, stride)`: images grow by the stride.
+    """The adjoint of `BCOPConv2d(out_channels, in_channels, kernel_size, stride, …)`: images grow by the stride.
 
-    Replaces `torch.nn.ConvTranspose2d`. `weight` is the kernel of that convolution, (in_channels, out_channels·s², k/s,
-    k/s), so input channels come first, as in torch's transposed layers.
+    Replaces `torch.nn.ConvTranspose2d` and takes its arguments in its order. `weight` is the kernel of that convolution, so
+    input channels come first, as in torch's transposed layers.
     """
 
-    @property
-    def kernel_shape(self) -> tuple[int, ...]:
-        taps = self.kernel_size // self.stride
-        return (self.in_channels, self.out_channels * self.stride**2, taps, taps)
+    _is_adjoint = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] | str = "same",
+        output_padding: int | tuple[int, ...] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, ...] = 1,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        sizes = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
+        super().__init__(*sizes, *arguments, **options)
+        self.output_padding = per_axis(output_padding, "output_padding", 2, least=0)
+        most = [0 if self.padding == "same" else s - 1 for s in self.stride]
+        fits = all(p <= limit for p, limit in zip(self.output_padding, most, strict=True))
+        require(fits, f"output_padding of at most {most}", output_padding)
+        # The image has so many blocks of s pixels more than the input has pixels, and the last block misses so many.
+        over = [
+            r + extra - p - q for r, extra, (p, q) in zip(self.reaches, self.output_padding, self._pads, strict=True)
+        ]
+        self._more = (0, 0) if self._same else tuple(-(-n // s) - 1 for n, s in zip(over, self.stride, strict=True))
+        self._missing = (0, 0) if self._same else tuple(-n % s for n, s in zip(over, self.stride, strict=True))
+        #: Blocks that the convolution's outputs left out: zeros to its adjoint.
+        self._left_out = [(0, more if self.padding_mode == "circular" else 0) for more in self._more]
 
     def forward(self, x: Tensor) -> Tensor:
-        batch = self._as_batch(x)
-        kernel, padding = _adjoint(self.weight)
-        y = upsample(convolve_same(batch, kernel, None, self.padding_mode, (padding, padding)), self.stride)
+        batch, (kernel, pads) = self._as_batch(x), self._adjoint(self.weight)
+        if not self._same:
+            axes = zip(batch.shape[2:], self._more, self.stride, self._missing, strict=True)
+            grows = all((n + more) * s > missing for n, more, s, missing in axes)
+            require(grows, f"{type(self).__name__}: inputs that give an image", f"size {tuple(x.shape[-2:])}")
+            batch = F.pad(batch, flatten_pads(self._left_out))
+        y = upsample(convolve_same(batch, kernel, None, self.padding_mode, pads, groups=self.groups), self.stride)
+        if any(self._missing):
+            y = F.pad(y, flatten_pads([(0, -n) for n in self._missing]))
         if self.bias is not None:
             y = y + self.bias[:, None, None]
         return y if x.dim() == batch.dim() else y[0]
 
+    def _adjoint(self, weight: Tensor) -> tuple[Tensor, Pads]:
+        """The kernel and padding of the adjoint before upsampling: channels swapped, taps and padding mirrored."""
+        before = [first for first, _ in self._pads]
+        if not (self.folded and self._same):  # zeros in front, so that padding too is by whole blocks
+            weight = spread_kernel(unfold_stride(weight, self.stride) if self.folded else weight, self.dilation)
+            lead = [-n % s for n, s in zip(before, self.stride, strict=True)]
+            weight = fold_stride(F.pad(weight, flatten_pads([(n, 0) for n in lead])), self.stride)
+            before = [(n + zeros) // s for n, zeros, s in zip(before, lead, self.stride, strict=True)]
+        swapped = weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
+        axes = zip(weight.shape[2:], before, self._more, self._left_out, strict=True)
+        return swapped, [(taps - 1 - n, n + more - zeros) for taps, n, more, (_, zeros) in axes]
+
     def plain(self) -> nn.Module:
-        kernel, padding = _adjoint(self.evaluation_weight())
-        bias = None if self.bias is None else self.bias.repeat_interleave(self.stride**2)
-        convolution = plain_convolution(kernel, bias, 1, padding, self.padding_mode)
-        return convolution if self.stride == 1 else nn.Sequential(convolution, nn.PixelShuffle(self.stride))
+        """The same function as ordinary torch modules: a convolution and `nn.PixelShuffle`.
+
+        PixelShuffle has one factor for both axes. Two different strides are one `nn.ConvTranspose2d`, of a padded image.
+        """
+        weight = self.evaluation_weight()
+        kernel, pads = self._adjoint(weight)
+        left_out, missing = pad_module(self._left_out, "zeros"), [(0, -n) for n in self._missing]
+        if len(set(self.stride)) == 1:
+            s = self.stride[0]
+            bias = None if self.bias is None else self.bias.repeat_interleave(s**2)
+            convolution = plain_convolution(kernel, bias, pads, self.padding_mode, groups=self.groups)
+            return chain(left_out, convolution, nn.PixelShuffle(s) if s > 1 else None, pad_module(missing, "zeros"))
+        sizes: Any = (self.in_channels, self.out_channels, self.kernel_size, self.stride)
+        options: dict[str, Any] = {"groups": self.groups, "bias": False, "dilation": self.dilation, "device": "meta"}
+        grown = with_parameters(nn.ConvTranspose2d(*sizes, **options), weight, self.bias)
+        cut = []  # what the convolution's padding was, and that of the blocks here
+        for (ahead, behind), (before, _), reach, s, more, (_, zeros), (_, less) in zip(
+            pads, self._pads, self.reaches, self.stride, self._more, self._left_out, missing, strict=True
+        ):
+            cut.append((-ahead * s - before, before - reach - (behind - more + zeros - 1) * s + less))
+        return chain(left_out, pad_module(pads, self.padding_mode), grown, pad_module(cut, "zeros"))
 
 
-class BCOPConv1d(OrthogonalisedConvolution):
+class BCOPConv1d(_BCOP):
     """An orthogonal 1-D convolution, H □ [P₁ I−P₁] □ … □ [P_{K−1} I−P_{K−1}]: with equal channel counts, every one there is.
 
-    Replaces `torch.nn.Conv1d` with "same" padding; `weight` is (out_channels, in_channels·s, k/s).
+    Replaces `torch.nn.Conv1d` and takes its arguments in its order; as for `BCOPConv2d`. With one group, and a stride s that
+    divides the kernel size, K = k/s.
 
-    ranks : the ranks of the K−1 projectors (K = k/s), one number for all or one each, between 0 and the larger channel
-        count c; half of c by default. Their sum, with the sign of det H, is the connected component that the layer lives
-        and trains in: there are 2(K−1)c + 2 of them.
+    ranks : the ranks of the K−1 projectors, one number for all or one each, between 0 and the larger channel count c; half
+        of c by default. Their sum, with the sign of det H, is the connected component that the layer lives and trains in:
+        there are 2(K−1)c + 2 of them.
     """
 
     dimensions = 1
+    _last_axes, _tap_axes = (-1,), (-3,)
     ranks: tuple[int, ...]
 
     def __init__(self, *arguments: Any, ranks: int | Sequence[int] | None = None, **options: Any) -> None:
         self.ranks = ranks  # type: ignore[assignment]
         super().__init__(*arguments, **options)
 
-    def _make_parameters(self, factory: dict[str, Any]) -> None:
-        c_out, c_in, taps = self.kernel_shape
-        small, large = sorted((c_out, c_in))
-        ranks, count = large // 2 if self.ranks is None else self.ranks, taps - 1
+    def _make_bases(self, factory: dict[str, Any]) -> None:
+        count, c = len(self._axes), self._width
+        ranks = c // 2 if self.ranks is None else self.ranks
         each = tuple(ranks) if isinstance(ranks, Sequence) else (ranks,) * count
-        fits = len(each) == count and all(isinstance(rank, int) and 0 <= rank <= large for rank in each)
-        require(fits, f"ranks: {count} numbers between 0 and {large}, or one for all", repr(ranks))
+        fits = len(each) == count and all(isinstance(rank, int) and 0 <= rank <= c for rank in each)
+        require(fits, f"ranks: {count} numbers between 0 and {c}, or one for all", repr(ranks))
         self.ranks = each
-        self.O = nn.Parameter(torch.empty(small, large, **factory))
         # A projector of rank 0 or c has no parameters: it is 0 or I.
-        bases = [f"M{i}" for i, rank in enumerate(self.ranks) if 0 < rank < large]
+        bases = [f"M{i}" for i, rank in enumerate(self.ranks) if 0 < rank < c]
         for name in bases:
-            self.register_parameter(name, nn.Parameter(torch.empty(large, self.ranks[int(name[1:])], **factory)))
+            self.register_parameter(name, self._make_matrix(c, self.ranks[int(name[1:])], factory))
         self._matrix_names = ("O", *bases)
 
-    def _build(self, O: Tensor, *M: Tensor) -> Tensor:
-        c_out, c_in, _ = self.kernel_shape
-        large = O.shape[-1]
-        bases = iter(M)
-        whole = identity_like(O).expand(*O.shape[:-2], -1, -1)
-        W = self._orthonormal(O)[..., None, :, :]
-        for rank in self.ranks:
-            basis = self._orthonormal(next(bases)) if 0 < rank < large else whole[..., :rank]
-            W = append_pair_from_basis(W, basis, dim=-3)  # W □ [P  I−P]
-        return (W if c_in >= c_out else W.mT).movedim(-3, -1).contiguous()
-
-
-def _adjoint(weight: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """The kernel and padding of the transposed operator: channels swapped, taps and padding mirrored."""
-    before, after = same_padding(weight.shape[-1])
-    return weight.transpose(0, 1).flip(2, 3), (after, before)
+    def _build(self, O: Tensor, *matrices: Tensor) -> Tensor:
+        H, *rest = map(self._orthonormal, (O, *matrices))
+        E = rest.pop() if self.E is not None else None
+        whole = torch.eye(self._width, dtype=O.dtype, device=O.device).expand(*O.shape[:-2], -1, -1)
+        trained = iter(rest)
+        bases = [next(trained) if 0 < rank < self._width else whole[..., :rank] for rank in self.ranks]
+        return self._compose(H, bases, E)

@@ -235,7 +235,7 @@ class OrthogonalisedLayer(BuiltWeight):
         sources = [source for source in self._sources() if not source.is_meta]
         for matrix in (matrix for source in sources for matrix in source.reshape(-1, *source.shape[-2:])):
             precise = torch.empty_like(matrix, dtype=constraint_dtype(matrix))
-            gain = 1.0 if self.orthogonalisation == "manifold" else 1 / math.sqrt(sources[0].shape[1])
+            gain = 1.0 if self.orthogonalisation == "manifold" else 1 / math.sqrt(sources[0].shape[-1])
             matrix.copy_(nn.init.orthogonal_(precise, gain))
 
 

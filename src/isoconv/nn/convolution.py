@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from operator import gt
+from operator import floordiv, gt, le, mod, mul
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.spectrum import fold_kernel
+from isoconv.linalg.spectrum import fold_kernel, spread_kernel
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, with_parameters
 from isoconv.nn.downsampling import downsample
 from isoconv.records import require
@@ -21,12 +21,28 @@ Pads = Sequence[tuple[int, int]]  # pixels before and after, for each axis
 class LipschitzConvolution(BuiltWeight):
     """The part of a convolution that does not depend on how its weight is made, in one or two dimensions.
 
-    Stride s is invertible downsampling followed by a stride-1 convolution of size k/s, and the image keeps its size
-    otherwise. `weight` is (c_out, c_in·sᵈ, k/s, …): the kernel that is convolved with after downsampling. A method is a
-    subclass with `_make_parameters`, `reset_parameters`, `_sources` and `_build`; `options` go to the class after this one.
+    Arguments as for `torch.nn.Conv2d`, in its order; see Note [Geometry]. `weight` is the kernel that is convolved with,
+    (c_out, c_in/groups, k…), or (c_out, c_in/groups·sᵈ, k/s, …) where the layer is `folded`: there the image is
+    downsampled first. A method is a subclass with `_make_parameters`, `reset_parameters`, `_sources` and `_build`;
+    `options` go to the class after this one.
+
+    Note [Geometry]
+    Output i is Σ_t W_t x[i·s + t·d − p] along each axis, the image being zero outside, or periodic under circular padding.
+    Three things keep the norm of W's convolution:
+
+    * A periodic image must have a size that the stride divides, or wrapping would count pixels more often than others.
+      So it is first extended by zeros. Padding "same" does so too; it gives ⌈n/s⌉ outputs, by R − s pixels of padding in
+      all, R = (k − 1)d + 1 being the reach of the kernel.
+    * A periodic image has at most n/s different outputs: 2p ≤ R − 1. More would be copies.
+    * With e = gcd(s, d), s = e·s′ and d = e·d′, only every e-th pixel is ever touched, and on those the convolution has
+      stride s′ and dilation d′. They have no common factor. Then i·s′ + t·d′ = j·s′ + u·d′ means that s′ divides t − u:
+      the products of taps that must add up to the identity, or to zero, are those of stride s′ without dilation. So W is
+      built for the stride s′, and any dilation of it has the same norm, and is orthogonal if W is.
     """
 
     dimensions = 2
+    _is_adjoint = False  # whether the kernel is that of the convolution from outputs to inputs
+    padding: str | tuple[int, ...]
     bias: nn.Parameter | None
 
     def __init__(
@@ -35,42 +51,59 @@ class LipschitzConvolution(BuiltWeight):
         out_channels: int,
         kernel_size: int | tuple[int, ...],
         stride: int | tuple[int, ...] = 1,
-        *,
         padding: int | tuple[int, ...] | str = "same",
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
         bias: bool = True,
         padding_mode: str = "circular",
-        frozen: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        frozen: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.in_channels = _whole(in_channels, "in_channels")
-        self.out_channels = _whole(out_channels, "out_channels")
-        self.kernel_size = _whole(self._one_side(kernel_size, "kernel_size"), "kernel_size")
-        self.stride = s = _whole(self._one_side(stride, "stride"), "stride")
-        meaning = f"stride {s} is downsampling by {s} and a kernel of size kernel_size/{s}"
-        divides = self.kernel_size % s == 0
-        require(divides, f"a kernel size that the stride divides ({meaning})", f"kernel_size={self.kernel_size}")
-        # torch's layer keeps the size of images (divides it by s) if k − s ≤ 2·padding < k.
-        fitting = [p for p in range(self.kernel_size) if self.kernel_size - s <= 2 * p < self.kernel_size]
-        choices = " or ".join(["'same'", *map(str, fitting)])
-        sides = set(padding) if isinstance(padding, (tuple, list)) else {padding}
-        fits = padding == "same" or (len(sides) == 1 and sides <= set(fitting))
-        require(fits, f"padding {choices}: images keep their size, or divide it by the stride", repr(padding))
+        self.in_channels, self.out_channels = _whole(in_channels, "in_channels"), _whole(out_channels, "out_channels")
+        self.groups, d = _whole(groups, "groups"), self.dimensions
+        divided = not (in_channels % groups or out_channels % groups)
+        require(divided, f"channels that groups={groups} divides", f"{in_channels} and {out_channels}")
+        self.kernel_size = k = per_axis(kernel_size, "kernel_size", d)
+        self.stride = s = per_axis(stride, "stride", d)
+        self.dilation = per_axis(dilation, "dilation", d)
         self.padding_mode, self.frozen = _checked_mode(padding_mode), frozen
+        fits = all(map(le, s, k))
+        require(fits, "a stride of at most the kernel size", f"kernel_size={kernel_size} and stride={stride}")
+        self.reaches = reaches = tuple(map(_reach, k, self.dilation))
+        amounts = [((r - n + 1) // 2, (r - n) // 2) for r, n in zip(reaches, s, strict=True)]
+        #: The stride that the kernel is built for, and its part on each axis that is downsampling.
+        self._own_stride = tuple(n // math.gcd(n, spread) for n, spread in zip(s, self.dilation, strict=True))
+        self._factors = tuple(n if taps % n == 0 else 1 for n, taps in zip(self._own_stride, k, strict=True))
+        #: In how many patches a pixel can occur.
+        self.overlap = math.prod(-(-taps // n) for taps, n in zip(k, self._own_stride, strict=True))
+        if padding != "same":
+            self.padding = per_axis(0 if padding == "valid" else padding, "padding", d, least=0)
+            most = [(r - 1) // 2 for r in reaches]
+            single = self.padding_mode == "zeros" or all(map(le, self.padding, most))
+            require(single, f"padding 'same' or at most {most}, else outputs would repeat", f"padding={padding}")
+            self._same = set(s) == {1} and amounts == [(p, p) for p in self.padding]
+            amounts = [(p, p) for p in self.padding]
+        else:
+            self.padding, self._same = "same", True
+        self.folded = len(set(s)) == 1 and self._factors == s and set(self.dilation) == {1}
+        if self.folded and self._same:  # of the downsampled image
+            amounts = [same_padding(taps // s[0]) for taps in k]
+        self._pads, self._extension = tuple(amounts), [0] * d
+        factor, (c_out, c_in) = s[0] if self.folded else 1, (out_channels, in_channels)
+        c_out, c_in = (c_in, c_out) if self._is_adjoint else (c_out, c_in)
+        #: The shape of `weight`.
+        self.kernel_shape = (c_out, c_in // groups * factor**d, *(taps // factor for taps in k))
+        self._built_shape = (c_out, c_in // groups * math.prod(self._factors), *map(floordiv, k, self._factors))
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._make_parameters(factory)
         self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
         self.reset_parameters()
         if frozen:
             self.requires_grad_(False)
-
-    def _one_side(self, value: Any, name: str) -> Any:
-        sides = value if isinstance(value, (tuple, list)) else (value,)
-        equal = len(set(sides)) == 1 and len(sides) in (1, self.dimensions)
-        require(equal, f"{name} to be a number or a tuple of {self.dimensions} equal ones", repr(value))
-        return sides[0]
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         """Make the parameters that the weight is built from, empty."""
@@ -84,18 +117,25 @@ class LipschitzConvolution(BuiltWeight):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
 
-    @property
-    def kernel_shape(self) -> tuple[int, ...]:
-        """The shape of `weight`."""
-        taps = (self.kernel_size // self.stride,) * self.dimensions
-        return (self.out_channels, self.in_channels * self.stride**self.dimensions, *taps)
-
     def forward(self, x: Tensor) -> Tensor:
         batch = self._as_batch(x)
-        if self.stride > 1:
-            batch = downsample(batch, self.stride)
-        y = convolve_same(batch, self.weight, self.bias, self.padding_mode)
+        if not self._same or any(map(mod, batch.shape[2:], self.stride)):
+            batch = self._extend(batch)
+        elif any(self._extension):
+            self._extension = [0] * self.dimensions
+        if self.folded and self._same:
+            batch = downsample(batch, self.stride[0]) if self.stride[0] > 1 else batch
+            y = convolve_same(batch, self.weight, self.bias, self.padding_mode, self._pads, groups=self.groups)
+        else:
+            weight = unfold_stride(self.weight, self.stride) if self.folded else self.weight
+            geometry = self.stride, self.dilation, self.groups
+            y = convolve_same(batch, weight, self.bias, self.padding_mode, self._pads, *geometry)
+            y = F.pad(y, flatten_pads(self._surplus())) if any(self._extension) else y
         return y if x.dim() == self.dimensions + 2 else y[0]
+
+    def _finish(self, kernel: Tensor) -> Tensor:
+        """Return the weight, given the kernel that was built for the downsampled image, (…, *_built_shape)."""
+        return kernel if self.folded else unfold_stride(kernel, self._factors)
 
     def _as_batch(self, x: Tensor) -> Tensor:
         """Return the input as a batch. Raise if it does not fit; methods for one image size refuse others."""
@@ -108,17 +148,43 @@ class LipschitzConvolution(BuiltWeight):
             )
         return x if x.dim() == self.dimensions + 2 else x[None]
 
+    def _extend(self, batch: Tensor) -> Tensor:
+        """Return a batch extended by zeros, where its size needs it. Remember by how many, for `plain`."""
+        sizes = tuple(batch.shape[2:])
+        covered = self._same or all(
+            n + p + q >= r for n, (p, q), r in zip(sizes, self._pads, self.reaches, strict=True)
+        )
+        require(covered, f"{type(self).__name__}: padded images of at least {self.reaches}", f"images of {sizes}")
+        unwrapped = not self._same and (self.padding_mode == "zeros" or not any(self.padding))
+        self._extension = [0 if unwrapped else -n % s for n, s in zip(sizes, self.stride, strict=True)]
+        return F.pad(batch, flatten_pads([(0, more) for more in self._extension])) if any(self._extension) else batch
+
+    def _surplus(self) -> Pads:
+        """Return minus the outputs that an image has more when it is extended: torch's layer has as many without them."""
+        axes = zip(self._extension, self._pads, self.reaches, self.stride, strict=True)
+        rests = [(more, p + q - reach, s) for more, (p, q), reach, s in axes]
+        return [(0, 0 if self._same else (rest - more) // s - rest // s) for more, rest, s in rests]
+
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        usual = {"bias": True, "padding_mode": "circular", "orthogonalisation": "manifold", "frozen": False}
+        usual: dict[str, Any] = {"padding": "same", "dilation": (1,) * self.dimensions, "groups": 1, "bias": True}
+        usual |= {"padding_mode": "circular", "orthogonalisation": "manifold", "frozen": False}
         own = {**vars(self), "bias": self.bias is not None}
         return text + "".join(f", {name}={own[name]!r}" for name in usual if own.get(name, usual[name]) != usual[name])
 
     def plain(self) -> nn.Module:
-        """The same function as ordinary torch modules: padding and one strided convolution (see `isoconv.plain`)."""
-        before, after = same_padding(self.kernel_size // self.stride)
-        kernel, pads = unfold_stride(self.evaluation_weight(), self.stride), (self.stride * before, self.stride * after)
-        return plain_convolution(kernel, self.bias, self.stride, pads, self.padding_mode)
+        """The same function as ordinary torch modules: padding and one strided convolution (see `isoconv.plain`).
+
+        If the stride did not divide the last image that the layer saw, zeros that extend such an image come first.
+        """
+        kernel, pads = self.evaluation_weight(), self._pads
+        kernel = unfold_stride(kernel, self.stride) if self.folded else kernel
+        if self.folded and self._same:
+            pads = tuple((s * before, s * after) for (before, after), s in zip(pads, self.stride, strict=True))
+        geometry = self.stride, self.dilation, self.groups
+        convolution = plain_convolution(kernel, self.bias, pads, self.padding_mode, *geometry)
+        zeros = pad_module([(0, more) for more in self._extension], "zeros")
+        return chain(zeros, convolution, pad_module(self._surplus(), "zeros"))
 
 
 class OrthogonalisedConvolution(LipschitzConvolution, OrthogonalisedLayer):
@@ -167,17 +233,21 @@ class SizedConv2d(Conv2dWithKernel):
 
     def __init__(self, *arguments: Any, input_size: int | tuple[int, int], **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        usual = "one group, no dilation, padding 'same' and one stride for all axes that divides the kernel size"
+        require(
+            self.folded and self._same and self.groups == 1, f"{type(self).__name__} with {usual}", self.extra_repr()
+        )
         size = tuple(input_size) if isinstance(input_size, (tuple, list)) else (input_size, input_size)
         fits = len(size) == 2 and all(isinstance(n, int) and n >= 1 for n in size)
         require(fits, "input_size to be a number or (height, width)", repr(input_size))
-        divided = not any(n % self.stride for n in size)
-        require(divided, f"an input_size that the stride {self.stride} divides", f"{size[0]}×{size[1]}")
+        divided = not any(map(mod, size, self.stride))
+        require(divided, f"an input_size that the stride {self.stride[0]} divides", f"{size[0]}×{size[1]}")
         self.input_size = size
 
     @property
     def convolved_size(self) -> tuple[int, int]:
         """The size of the image that is convolved, after downsampling."""
-        return self.input_size[0] // self.stride, self.input_size[1] // self.stride
+        return self.input_size[0] // self.stride[0], self.input_size[1] // self.stride[1]
 
     def _as_batch(self, x: Tensor) -> Tensor:
         batch = super()._as_batch(x)
@@ -189,13 +259,19 @@ class SizedConv2d(Conv2dWithKernel):
         return batch
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, input_size={self.input_size}"
+        return super().extra_repr() + (f", input_size={self.input_size}" if "input_size" in vars(self) else "")
 
 
-def _whole(value: Any, name: str) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    require(whole, f"{name} to be a whole number of at least 1", repr(value))
+def _whole(value: Any, name: str, least: int = 1) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(whole, f"{name} to be a whole number of at least {least}", repr(value))
     return int(value)
+
+
+def per_axis(value: Any, name: str, axes: int, least: int = 1) -> tuple[int, ...]:
+    sides = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    require(len(sides) in (1, axes), f"{name} to be a number or a tuple of {axes}", repr(value))
+    return tuple(_whole(side, name, least) for side in (sides * axes if len(sides) == 1 else sides))
 
 
 def _checked_mode(padding_mode: str) -> str:
@@ -213,28 +289,58 @@ def same_padding(taps: int) -> tuple[int, int]:
 
 
 def convolve_same(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding_mode: str, padding: Pads | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding_mode: str,
+    padding: Pads | None = None,
+    stride: tuple[int, ...] | None = None,
+    dilation: tuple[int, ...] | None = None,
+    groups: int = 1,
 ) -> Tensor:
     """conv1d or conv2d of a batch with (before, after) pixels of circular or zero padding per axis (default: same)."""
-    sizes = x.shape[2:]
-    pads = list(map(same_padding, weight.shape[2:])) if padding is None else list(padding)
-    if padding_mode == "circular" and any(map(gt, weight.shape[2:], sizes)):
-        # Taps that fall on the same pixel of a small image are added up; PyTorch pads only once around.
-        weight = fold_kernel(weight, sizes)
-        starts = [before % n for (before, _), n in zip(pads, sizes, strict=True)]
-        pads = [(start, k - 1 - start) for start, k in zip(starts, weight.shape[2:], strict=True)]
+    pads: Pads = list(map(same_padding, weight.shape[2:])) if padding is None else padding
     if padding_mode == "circular":
+        reaches = weight.shape[2:] if dilation is None else map(_reach, weight.shape[2:], dilation)
+        if any(map(gt, reaches, x.shape[2:])):
+            weight, pads = _wrap_kernel(weight, pads, x.shape[2:], stride or (1,) * len(pads), dilation)
+            dilation = None
         x = circular_pad(x, pads)
     else:
         _checked_mode(padding_mode)
-        x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
-    return F.conv1d(x, weight, bias) if weight.dim() == 3 else F.conv2d(x, weight, bias)
+        x = F.pad(x, flatten_pads(pads))
+    convolve: Any = F.conv1d if weight.dim() == 3 else F.conv2d
+    return convolve(x, weight, bias, stride or 1, 0, dilation or 1, groups)  # type: ignore[no-any-return]
+
+
+def _reach(taps: int, dilation: int) -> int:
+    return (taps - 1) * dilation + 1
+
+
+def flatten_pads(pads: Pads) -> list[int]:
+    """Return (before, after) per axis as torch's functions take them: the last axis first."""
+    return [amount for pair in reversed(pads) for amount in pair]
+
+
+def _wrap_kernel(
+    weight: Tensor, pads: Pads, sizes: Sequence[int], stride: tuple[int, ...], dilation: tuple[int, ...] | None
+) -> tuple[Tensor, Pads]:
+    """Return kernel and padding for a small image: taps on the same pixel are added up; PyTorch pads only once around."""
+    spread = weight if dilation is None else spread_kernel(weight, dilation)
+    wrapped, wrapped_pads = fold_kernel(spread, sizes), []
+    for axis, ((before, after), n, s) in enumerate(zip(pads, sizes, stride, strict=True), start=2):
+        start, outputs = before % n, (n + before + after - spread.shape[axis]) // s + 1
+        wrapped_pads.append((start, (outputs - 1) * s + wrapped.shape[axis] - start - n))
+    return wrapped, wrapped_pads
 
 
 def circular_pad(x: Tensor, pads: Pads) -> Tensor:
     """`F.pad(..., mode="circular")` with (before, after) per axis, in fewer kernels, forward and backward."""
     if not any(map(any, pads)):
         return x
+    if min(map(min, pads)) < 0:  # pixels behind are cut off
+        x = circular_pad(x, [(before, max(after, 0)) for before, after in pads])
+        return F.pad(x, flatten_pads([(0, min(after, 0)) for _, after in pads]))
     plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
         return _CircularPad.apply(x, pads)  # type: ignore[no-any-return,no-untyped-call]
@@ -271,26 +377,48 @@ def _wrap(x: Tensor, pads: Pads) -> Tensor:
     return x
 
 
-def unfold_stride(weight: Tensor, stride: int) -> Tensor:
-    """The kernel (c_out, c_in, k…) of one strided convolution that equals downsampling and then `weight`."""
-    c_out, channels, *taps = weight.shape
-    d = len(taps)
-    split = weight.reshape(c_out, channels // stride**d, *[stride] * d, *taps)
-    pairs = [axis for k in range(2, 2 + d) for axis in (k + d, k)]  # each axis of taps before its pixels of a block
-    return split.permute(0, 1, *pairs).reshape(*split.shape[:2], *[k * stride for k in taps])
+def unfold_stride(weight: Tensor, factors: Sequence[int]) -> Tensor:
+    """The kernel (…, c_out, c_in, k…) of one strided convolution that equals downsampling by factors and then `weight`."""
+    d = len(factors)
+    *outer, channels = weight.shape[:-d]
+    taps = weight.shape[-d:]
+    split = weight.reshape(*outer, channels // math.prod(factors), *factors, *taps)
+    first = split.dim() - 2 * d
+    pairs = [first + axis for k in range(d) for axis in (k + d, k)]  # each axis of taps before its pixels of a block
+    return split.permute(*range(first), *pairs).reshape(*split.shape[:first], *map(mul, taps, factors))
 
 
 def plain_convolution(
-    weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], padding_mode: str
+    weight: Tensor,
+    bias: Tensor | None,
+    pads: Pads,
+    padding_mode: str,
+    stride: int | tuple[int, ...] = 1,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
 ) -> nn.Module:
     """nn.Conv1d or nn.Conv2d with this weight, after a padding module where the convolution's own would not do."""
-    (before, after), padding_mode = padding, _checked_mode(padding_mode)
-    axes = weight.dim() - 2
-    kind: Any = nn.Conv1d if axes == 1 else nn.Conv2d
-    own: dict[str, Any] = {"padding": before, "padding_mode": padding_mode} if before == after > 0 else {}
-    sizes = (weight.shape[1], weight.shape[0], tuple(weight.shape[2:]), stride)
-    convolution = with_parameters(kind(*sizes, bias=False, device="meta", **own), weight, bias)
-    if before == after:
-        return convolution
-    pad = getattr(nn, f"{'Circular' if padding_mode == 'circular' else 'Zero'}Pad{axes}d")
-    return nn.Sequential(pad(padding * axes), convolution)
+    kind: Any = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
+    padding_mode, even = _checked_mode(padding_mode), all(before == after >= 0 for before, after in pads)
+    own = (
+        {"padding": tuple(before for before, _ in pads), "padding_mode": padding_mode}
+        if even and any(map(any, pads))
+        else {}
+    )
+    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]), stride)
+    options = {"dilation": dilation, "groups": groups, "bias": False, "device": "meta"}
+    convolution = with_parameters(kind(*sizes, **options, **own), weight, bias)
+    return chain(None if even else pad_module(pads, padding_mode), convolution)
+
+
+def pad_module(pads: Pads, padding_mode: str) -> nn.Module | None:
+    """nn.CircularPad2d or nn.ZeroPad2d, or those of one axis; None where nothing is padded."""
+    kind = getattr(nn, f"{'Circular' if padding_mode == 'circular' else 'Zero'}Pad{len(pads)}d")
+    return kind(tuple(flatten_pads(pads))) if any(map(any, pads)) else None
+
+
+def chain(*modules: nn.Module | None) -> nn.Module:
+    """Return modules one after the other, without those that are None."""
+    parts = [part for module in modules for part in (module if isinstance(module, nn.Sequential) else [module])]
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else nn.Sequential(*present)

@@ -1,5 +1,8 @@
 """Invertible downsampling (the paper's appendix D.3): pixels of a block become channels. A permutation, so orthogonal."""
 
+import math
+from operator import mul
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,19 +49,20 @@ def downsample(x: Tensor, factor: int) -> Tensor:
     return pixels.permute(0, 1, 3, 5, 2, 4).flatten(3).movedim(-1, 1)
 
 
-def upsample(x: Tensor, factor: int) -> Tensor:
-    """The function behind `InvertibleUpsampling`."""
+def upsample(x: Tensor, factor: int | tuple[int, ...]) -> Tensor:
+    """The function behind `InvertibleUpsampling`; with a factor for each axis, if they differ."""
     if factor == 1:
         return x
     size = _image_size(x)
-    block = factor ** len(size)
+    d, factors = len(size), (factor,) * len(size) if isinstance(factor, int) else factor
+    block = math.prod(factors)
     if x.shape[1] % block:
         raise IsoconvError(f"Expected a number of channels that {block} divides. Got {x.shape[1]}.")
-    if len(size) == 1:
-        return x.unflatten(1, (x.shape[1] // factor, factor)).transpose(2, 3).flatten(2)
-    if not x.numel():  # which torch refuses
-        return x.reshape(len(x), x.shape[1] // block, size[0] * factor, size[1] * factor)
-    return F.pixel_shuffle(x, factor)
+    if x.numel() and d == 2 and factors[0] == factors[1]:
+        return F.pixel_shuffle(x, factors[0])
+    split = x.unflatten(1, (x.shape[1] // block, *factors))
+    pairs = [axis for k in range(2, 2 + d) for axis in (k + d, k)]  # each axis of blocks before its pixels
+    return split.permute(0, 1, *pairs).reshape(len(x), x.shape[1] // block, *map(mul, size, factors))
 
 
 def _image_size(x: Tensor) -> tuple[int, ...]:

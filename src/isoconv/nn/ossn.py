@@ -92,9 +92,8 @@ class OSSNConv2d(SizedConv2d):
 
     def _iterate(self, kernel: Tensor, vector: Tensor, iterations: int) -> Tensor:
         """v ← AᵀAv / ‖AᵀAv‖, `iterations` times."""
-        before, after = same_padding(kernel.shape[-1])
         adjoint = kernel.transpose(0, 1).flip(2, 3)
-        mirrored = ((after, before), (after, before))
+        mirrored = [(after, before) for before, after in map(same_padding, kernel.shape[2:])]
         for _ in range(iterations):
             back = convolve_same(self._convolve(kernel, vector), adjoint, None, self.padding_mode, mirrored)
             vector = F.normalize(back.flatten(), dim=0).reshape(vector.shape)

@@ -31,8 +31,8 @@ class SVCMConv2d(SizedConv2d):
         """The size of the circular image on which the norm is constrained."""
         if self.padding_mode != "zeros":
             return self.convolved_size
-        reach = self.kernel_shape[2] - 1  # the zero-padded image embeds in a circular one that is larger by so much
-        return self.convolved_size[0] + reach, self.convolved_size[1] + reach
+        height, width = self.kernel_shape[2:]  # the zero-padded image embeds in a circular one that is larger by that
+        return self.convolved_size[0] + height - 1, self.convolved_size[1] + width - 1
 
     def project(self, iterations: int = 50) -> None:
         """`iterations` times: clip the singular values at 1 (an exact projection), then cut back to k×k taps (another).
