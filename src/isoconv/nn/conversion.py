@@ -4,21 +4,21 @@ The forward is traced (`isoconv.nn.trace`), and every module of the graph replac
 `_RULES` says which, kind by kind. What joins values is settled along the graph, see Note [Joins].
 
 Note [Joins]
-Every value of the new network is to be 1-Lipschitz in the network's input. Of a value v and a base b that v is computed from
-(the input, or a value that is taken more than once) a relation (f, S) says ‖Δv‖ ≤ f·‖(Δb)_S‖, S a set of entries of b; as b is
-1-Lipschitz, v is f-Lipschitz. Relations pass through modules and joins as in Note [Relations] of
+Every value of the new network is to be 1-Lipschitz in the network's input. Of a value v and a base b that v is computed
+from (the input, or a value that is taken more than once) a relation (f, S) says ‖Δv‖ ≤ f·‖(Δb)_S‖, S a set of entries of
+b; as b is 1-Lipschitz, v is f-Lipschitz. Relations pass through modules and joins as in Note [Relations] of
 `isoconv.certify.composition`, without its care for rounding: nothing is proved here. A concatenation whose smallest f is
-above 1 is divided by it: disjoint slices of one value by nothing, a value and its branch by √2. A sum stays if its f is at
-most 1, and becomes a convex combination otherwise.
+above 1 is divided by it: disjoint slices of one value by nothing, a value and its branch by √2. A sum stays if its f is
+at most 1, and becomes a convex combination otherwise.
 """
 
 import copy
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -30,18 +30,23 @@ from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import descend
 from isoconv.nn.activations import Abs, MaxMin, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConvTranspose2d
-from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.centring import BatchCentering, LayerCentering
-from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, unfold_stride
+from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d, unfold_stride
 from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate
+from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
 from isoconv.nn.plain_model import is_chain, unwrap
 from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
 from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
-from isoconv.nn.trace import is_leaf, our_kinds, trace
+from isoconv.nn.trace import OPAQUE, is_leaf, our_kinds, trace
 from isoconv.records import require
 
+#: what `_describe` says of a module
+_SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
+_ROUNDING = 1e-12
+_LOGIT = math.log(19)  # of the deeper branch of a sum: it begins with a weight of 0.95, see Note [Joins]
 _STEPS, _RATE, _MOMENTUM = 40, 0.2, 0.7  # of the search for the nearest kernel
 
 
@@ -116,8 +121,8 @@ def convert(
 
     method : which convolutions it gets, a name in `isoconv.nn.METHODS`
     input_shape : of one input, without the batch: (C, H, W), (C, L) or (features,)
-    carry_weights : begin with the weights nearest to the model's that the constraint allows: for matrices and kernels of size
-        1 the nearest orthogonal ones, for other kernels the nearest ones that a short search finds. If not: at random
+    carry_weights : begin with the weights nearest to the model's that the constraint allows: the nearest orthogonal
+        matrices, and for kernels above size 1 the nearest ones that a short search finds. If not: at random
     report_only : return the table alone. Otherwise a module that cannot be replaced is an error
 
     >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 10))
@@ -149,12 +154,13 @@ def _rebuild(model: nn.Module, leaves: Iterator[nn.Module]) -> nn.Module:
     """Return a sequence with the same names and other leaves."""
     if is_leaf(model):
         return next(leaves)
-    return nn.Sequential({name: _rebuild(child, leaves) for name, child in model.named_children()})  # type: ignore[arg-type]
+    children = [(name, _rebuild(child, leaves)) for name, child in model._modules.items() if child is not None]
+    return nn.Sequential(OrderedDict(children))
 
 
 @dataclass(frozen=True)
 class _Relation:
-    """Note [Joins]: `entries` is a mask of the base's; `selection` has the base's entry for each of v's, if v is made of those."""
+    """Note [Joins]. `entries` is a mask of the base's; `selection` has the base's entry for each of v's, if v selects."""
 
     factor: float
     entries: Tensor
@@ -172,6 +178,7 @@ class _Conversion:
         self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
         self.taken = Counter(source for node in graph.nodes for source in node.inputs)
         self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
+        self.depths = {INPUT: 0}  # layers with weights on the longest way to a value
         self.relations: dict[str, dict[str, _Relation]] = {INPUT: {INPUT: _begin(self.shapes[INPUT])}}
         probe = next((p for p in graph.state_dict().values() if p.is_floating_point()), torch.zeros(()))
         self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
@@ -189,11 +196,13 @@ class _Conversion:
             new, note, distance = self.made.get(node.path), "as above", None
             if new is None:
                 new, note = self._replace(module, node)
-                if carry and new is not None and isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
+                if carry and new is not None and type(module) in (*_CONVOLUTIONS, *_MATRICES):
                     distance = _carry(module, new, scales.get(node.path))
                 if new is not None and (module._parameters or module._buffers):
                     self.made[node.path] = new
-            self.rows.append(Replacement(node.name, _describe(module), new and _describe(new), note, distance))
+            self.rows.append(
+                Replacement(node.name, _describe(module), None if new is None else _describe(new), note, distance)
+            )
             self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
             factor = abs(new.factor) if isinstance(new, Scale) else 1.0
             values = self.relations[node.inputs[0]].items()
@@ -202,8 +211,11 @@ class _Conversion:
     def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
         """Return the first module of a rule that gives the same shape, and what to say of it."""
         before, after = self.shapes[node.inputs[0]], self.shapes[node.name]
-        reason = "no 1-Lipschitz module is known that does its work"
-        rule = _RULES.get(type(module)) or (_keep if type(module) in our_kinds() else _refuse)
+        kind, known = type(module), {*our_kinds(), *OPAQUE}
+        rule = _RULES.get(kind) or (_keep if kind in known else None)
+        if rule is None:
+            return None, _REASONS.get(kind, "no 1-Lipschitz module is known that does its work")
+        reason = ""
         try:
             for new, note in rule(module, before, after, self.method):
                 new = new.to(**self.factory).eval()
@@ -216,32 +228,34 @@ class _Conversion:
 
     def _join(self, node: GraphNode, module: nn.Module) -> None:
         """Make a sum or concatenation 1-Lipschitz: Note [Joins]."""
-        relations = [self.relations[source] for source in node.inputs]
-        bases = set.intersection(*map(set, relations))
-        joined = {base: _joined(type(module), [relation[base] for relation in relations]) for base in bases}
-        factor, names = min(relation.factor for relation in joined.values()), [self.names[s] for s in node.inputs]
-        close = factor <= 1 + 1e-12
-        if close or type(module) is Concat:
-            self._emit(node, module, names)
-            note = "" if close else f"divided by {factor:.4g}, the norm of what is put together"
-            if not close:
-                self._emit(node, Scale(1 / factor), [self.names[node.name]])
-                joined = {base: _Relation(r.factor / factor, r.entries) for base, r in joined.items()}
-        else:
-            for name in names[1:]:
-                self._emit(node, ConvexSum(), [names[0], name])
-                names[0] = self.names[node.name]
-            note = "learned weights that add up to 1"
-            parts = {base: [relation[base] for relation in relations] for base in bases}
-            joined = {base: _Relation(max(p.factor for p in parts[base]), r.entries) for base, r in joined.items()}
-        after = _describe(self.modules[self.nodes[-1].path])
-        after = f"{_describe(module)}, {after}" if not close and type(module) is Concat else after
+        parts = [self.relations[source] for source in node.inputs]
+        bases = set.intersection(*map(set, parts))
+        joined = {base: _joined(type(module), [part[base] for part in parts]) for base in bases}
+        factor, after, note = min(relation.factor for relation in joined.values()), _describe(module), ""
+        if factor <= 1 + _ROUNDING or type(module) is Concat:
+            self._emit(node, module, [self.names[source] for source in node.inputs])
+        if factor > 1 + _ROUNDING and type(module) is Concat:
+            self._emit(node, Scale(1 / factor), [self.names[node.name]])
+            after, note = f"{after}, Scale", f"divided by {factor:.4g}, the norm of what is put together"
+            joined = {base: _Relation(relation.factor / factor, relation.entries) for base, relation in joined.items()}
+        elif factor > 1 + _ROUNDING:
+            first, *others = sorted(node.inputs, key=self.depths.__getitem__)
+            self.names[node.name] = self.names[first]
+            for other in others:
+                mixture = ConvexSum()
+                if self.depths[first] < self.depths[other] and mixture.logit is not None:
+                    mixture.logit.fill_(_LOGIT)
+                self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
+            after, note = _describe(mixture), "learned weights that add up to 1"
+            joined = {b: _Relation(max(part[b].factor for part in parts), r.entries) for b, r in joined.items()}
         self.rows.append(Replacement(node.name, _describe(module), after, note))
         self._relate(node, joined)
 
     def _relate(self, node: GraphNode, relations: dict[str, _Relation]) -> None:
         shared = {node.name: _begin(self.shapes[node.name])} if self.taken[node.name] > 1 else {}
         self.relations[node.name] = {**relations, **shared}
+        weighted = isinstance(self.modules[self.nodes[-1].path], BuiltWeight)
+        self.depths[node.name] = max(self.depths[source] for source in node.inputs) + weighted
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
@@ -252,7 +266,7 @@ class _Conversion:
             path = f"{node.path}_{count}"
         self.modules.setdefault(path, module)
         name, count = path, 1
-        while name in taken:
+        while name in (*taken, INPUT):
             count += 1
             name = f"{path}#{count}"
         self.nodes.append(GraphNode(name, path, tuple(inputs)))
@@ -264,15 +278,14 @@ def _alike(a: nn.Module, b: nn.Module) -> bool:
 
 
 def _describe(module: nn.Module) -> str:
-    """Return a module's name and its most telling arguments."""
+    """Return a module's name and its sizes."""
     if isinstance(module, nn.Sequential):
         return ", ".join(map(_describe, module))
-    kind = type(module).__name__
-    if isinstance(module, (*_CONVOLUTIONS, LipschitzConvolution)):
-        sizes = [module.in_channels, module.out_channels, "×".join(map(str, module.kernel_size))]
-        stride = [f"stride {module.stride[0]}"] if set(module.stride) != {1} else []
-        return f"{kind}({', '.join(map(str, [*sizes, *stride]))})"
-    return f"{kind}({module.extra_repr()})"
+    sizes = [getattr(module, name) for name in _SIZES if getattr(module, name, None) is not None]
+    words = ["×".join(map(str, size)) if isinstance(size, tuple) else f"{size:.4g}" for size in sizes]
+    stride = getattr(module, "stride", 1)
+    words += [f"stride {max(stride)}"] if isinstance(stride, tuple) and max(stride) > 1 else []
+    return type(module).__name__ + (f"({', '.join(words)})" if words else "")
 
 
 # Relations ---------------------------------------------------------------------------------------------------------------
@@ -288,7 +301,9 @@ def _pass(module: nn.Module, relation: _Relation, factor: float) -> _Relation:
     if type(module) not in _SELECTIONS or relation.selection is None:
         return _Relation(relation.factor * factor, relation.entries)
     selection = module(relation.selection)
-    return _Relation(relation.factor, torch.zeros_like(relation.entries).index_fill(0, selection.flatten(), True), selection)
+    return _Relation(
+        relation.factor, torch.zeros_like(relation.entries).index_fill(0, selection.flatten(), True), selection
+    )
 
 
 def _joined(kind: type[nn.Module], relations: Sequence[_Relation]) -> _Relation:
@@ -296,28 +311,20 @@ def _joined(kind: type[nn.Module], relations: Sequence[_Relation]) -> _Relation:
     squares = torch.stack([relation.factor**2 * relation.entries.double() for relation in relations])
     apart = bool((torch.stack([relation.entries for relation in relations]).sum(0) <= 1).all())
     factors = [relation.factor for relation in relations]
-    if kind is Concat:
-        factor = math.sqrt(squares.sum(0).amax())
-    else:
-        factor = math.hypot(*factors) if apart else sum(factors)
-    return _Relation(factor, squares.sum(0) > 0)
+    total = math.hypot(*factors) if apart else sum(factors)
+    return _Relation(math.sqrt(squares.sum(0).amax()) if kind is Concat else total, squares.sum(0) > 0)
 
 
-# Rules: a module, its shapes with the batch, the method; they give candidates with a note ------------------------------------
+# Rules: from a module, its shapes with the batch and the method to candidates, each with a note --------------------------
 
 _Rule = Callable[[Any, tuple[int, ...], tuple[int, ...], Method], Iterator[tuple[nn.Module, str]]]
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, StandardConv2d)
+_MATRICES = (nn.Linear, NormalisedLinear)
 _SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten, nn.Identity)
 
 
-def _keep(module: nn.Module, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+def _keep(module: nn.Module, *_: Any) -> Iterator[tuple[nn.Module, str]]:
     yield module, ""
-
-
-def _refuse(module: nn.Module, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
-    reason = _REASONS.get(type(module), "no 1-Lipschitz module is known that does its work")
-    raise IsoconvError(reason)
-    yield
 
 
 def _scale(module: Scale, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
@@ -325,27 +332,26 @@ def _scale(module: Scale, before: Any, after: Any, method: Method) -> Iterator[t
     yield Scale(math.copysign(1, module.factor)) if large else module, "a factor of at most 1" if large else ""
 
 
-def _convolve(
-    module: Any, before: tuple[int, ...], after: Any, method: Method
-) -> Iterator[tuple[nn.Module, str]]:
+def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
     """Same arguments, circular padding; where that cannot be, zeros; or padding "same". A stride may not skip pixels."""
     orthogonal = {nn.Conv1d: BCOPConv1d, nn.ConvTranspose2d: BCOPConvTranspose2d}.get(type(module))
     require(orthogonal is None or method.name == "bcop", "method 'bcop', the only one for it", repr(method.name))
-    kernel = tuple(map(max, module.kernel_size, module.stride))
+    make, kernel = orthogonal or load(method.layer), tuple(map(max, module.kernel_size, module.stride))
+    grown = kernel != module.kernel_size
     options: dict[str, Any] = {"groups": module.groups, "dilation": module.dilation, "bias": module.bias is not None}
     options |= {"output_padding": module.output_padding} if isinstance(module, nn.ConvTranspose2d) else {}
     options |= dict(method.options) | ({"input_size": before[2:]} if method.sized else {})
     sizes, error = (module.in_channels, module.out_channels, kernel, module.stride), None
-    for padding, mode in product(dict.fromkeys((module.padding, "same")) if kernel == module.kernel_size else ("same",), ("circular", "zeros")):
-        notes = [f"padding {mode}"] if mode != module.padding_mode and padding not in (0, "valid", (0,) * (len(before) - 2)) else []
-        notes += [f"padding {padding}"] if padding != module.padding else []
-        notes += ["kernel grown to the stride, which skipped pixels"] if kernel != module.kernel_size else []
+    paddings = ["same"] if grown else dict.fromkeys((module.padding, "same"))
+    for padding, mode in product(paddings, ("circular", "zeros")):
         try:
-            layer = (orthogonal or load(method.layer))(*sizes, padding=padding, padding_mode=mode, **options)
+            layer = make(*sizes, padding=padding, padding_mode=mode, **options)
         except IsoconvError as reason:
             error = error or reason
             continue
-        yield layer, "; ".join(notes)
+        other = mode != module.padding_mode and any(map(any, layer._pads))
+        notes = [f"{mode} padding"] * other + ["kernel grown to the stride, which skipped pixels"] * grown
+        yield layer, ", ".join(notes)
     if error:
         raise error
 
@@ -379,7 +385,7 @@ def _average(
 ) -> Iterator[tuple[nn.Module, str]]:
     """Averages over whole images become L2 norms: as good for gradients, and signs that differ do not cancel."""
     if after[2:] == (1, 1):
-        yield L2NormPool2d(before[2:]), "the norm over all positions"
+        yield L2NormPool2d((before[2], before[3])), "the norm over all positions"
     sizes = [(n // m, n % m) for n, m in zip(before[2:], after[2:], strict=True)]
     if isinstance(module, nn.AvgPool2d):
         yield ScaledAvgPool2d(module.kernel_size, module.stride, module.padding), "norm one"
@@ -389,14 +395,16 @@ def _average(
         raise IsoconvError("windows of different sizes")
 
 
-def _take_maximum(
-    module: Any, before: tuple[int, ...], after: Any, method: Method
-) -> Iterator[tuple[nn.Module, str]]:
+def _take_maximum(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
     """Windows that overlap count pixels twice; those of the stride's size do not."""
-    sides = [size if isinstance(size, tuple) else (size,) * (len(before) - 2) for size in (module.kernel_size, module.stride)]
+    sides = [
+        size if isinstance(size, tuple) else (size,) * (len(before) - 2) for size in (module.kernel_size, module.stride)
+    ]
     if all(k <= s for k, s in zip(*sides, strict=True)) and module.dilation in (1, (1, 1)):
         yield module, ""
-    require(all(s > 1 for s in sides[1]), "a stride above 1, so that windows need not overlap", f"stride {module.stride}")
+    require(
+        all(s > 1 for s in sides[1]), "a stride above 1, so that windows need not overlap", f"stride {module.stride}"
+    )
     for ceil_mode in (False, True):
         yield type(module)(module.stride, ceil_mode=ceil_mode), "windows that do not overlap"
 
@@ -412,10 +420,10 @@ def _repeat(
 
 _RULES: Mapping[type[nn.Module], _Rule] = {
     Scale: _scale,
-    nn.Linear: _multiply,
     nn.LayerNorm: _centre_layer,
     nn.Upsample: _repeat,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
+    **dict.fromkeys(_MATRICES, _multiply),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _centre),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU), _activate),
     **dict.fromkeys((nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish), _activate),
@@ -454,10 +462,10 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     Note [Nearest weights]
     An orthogonal weight W has a fixed Frobenius norm, so it is nearest to T where ⟨W, T⟩ is largest. W is a product of
     orthonormal matrices. It is linear in the first of them, U, with a gradient G = ∂⟨W, T⟩/∂U that does not depend on U:
-    the best U is G's polar factor. A matrix, a kernel of size 1 or a reshaped kernel is nothing but U. Other kernels have bases
-    of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
+    the best U is G's polar factor. A matrix, a kernel of size 1 or a reshaped kernel is nothing but U. Other kernels have
+    bases of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
     """
-    target = module.weight.detach().to(constraint_dtype(module.weight))
+    target = _unfolded(module, module.weight.detach()).to(constraint_dtype(module.weight))
     require(bool(target.isfinite().all()), "finite weights to carry over", f"NaN or infinity in {_describe(module)}")
     bias_scale = float(target.norm())
     if scale is not None and not isinstance(module, nn.ConvTranspose2d):
