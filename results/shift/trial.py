@@ -16,6 +16,7 @@ A('--data', default='cifar.npz'); A('--warm', type=float, default=0.0); A('--eva
 A('--val', type=int, default=0); A('--loss', default='xent'); A('--gamma', type=float, default=2.0); A('--mom', type=float, default=0.9); A('--nesterov', type=int, default=0)
 A('--save', default=''); A('--ns', type=int, default=5); A('--bench', type=int, default=0); A('--plain', type=int, default=0)
 A('--sched', default='linear'); A('--neck', type=int, default=0); A('--result', default=''); A('--retr', type=int, default=10); A('--every', type=int, default=1); A('--stop', type=float, default=1e9)
+A('--views', type=int, default=0)
 a = ap.parse_args()
 gpu = torch.cuda.is_available(); dev = 'cuda' if gpu else 'cpu'
 torch.manual_seed(a.seed); torch.backends.cuda.matmul.allow_tf32 = True; torch.set_float32_matmul_precision('high')
@@ -149,10 +150,20 @@ def evaluate(final=False):
     W = {k: P[k].detach().clone() for k in P}; torch.backends.cuda.matmul.allow_tf32 = False
     for k in mats if not a.plain else (): W[k] = retract(b3(W[k]), 4).view_as(P[k])
     torch.backends.cuda.matmul.allow_tf32 = not final
-    lg = torch.cat([net(W, b.permute(0, 2, 3, 1).float().div(255), False) for b in xte.split(500)])
+    logits = lambda f: torch.cat([net(W, f(b.permute(0, 2, 3, 1).float().div(255)), False) for b in xte.split(500)])
+    def accuracies(lg):
+        ok = lg.argmax(1) == yte; mar = lg.gather(1, yte[:, None]).squeeze(1) - lg.scatter(1, yte[:, None], -1e9).amax(1)
+        return [100 * ok.float().mean().item()] + [100 * (mar > math.sqrt(2) * e / 255).float().mean().item() for e in (36, 72, 108)]
+    result = accuracies(logits(lambda x: x))
+    if final and a.views:  # the mean of the logits over moved and mirrored images: it has no larger Lipschitz constant
+        move = lambda dy, dx, flip: lambda x: F.pad((x.flip(2) if flip else x), (0, 0, 3, 3, 3, 3))[:, 3 + dy:35 + dy, 3 + dx:35 + dx].contiguous()
+        seen = {(dy, dx): sum(logits(move(dy, dx, f)) for f in (0, 1)) / 2 for dy in range(-3, 4) for dx in range(-3, 4)}
+        sets = {'mirrored': [(0, 0)]} | {f'cross {r}': [(0, 0), (r, 0), (-r, 0), (0, r), (0, -r)] for r in (1, 2, 3)}
+        sets |= {f'square {r}': [(y, x) for y in range(-r, r + 1) for x in range(-r, r + 1)] for r in (1, 2, 3)} | {'corners 1': [(0, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]}
+        log['views'] = {name: accuracies(sum(seen[v] for v in moved) / len(moved)) for name, moved in sets.items()}
+        for name, r in log['views'].items(): print(a.tag, name, '/'.join(f'{v:.2f}' for v in r), flush=True)
     torch.backends.cuda.matmul.allow_tf32 = True
-    ok = lg.argmax(1) == yte; mar = lg.gather(1, yte[:, None]).squeeze(1) - lg.scatter(1, yte[:, None], -1e9).amax(1)
-    return [100 * ok.float().mean().item()] + [100 * (mar > math.sqrt(2) * e / 255).float().mean().item() for e in (36, 72, 108)], W
+    return result, W
 graphs = {}
 def run(retr, polar):  # once eagerly (compiles), then captured, then replayed; a graph for each kind of step
     key = retr, polar

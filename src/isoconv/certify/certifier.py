@@ -34,10 +34,11 @@ from isoconv.certify.composition import (
     network_constants,
     node_bound,
 )
-from isoconv.certify.graph import check_shape, nodes_of, plain_network, refuse_global_hooks
+from isoconv.certify.graph import nodes_of, plain_network, refuse_global_hooks
 from isoconv.certify.rules import ARITHMETICS
 from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
 from isoconv.linalg.rounding import add_up, gamma, mul_up, sqrt_up, up
+from isoconv.nn.graph import check_shape
 from isoconv.records import require
 
 CRITERIA = ("pairs", "per-class")

@@ -5,6 +5,7 @@ name their inputs, and what is proved of the whole is composed along those names
 """
 
 import copy
+from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
-from isoconv.nn.graph import INPUT, Graph
+from isoconv.nn.graph import INPUT, Graph, check_shape
 from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, unwrap
-from isoconv.nn.trace import children_of, our_kinds
+from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
 from isoconv.records import require
 
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other
@@ -64,14 +65,6 @@ def nodes_of(network: nn.Module, input_shape: Sequence[int]) -> list[Node]:
     require(bool(nodes), "a network of at least one module", "an empty one")
     _merge_circular_pads(nodes)
     return nodes
-
-
-def check_shape(input_shape: Sequence[int]) -> torch.Size:
-    """Return the shape of an input without the batch: some positive whole numbers."""
-    sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
-    whole = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
-    require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
-    return torch.Size(sizes)
 
 
 @contextmanager
@@ -114,7 +107,7 @@ def _node(node: Node, shapes: Sequence[torch.Size]) -> Node:
     probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
     try:
         first, second = (node.module(*[probe.new_zeros(n, *s) for s in shapes]).shape for n in _TWO_BATCHES)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IsoconvError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise IsoconvError(f"Expected an input that {node.place} can take. {reason}") from None
     whole = (first[0], second[0]) == _TWO_BATCHES and first[1:] == second[1:]
@@ -188,12 +181,8 @@ def _is_container(module: nn.Module, place: str, known: set[type]) -> bool:
     if issubclass(kind, nn.Sequential):
         return _is_sequence(module, place)
     bases = {base for base in kind.__mro__ if base in known or getattr(nn, base.__name__, None) is base}
-    held = place != "model" and kind in (
-        nn.Module,
-        nn.ModuleList,
-        nn.ModuleDict,
-    )  # for the forward of the module around
-    return held or (type(kind) is type and bases == {nn.Module} and kind.forward is not nn.Module.forward)
+    held = place != "model" and kind in CONTAINERS  # for the forward of the module around
+    return held or (type(kind) in (type, ABCMeta) and bases <= CONTAINERS and kind.forward is not nn.Module.forward)
 
 
 def _is_sequence(module: nn.Module, place: str) -> bool:

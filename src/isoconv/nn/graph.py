@@ -153,5 +153,13 @@ class Graph(nn.Module):
         return values[self.nodes[-1].name]
 
 
+def check_shape(input_shape: Sequence[int]) -> torch.Size:
+    """Return the shape of an input without the batch: some positive whole numbers."""
+    sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
+    whole = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
+    require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
+    return torch.Size(sizes)
+
+
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -30,12 +31,12 @@ import isoconv.nn
 from isoconv.errors import IsoconvError
 from isoconv.nn.activations import Abs, Scale
 from isoconv.nn.built_weight import with_parameters
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.methods import METHODS, load
 from isoconv.records import require
 
 _BATCHES = (2, 3)
-_CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+CONTAINERS = {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}
 #: classes of users that are leaves, as a rule is registered for them
 OPAQUE: set[type[nn.Module]] = set()
 
@@ -50,7 +51,7 @@ def our_kinds() -> set[type[nn.Module]]:
 def is_leaf(module: nn.Module) -> bool:
     """Return whether a module is one of torch's, of isoconv's (without children), or of a registered kind."""
     kind = type(module)
-    torchs = getattr(nn, kind.__name__, None) is kind and kind not in _CONTAINERS
+    torchs = getattr(nn, kind.__name__, None) is kind and kind not in CONTAINERS
     return torchs or kind in OPAQUE or (not module._modules and kind in our_kinds())
 
 
@@ -62,10 +63,10 @@ def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
 
 def trace(model: nn.Module, input_shape: Sequence[int]) -> Graph:
     """Return the function of a network in evaluation mode as a `Graph`. The network is used up: give a copy."""
-    modules = dict(_walk(model, "", set()))
+    shape, modules = check_shape(input_shape), dict(_walk(model, "", set()))
     for module in modules.values():
         module.training = False
-    records = [_Recorder(modules, (n, *input_shape)) for n in _BATCHES]
+    records = [_Recorder(modules, (n, *shape)) for n in _BATCHES]
     for record in records:
         record.run(model)
     steps = [[*zip(record.nodes, map(_contents, record.used()), strict=True)] for record in records]
@@ -107,16 +108,17 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> None:
         super().__init__()
         self.modules, self.made = modules, dict[str, nn.Module]()
-        own = [(path, {**module._parameters, **module._buffers}) for path, module in modules.items()]
-        tensors = {f"{path}.{name}" if path else name: t for path, table in own for name, t in table.items()}
-        self.paths = {id(tensor): path for path, tensor in tensors.items() if tensor is not None}
-        probe = next((t for t in tensors.values() if t is not None and t.is_floating_point()), torch.zeros(()))
+        tensors = [
+            t for m in modules.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None
+        ]
+        probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        users = [(path, m._parameters) for path, m in modules.items() if not is_leaf(m)]
+        self.paths = {id(t): f"{path}.{p}" if path else p for path, table in users for p, t in table.items()}
         self.device, self.dtype, self.batch = probe.device, probe.dtype, shape[0]
         self.input = torch.empty(shape, dtype=self.dtype, device="meta")
         self.nodes: list[GraphNode] = []
-        self.values: dict[
-            int, tuple[Tensor, str, int]
-        ] = {}  # by the tensor's id: itself, its value, its count of changes
+        # By the id of a tensor: itself, the name of its value, and how often its memory had been changed.
+        self.values: dict[int, tuple[Tensor, str, int]] = {}
         self.scopes, self.function, self.inside = [""], "", False
 
     def run(self, model: nn.Module) -> None:
@@ -134,8 +136,8 @@ class _Recorder(TorchFunctionMode):
             raise
         except Exception as error:  # whatever a user's code may raise
             frames = traceback.extract_tb(error.__traceback__)
-            reason = (str(error).splitlines() or [""])[0]
-            raise IsoconvError(f"Expected a forward that can be traced. {reason} ({_line(frames)})") from None
+            got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]} ({_line(frames)})"
+            raise IsoconvError(f"Expected a forward that takes {tuple(self.input.shape)}. Got {got}.") from None
         finally:
             for module in self.modules.values():
                 del vars(module)["forward"]
@@ -150,7 +152,8 @@ class _Recorder(TorchFunctionMode):
 
     def used(self) -> list[nn.Module]:
         """Return the module of each node."""
-        return [{**self.modules, **self.made}[node.path] for node in self.nodes]
+        modules = {**self.modules, **self.made}
+        return [modules[node.path] for node in self.nodes]
 
     def _call(self, path: str, module: Any, *arguments: Any, **keywords: Any) -> Any:
         self.scopes.append(path)
@@ -172,7 +175,9 @@ class _Recorder(TorchFunctionMode):
             before, y = x._version, twin(x)
             if x._version != before or not isinstance(y, Tensor):
                 self.refuse("registered modules that work out of place and return a tensor", place)
-            output = inputs[0].flatten()[:1].expand(y.shape)  # which may share memory with the input
+            output = torch.empty(y.shape, dtype=y.dtype, device="meta")
+            if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                output = inputs[0].flatten()[:1].expand(y.shape)  # it shares memory with the input, too
         else:
             output = twin(*inputs)
         self.inside = False
@@ -189,6 +194,7 @@ class _Recorder(TorchFunctionMode):
         name = function.__self__.__name__ if function.__name__ == "__get__" else function.__name__
         if name in _QUESTIONS:
             return self.device if name == "device" else function(*arguments, **keywords)
+        out = keywords.get("out")
         self.function = f"{getattr(function, '__module__', None) or 'torch.Tensor'}.{name}"
         known = (getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch"
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
@@ -196,7 +202,7 @@ class _Recorder(TorchFunctionMode):
         translate = _TRANSLATIONS.get(base.strip("_")) if known else None
         if name in _CONTROL:
             self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
-        if translate is None or (in_place and id(arguments[0]) not in self.values):
+        if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
             reason = _REASONS.get(base)
             got = f"{self.function}, which {reason}" if reason else self.function
             self.refuse("operations with a known Lipschitz constant", got)
@@ -280,7 +286,11 @@ class _Recorder(TorchFunctionMode):
         return tensor
 
     def _without_numbers(self, value: Any) -> Any:
-        return value.to("meta") if isinstance(value, Tensor) and id(value) not in self.values else value
+        if not isinstance(value, Tensor) or id(value) in self.values:
+            return value
+        if value.is_meta:
+            self.refuse("operations that can be seen", "a tensor that was computed from the input out of sight")
+        return value.to("meta")
 
 
 def _line(frames: Sequence[traceback.FrameSummary]) -> str:
@@ -305,8 +315,8 @@ def _twin(
         raise TypeError(f"{len(args)} arguments")
     known = inspect.signature(kind).parameters
     odd = [name for name, value in arguments.items() if name not in known and value not in (None, False)]
-    if odd and odd != ["inplace"]:
-        raise TypeError(", ".join(odd))
+    if not isinstance(arguments.get("inplace", False), bool) or any(name != "_stacklevel" for name in odd):
+        raise TypeError(", ".join(odd) or "inplace")
     own = {name: value for name, value in arguments.items() if name in known and name != "inplace"}
     return r.emit(f.__name__.rstrip("_"), kind(**own), r.name(x))
 
@@ -380,8 +390,10 @@ def _permute(r: _Recorder, f: Any, out: _Outputs, x: Tensor, *args: Any, **kw: A
     return r.emit("permute", Permute([axis - 1 for axis in order[1:]]), r.name(x))
 
 
-def _concatenate(r: _Recorder, f: Any, out: _Outputs, tensors: Sequence[Tensor], dim: int = 0, **kw: int) -> str:
-    axis = r.axis(kw.get("axis", dim), out[0].dim())
+def _concatenate(
+    r: _Recorder, f: Any, out: _Outputs, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None
+) -> str:
+    axis = r.axis(dim if axis is None else axis, out[0].dim())
     return r.emit("cat", Concat(axis), *map(r.name, tensors))
 
 
@@ -445,10 +457,12 @@ def _clamp(r: _Recorder, f: Any, out: _Outputs, x: Tensor, min: Any = None, max:
     return r.emit("clamp", nn.Hardtanh(min, max), r.name(x))
 
 
-def _mean(r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: Any = None, keepdim: bool = False, **kw: Any) -> str:
+def _mean(
+    r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> str:
     """Take the average over all positions of an image."""
     axes = sorted(d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]))
-    if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or kw.get("dtype"):
+    if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or dtype is not None:
         r.refuse("means over all positions of images", f"{r.function} over {dim}")
     pool = nn.AvgPool1d(x.shape[2]) if len(axes) == 1 else nn.AvgPool2d((x.shape[2], x.shape[3]))
     name = r.emit("mean", pool, r.name(x))
@@ -525,12 +539,19 @@ def _normalise(
     r: _Recorder, f: Any, out: _Outputs, x: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
     bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> str:  # fmt: skip
-    if training or running_mean is None or running_var is None or any(map(r.is_value, (running_mean, weight))):
+    if (
+        f is not F.batch_norm
+        or training
+        or running_mean is None
+        or running_var is None
+        or any(map(r.is_value, (running_mean, weight)))
+    ):
         r.refuse("batch normalisation with running statistics", r.function)
-    norm = (nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d)(x.shape[1], eps, momentum, weight is not None)
+    kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, weight is not None or bias is not None
+    norm = kind(x.shape[1], eps, momentum, affine, device=r.device, dtype=r.dtype)
     state = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     norm.load_state_dict({key: value for key, value in state.items() if value is not None}, strict=False)
-    return r.emit("batch_norm", norm.to(r.device, r.dtype), r.name(x))
+    return r.emit("batch_norm", norm, r.name(x))
 
 
 def _twins(**table: tuple[type[nn.Module], str]) -> dict[str, Callable[..., Any]]:
@@ -560,7 +581,7 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
         hardswish=(nn.Hardswish, "inplace"),
         hardsigmoid=(nn.Hardsigmoid, "inplace"),
         mish=(nn.Mish, "inplace"),
-        logsigmoid=(nn.LogSigmoid, ""),
+        log_sigmoid=(nn.LogSigmoid, ""),
         softmax=(nn.Softmax, "dim _stacklevel dtype"),
         max_pool1d=(nn.MaxPool1d, _MAX_POOL),
         max_pool2d=(nn.MaxPool2d, _MAX_POOL),

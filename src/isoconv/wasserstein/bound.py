@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from isoconv.certify.certifier import check_batch_size
 from isoconv.certify.composition import LARGEST_NORM, ForwardError, forward_error, network_constants, node_bound
-from isoconv.certify.graph import nodes_of, refuse_strangers
+from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
-from isoconv.nn import plain
 from isoconv.records import Record, require
 from isoconv.wasserstein.mean_bounds import betting_lower_bound, standard_error, student_quantile, tail_weight
 
@@ -110,8 +109,7 @@ def wasserstein_lower_bound(
     value_range = _check_samples(xs, ys, value_range, whole, group)
     counts = [None if exact else len(s) // n for s, exact, n in zip((xs, ys), whole, group, strict=True)]
     method = choose_method(method, confidence, value_range is not None, counts)
-    refuse_strangers(critic)
-    network = plain(critic).eval().double()
+    network = plain_network(critic, tuple(xs.shape[1:])).double()
     constant, error = critic_bounds(network, xs.shape[1:])
     require(0 < constant < math.inf, "a critic with a positive finite Lipschitz bound", constant)
     values, largest = zip(*(_evaluate(network, s, value_range, batch_size) for s in (xs, ys)), strict=True)

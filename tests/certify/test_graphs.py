@@ -1,0 +1,174 @@
+"""Networks that are no chains: their bounds, their rounding, their radii, their files."""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import isoconv
+from certify.random_graphs import RandomGraph, check_graph
+from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
+from isoconv.certify.diagnostics import gradient_norms, singular_values
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
+
+
+@pytest.mark.parametrize("seeds", [range(k, k + 25) for k in (0, 10_000)], ids=["first", "others"])
+def test_random_graphs_against_secants_and_jacobians(seeds: range) -> None:
+    ratios = sorted(check_graph(seed) for seed in seeds)
+    assert ratios[0] >= 1 - 1e-9 and ratios[len(ratios) // 2] < 10
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[nn.ModuleList, Tensor], Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layers, x)
+
+
+def chunk_block(layers: nn.ModuleList, x: Tensor) -> Tensor:
+    for layer in layers:
+        first, second = layer(x).chunk(2, dim=1)
+        x = torch.cat([second.abs(), -first], dim=1)
+    return x
+
+
+EXACT: dict[str, tuple[Callable[[nn.ModuleList, Tensor], Tensor], float]] = {
+    "halves": (lambda _, x: torch.cat([x[:, :2].abs(), x[:, 2:]], 1), 1),
+    "shuffled halves": (lambda _, x: torch.cat(x.transpose(1, 2).flatten(1).chunk(4, 1)[::-1], 1), 1),
+    "every second": (lambda _, x: torch.cat([x[:, ::2], x[:, 1::2].relu()], 1), 1),
+    "overlap": (lambda _, x: torch.cat([x[:, :3], x[:, 1:]], 1), math.sqrt(2)),
+    "twice the same": (lambda _, x: torch.cat([x, x, x], 1), math.sqrt(3)),
+    "sum of slices": (lambda _, x: x[:, :2] + x[:, 2:], math.sqrt(2)),
+    "weighted slices": (lambda _, x: 3 * x[:, :2] - 4 * x[:, 2:], 5),
+    "sum of the same": (lambda _, x: x + x, 2),
+    "larger part": (lambda _, x: torch.cat([2 * x[:, :1], x[:, 1:] / 2], 1), 2),
+    "part taken twice": (lambda _, x: torch.cat([x[:, :1], 2 * x[:, :1], x[:, 1:]], 1), math.sqrt(5)),
+    "slices of slices": (lambda _, x: torch.cat([x[:, 2:][:, :1], x[:, :2][:, 1:], x[:, 3:]], 1), 1),
+    "pieces of a later value": (lambda _, x: torch.cat([part.relu() for part in (-2 * x).split(1, 1)], 1), 2),
+    "dropped": (lambda _, x: (x + 1e9 * x, torch.cat([x[:, 1:], x[:, :1]], 1))[1], 1),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_bounds_that_are_attained(name: str) -> None:
+    """Up to rounding: the dense Jacobian has this norm somewhere, so nothing smaller is true and nothing is lost."""
+    function, expected = EXACT[name]
+    model = Function(function)
+    bound = lipschitz_bound(model, (4, 3)).value
+    assert expected <= bound <= expected * (1 + 1e-14)
+    jacobian = torch.func.jacrev(lambda x: model(x[None])[0])(torch.rand(4, 3).double()).reshape(-1, 12)
+    if name != "pieces of a later value":  # which is flat at positive points
+        assert torch.linalg.matrix_norm(jacobian, 2) == pytest.approx(expected, rel=1e-12)
+
+
+def test_blocks_of_chunk_and_cat_with_orthogonal_layers_lose_nothing() -> None:
+    model = Function(chunk_block, *(BCOPConv2d(4, 4, 3, dtype=torch.float64) for _ in range(6)))
+    assert 1 <= lipschitz_bound(model, (4, 6, 6)).value < 1 + 1e-6
+    chain = nn.Sequential(*(BCOPConv2d(4, 4, 3, dtype=torch.float64) for _ in range(4)))
+    jacobian = torch.func.jacrev(lambda x: isoconv.plain(chain)(x[None])[0])(torch.rand(4, 5, 5).double())
+    truth = float(torch.linalg.matrix_norm(jacobian.reshape(100, 100), 2))
+    for model in (chain, Function(lambda layers, x: layers[0](x), chain)):
+        assert truth <= lipschitz_bound(model, (4, 5, 5)).value < truth * (1 + 1e-6)
+
+
+class Dense(nn.Module):
+    """A residual block, a block of concatenations, a shared layer, pooling, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.norm = BCOPConv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.relu, self.grow, self.sort = nn.ReLU(inplace=True), nn.Conv2d(8, 4, 1), MaxMin()
+        self.head = OrthogonalLinear(12, 3)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.sort(self.stem(x))
+        out = self.norm(self.conv(x))
+        out += x
+        out = self.relu(out)
+        x = torch.cat([out, self.conv(out)], 1)
+        x = torch.cat([x, self.grow(x).tanh()], 1)
+        return self.head(F.avg_pool2d(x, x.shape[2:]).view(x.size(0), -1))
+
+
+def attack(network: nn.Module, x: Tensor, label: Tensor, radius: Tensor) -> Tensor:
+    """Return the smallest margins that gradient steps find on the spheres of these radii."""
+    step, smallest = torch.randn_like(x), torch.full_like(radius, math.inf)
+    for _ in range(25):
+        step = (step / step.flatten(1).norm(dim=1)[:, None, None, None] * radius[:, None, None, None]).requires_grad_()
+        logits = network(x + step)
+        margins = logits.gather(1, label[:, None])[:, 0] - logits.scatter(1, label[:, None], -math.inf).amax(1)
+        smallest = torch.minimum(smallest, margins.detach())
+        (gradient,) = torch.autograd.grad(margins.sum(), step)
+        size = gradient.flatten(1).norm(dim=1).clamp_min(1e-30)
+        step = step.detach() - gradient / size[:, None, None, None] * radius[:, None, None, None]
+    return smallest
+
+
+def test_radii_are_attacked_just_inside(tmp_path) -> None:
+    torch.manual_seed(0)
+    model, x = Dense().eval(), torch.rand(16, 3, 6, 6).double()
+    certifier = Certifier(model, (3, 6, 6))
+    found = certifier(x)
+    assert (found.radius > 0).any()
+    network = isoconv.plain(model, (3, 6, 6)).double()
+    assert (attack(network, x, found.prediction, found.radius * (1 - 1e-6)) > 0)[found.radius > 0].all()
+    for seed in range(8):
+        graph = RandomGraph(seed).eval()
+        inputs = torch.rand(8, 4, 3, 3).double()
+        result = Certifier(graph, (4, 3, 3))(inputs)
+        margins = attack(graph.double(), inputs, result.prediction, result.radius * (1 - 1e-6))
+        assert (margins > 0)[result.radius > 0].all()
+    for p in (1, math.inf):
+        assert (certified_radius(model, x, p=p) <= certified_radius(model, x, p=1) * (1 + 1e-9)).all()
+    write_certificate(tmp_path / "c", certifier, found)
+    header = json.loads((tmp_path / "c").read_text().splitlines()[0])
+    assert [node["name"] for node in header["nodes"]] == [node.name for node in certifier.nodes]
+    assert {"conv", "conv#2"} <= {node["name"] for node in header["nodes"] if node["module"] == "conv"}
+
+
+def test_norms_of_gradients_and_singular_values_along_a_graph() -> None:
+    model = Function(
+        lambda layers, x: layers[1](chunk_block(layers[:1], x).flatten(1)),
+        BCOPConv2d(4, 4, 3),
+        OrthogonalLinear(100, 3),
+    )
+    spectra = singular_values(model, (4, 5, 5))
+    assert [spectrum.title for spectrum in spectra] == ["convolution 1", "linear 1"]
+    assert all(torch.allclose(spectrum.values, torch.ones(1).double(), atol=1e-5) for spectrum in spectra)
+    norms = gradient_norms(model, torch.rand(3, 4, 5, 5).double(), torch.tensor([0, 1, 2])).norms
+    assert torch.allclose(norms, torch.ones(1).double(), atol=1e-5)
+
+
+def test_a_registered_kind_is_a_leaf_of_a_graph() -> None:
+    class Fold(nn.Module):
+        """Could not be traced."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x > 0, x, -x)
+
+    register(Fold, Rule(lambda node: 1.0, lambda node, bound, arithmetic: Rounding()))
+    model = Function(lambda layers, x: layers[0](x) + x, Fold())
+    bound = lipschitz_bound(model, (4,))
+    assert bound.claimed == ("layers.0",) and bound.value == pytest.approx(2, rel=1e-12)
+    assert torch.equal(isoconv.plain(model, (4,))(-torch.ones(1, 4)), torch.zeros(1, 4))
+
+
+def test_radii_in_other_norms_hold_at_the_corners() -> None:
+    """p = 1 and p = ∞: the worst perturbations of a linear network are corners of the ball."""
+    weight = nn.Linear(4, 4, bias=False, dtype=torch.float64)
+    model, x = Function(lambda layers, x: torch.cat([layers[0](x) + x, -x], 1), weight), torch.rand(64, 4).double()
+    matrix = torch.cat([weight.weight + torch.eye(4), -torch.eye(4)]).detach()
+    for p, dual in ((1, math.inf), (math.inf, 1)):
+        found = Certifier(model, (4,), p=p)(x)
+        gaps = found.logits.gather(1, found.prediction[:, None]) - found.logits
+        slopes = torch.linalg.vector_norm(matrix[found.prediction][:, None] - matrix, dual, dim=2)
+        others = torch.arange(8) != found.prediction[:, None]
+        assert (found.radius > 0).any() and (found.radius[:, None] * slopes <= gaps)[others].all()
