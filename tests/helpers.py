@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import conv1d, conv2d, pixel_unshuffle, smooth_l1_loss
 
-from isoconv.nn import METHODS, BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, OSSNConv2d, RKOConv2d
+from isoconv.nn import (
+    METHODS,
+    BCOPConv1d,
+    BCOPConv2d,
+    BCOPConvTranspose2d,
+    NormalisedLinear,
+    OrthogonalLinear,
+    OSSNConv2d,
+    RKOConv2d,
+)
 from isoconv.nn.convolution import SizedConv2d
 from isoconv.nn.methods import load
 
@@ -49,13 +58,14 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "linear tall": (partial(OrthogonalLinear, 4, 9), (4,)),
     "linear square": (partial(OrthogonalLinear, 6, 6), (6,)),
     "linear-bjorck": (partial(OrthogonalLinear, 7, 5, orthogonalisation="bjorck"), (7,)),
+    "linear-normalised": (partial(NormalisedLinear, 7, 5), (7,)),
 }
 
 
 def is_manifold(name: str) -> bool:
     """Whether the layer of LAYERS keeps its own parameters orthonormal."""
     methods = [method.name for method in METHODS.values() if method.on_manifold]
-    return name.startswith((*methods, "1d", "transposed", "linear")) and "bjorck" not in name
+    return name.startswith((*methods, "1d", "transposed", "linear")) and not name.endswith(("bjorck", "normalised"))
 
 
 def is_built(name: str) -> bool:

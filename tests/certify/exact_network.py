@@ -18,7 +18,19 @@ from torch.nn.functional import pad
 import isoconv
 from isoconv.certify import Certifier
 from isoconv.models import Small
-from isoconv.nn import Abs, ChannelShift, GroupSort, HalfAbs, L2NormPool2d, MaxMin, PositionBias, Scale
+from isoconv.nn import (
+    Abs,
+    BatchCentering,
+    ChannelShift,
+    GroupSort,
+    HalfAbs,
+    Householder,
+    L2NormPool2d,
+    LayerCentering,
+    MaxMin,
+    PositionBias,
+    Scale,
+)
 
 # Modules that only move numbers about, or put zeros between them.
 MOVES = (
@@ -75,9 +87,24 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
         case _ if isinstance(module, AFFINE):
             return _affine(module, x)
         case MaxMin() | GroupSort():
-            size = 2 if isinstance(module, MaxMin) else module.group_size or len(x.whole)
-            groups = x.whole.reshape(size, len(x.whole) // size, *x.whole.shape[1:])
-            return Exact(np.sort(groups, axis=0)[::-1].reshape(x.whole.shape), x.unit)
+            axis = module.dim - 1 if module.dim > 0 else module.dim
+            rows = np.moveaxis(x.whole, axis, 0)
+            size = 2 if isinstance(module, MaxMin) else module.group_size or len(rows)
+            groups = rows.reshape(size, len(rows) // size, *rows.shape[1:])
+            return Exact(np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis), x.unit)
+        case Householder():
+            return _reflected(module, x)
+        case BatchCentering():
+            bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
+            pairs = zip(bias.tolist(), module.running_mean.tolist(), strict=True)
+            shift = [Fraction(b) - Fraction(m) for b, m in pairs]
+            rows = zip(x.whole.reshape(len(shift), -1), shift, strict=True)
+            return _fine([[v * x.unit + s for v in row] for row, s in rows], x.whole.shape)
+        case LayerCentering():
+            dims = range(1, x.whole.ndim + 1) if module.dim is None else module.dim
+            axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
+            count = math.prod(x.whole.shape[axis] for axis in axes)
+            return Exact(x.whole * count - x.whole.sum(axis=axes, keepdims=True), x.unit / count)
         case nn.ReLU():
             return Exact(np.where(x.whole > 0, x.whole, 0), x.unit)
         case nn.LeakyReLU():
@@ -94,9 +121,11 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             unit = min(x.unit, bias.unit)  # both powers of two, or fractions of one
             return Exact(x.whole * _whole(x.unit / unit) + bias.whole * _whole(bias.unit / unit), unit)
         case L2NormPool2d():
-            squares = (x.whole.reshape(len(x.whole), -1) ** 2).sum(axis=1)
-            roots = [_fraction(mpmath.sqrt(_real(square * x.unit**2))) for square in squares]
-            return Exact(np.array([round(root * 2**FINE) for root in roots], dtype=object), Fraction(1, 2**FINE))
+            taps, stride = module.kernel_size or x.whole.shape[1:], module.stride or x.whole.shape[1:]
+            under = sliding_window_view(x.whole, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
+            squares = (under**2).sum(axis=(3, 4))
+            roots = [_fraction(mpmath.sqrt(_real(square * x.unit**2))) for square in squares.ravel()]
+            return _fine([roots], squares.shape if module.kernel_size else squares.shape[:1])
         case Scale():
             factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
             return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
@@ -104,7 +133,7 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             return Exact(windows(module, x.whole, -math.inf).max(axis=0), x.unit)
         case nn.AvgPool1d() | nn.AvgPool2d():
             under = windows(module, x.whole)
-            return Exact(under.sum(axis=0), x.unit / len(under))
+            return Exact(under.sum(axis=0), x.unit / (getattr(module, "divisor_override", None) or len(under)))
         case nn.ReLU6() | nn.Hardtanh():
             low, high = (Fraction(v) for v in (module.min_val, module.max_val))
             return _entrywise(x, lambda v: min(max(v, low), high))
@@ -123,6 +152,25 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
         case _ if isinstance(module, MOVES):
             return Exact(_moved(module, x.whole), x.unit)
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
+
+
+def _fine(rows: Sequence[Sequence[Fraction]], shape: tuple[int, ...]) -> Exact:
+    values = [round(value * 2**FINE) for row in rows for value in row]
+    return Exact(np.array(values, dtype=object).reshape(shape), Fraction(1, 2**FINE))
+
+
+def _reflected(module: Householder, x: Exact) -> Exact:
+    """Reflect pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0."""
+    half = len(x.whole) // 2
+    vectors, rows = [Fraction(v) for v in module.vectors.tolist()], x.whole.reshape(2 * half, -1) * x.unit
+    result = [list(row) for row in rows]
+    for i in range(half):
+        v, w = vectors[i], vectors[i + half]
+        for k, (a, b) in enumerate(zip(rows[i], rows[i + half], strict=True)):
+            if v * a + w * b < 0:
+                along = 2 * (v * a + w * b) / (v * v + w * w)
+                result[i][k], result[i + half][k] = a - along * v, b - along * w
+    return _fine(result, x.whole.shape)
 
 
 def _whole(value: Fraction) -> int:

@@ -46,6 +46,77 @@ class Abs(nn.Module):
         return x.abs()
 
 
+class Add(nn.Module):
+    def forward(self, *x: Tensor) -> Tensor:
+        return sum(x[1:], x[0])
+
+
+class Concat(nn.Module):
+    """Along an axis, the batch not counted; so for the others."""
+
+    def __init__(self, axis: int = 0) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, *x: Tensor) -> Tensor:
+        return torch.cat(x, self.axis + 1)
+
+
+class Slice(nn.Module):
+    def __init__(self, axis: int, start: int, stop: int, step: int = 1) -> None:
+        super().__init__()
+        self.axis, self.start, self.stop, self.step = axis, start, stop, step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(self.axis + 1, torch.arange(self.start, self.stop, self.step))
+
+
+class Reshape(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = list(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), *self.shape)
+
+
+class Permute(nn.Module):
+    def __init__(self, *order: int) -> None:
+        super().__init__()
+        self.order = list(order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, *(axis + 1 for axis in self.order))
+
+
+class Translate(nn.Module):
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Graph(nn.Module):
+    """Nodes (name, module, inputs), in an order in which inputs come first; a module may occur in several."""
+
+    def __init__(self, *nodes: tuple[str, nn.Module, Sequence[str]]) -> None:
+        super().__init__()
+        self.inputs = {name: tuple(inputs) for name, _, inputs in nodes}
+        self.paths: dict[str, str] = {}
+        for name, module, _ in nodes:
+            known = [path for path, child in self.named_children() if child is module]
+            self.paths[name] = known[0] if known else name
+            self.add_module(self.paths[name], module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = {"input": x}
+        for name, inputs in self.inputs.items():
+            values[name] = self.get_submodule(self.paths[name])(*(values[before] for before in inputs))
+        return values[name]
+
+
 class Outcome(NamedTuple):
     """What the checker left: exit code, standard output, standard error."""
 
@@ -92,6 +163,9 @@ def up(value: Any) -> float:
 
 
 def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(model, Graph):
+        yield from ((name, model.get_submodule(path)) for name, path in model.paths.items())
+        return
     for name, child in model.named_children():
         if isinstance(child, nn.Sequential):
             yield from leaves(child, f"{prefix}{name}.")
@@ -139,6 +213,12 @@ def settings(module: nn.Module, axes: int = 3) -> dict[str, Any]:
             return {"eps": module.eps.hex()}
         case nn.Upsample():
             return {"factors": [int(module.scale_factor)] * (axes - 1)}
+    if isinstance(module, (Concat, Slice, Reshape, Permute)):
+        return {
+            name: value
+            for name, value in vars(module).items()
+            if name in ("axis", "start", "stop", "step", "shape", "order")
+        }
     if "Pad" in name:
         value = {"value": float(module.value).hex()} if "Constant" in name else {}
         return {"padding": pairs(module.padding), **value}
@@ -157,13 +237,13 @@ def settings_1(kind: str, new: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def without_bias(module: nn.Module, x: Tensor) -> Tensor:
+def without_bias(module: nn.Module, *x: Tensor) -> Tensor:
     """The linear part, in float64; of what is not linear, all of it."""
     if not any(True for _ in module.parameters()) or isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
-        return copy.deepcopy(module).double()(x)
+        return copy.deepcopy(module).double()(*x)
     zeros = {name: torch.zeros_like(p) for name, p in module.named_parameters() if name.endswith("bias")}
     weights = {name: p.double() for name, p in module.named_parameters()}
-    return torch.func.functional_call(module, {**weights, **{n: z.double() for n, z in zeros.items()}}, (x,))
+    return torch.func.functional_call(module, {**weights, **{n: z.double() for n, z in zeros.items()}}, x)
 
 
 def dense(module: nn.Module, shape: Sequence[int]) -> np.ndarray:
@@ -230,24 +310,42 @@ class Layer(NamedTuple):
     norm: float
     fused: nn.Module | None  # the circular pad in front that is bounded with it
     skipped: bool  # is such a pad
+    inputs: tuple[str, ...]
 
 
 def traced(model: nn.Module, input_shape: Sequence[int], torus: Sequence[int] | None = None) -> list[Layer]:
-    x = torch.zeros(1, *input_shape, dtype=torch.float64)
-    result: list[Layer] = []
-    found = list(leaves(model))
-    pad: nn.Module | None = None
-    for (name, module), (_, following) in zip(found, [*found[1:], ("", nn.Identity())], strict=True):
-        unpadded = isinstance(following, CONVOLUTIONS) and not any(following.padding)
+    values = {"input": torch.zeros(1, *input_shape, dtype=torch.float64)}
+    result: dict[str, Layer] = {}
+    found = dict(leaves(model))
+    chain = {name: (before,) for before, name in zip(["input", *found], found, strict=False)}
+    inputs = model.inputs if isinstance(model, Graph) else chain
+    for name, module in found.items():
+        following = [found[user] for user, sources in inputs.items() for source in sources if source == name]
+        unpadded = len(following) == 1 and isinstance(following[0], CONVOLUTIONS) and not any(following[0].padding)
         skipped = isinstance(module, PADS) and unpadded
-        y = without_bias(module, x)
-        start = result[-1].shape if pad is not None else x.shape[1:]
-        bounded = module if pad is None else nn.Sequential(pad, module)
+        values[name] = without_bias(module, *(values[before] for before in inputs[name]))
+        before = result.get(inputs[name][0])
+        pad = before if before is not None and before.skipped else None
+        start = pad.shape if pad is not None else values[inputs[name][0]].shape[1:]
+        bounded = module if pad is None else nn.Sequential(pad.module, module)
         norm = 1.0 if skipped else constant(bounded, module, start, torus)
-        result.append(Layer(name, module, start, y.shape[1:], norm, pad, skipped))
-        pad = module if skipped else None
-        x = y
+        fused = None if pad is None else pad.module
+        result[name] = Layer(name, module, start, values[name].shape[1:], norm, fused, skipped, inputs[name])
+    return list(result.values())
+
+
+def constants(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Of every value as a function of the input: sums add, values side by side add in squares."""
+    result = {"input": mpmath.mpf(1)}
+    for layer in layers:
+        result[layer.name] = layer.norm * joined(layer, [result[before] for before in layer.inputs])
     return result
+
+
+def joined(layer: Layer, numbers: Sequence[Any]) -> Any:
+    if isinstance(layer.module, Concat):
+        return mpmath.sqrt(mpmath.fsum(number**2 for number in numbers))
+    return mpmath.fsum(numbers)
 
 
 def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
@@ -310,29 +408,36 @@ def error_terms(layers: Sequence[Layer], arithmetic: str) -> tuple[Any, Any]:
     """α and β of the format's recursion, in 60 decimal digits."""
     unit, tiny = (mpmath.mpf(2) ** -53, mpmath.mpf(2) ** -1022) if arithmetic == "float64" else (
         mpmath.mpf(2) ** -24, mpmath.mpf(2) ** -126)  # fmt: skip
-    size, error = (mpmath.mpf(0), mpmath.mpf(1)), (mpmath.mpf(0), mpmath.mpf(0))
+    sizes, errors = {"input": (mpmath.mpf(0), mpmath.mpf(1))}, {"input": (mpmath.mpf(0), mpmath.mpf(0))}
     for layer in layers:
-        if layer.skipped:
-            continue
+        size, error = (
+            tuple(joined(layer, [norms[before][k] for before in layer.inputs]) for k in (0, 1))
+            for norms in (sizes, errors)
+        )
         L = mpmath.mpf(layer.norm)
-        n, A, B = products_and_norms(layer, L)
+        n, A, B = (None, None, None) if layer.skipped else products_and_norms(layer, L)
         if n is None:
             constant = at_zero(layer) if type(layer.module).__name__.startswith(("Hard", "Constant")) else 0
-            size, error = (L * size[0] + constant, L * size[1]), tuple(L * e for e in error)
+            sizes[layer.name], errors[layer.name] = (L * size[0] + constant, L * size[1]), tuple(L * e for e in error)
             continue
         gamma = (n + 1) * unit / (1 - (n + 1) * unit)
         outputs = mpmath.sqrt(math.prod(layer.result))
         fixed = gamma * B + outputs * (n + 1) * tiny
-        error = tuple(
+        errors[layer.name] = tuple(
             L * e + gamma * A * (s + e) + (fixed if k == 0 else 0)
             for k, (s, e) in enumerate(zip(size, error, strict=True))
         )
-        size = (L * size[0] + B, L * size[1])
-    return error[0], error[1]
+        sizes[layer.name] = (L * size[0] + B, L * size[1])
+    return errors[layer.name]
 
 
 def products_and_norms(layer: Layer, L: Any) -> tuple[int | None, Any, Any]:
     module = layer.module
+    if isinstance(module, Add):
+        return len(layer.inputs) - 2, 1, mpmath.mpf(0)
+    if isinstance(module, Translate):
+        repeated = module.bias.detach().double().expand(layer.result).flatten().tolist()
+        return 0, 1, mpmath.sqrt(mpmath.fsum(mpmath.mpf(b) ** 2 for b in repeated))
     if isinstance(module, Scale):
         return 0, L, mpmath.mpf(0)
     if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)):
@@ -377,8 +482,8 @@ def largest_sum(rows: Tensor) -> Any:
 
 def pair_constants(layers: Sequence[Layer], classes: int) -> list[list[float]]:
     last = layers[-1]
-    rest = mpmath.fprod(layer.norm for layer in layers[:-1])
-    whole = mpmath.sqrt(2) * rest * last.norm
+    known = constants(layers)
+    rest, whole = known[last.inputs[0]], mpmath.sqrt(2) * known[last.name]
     result = [[0.0] * classes for _ in range(classes)]
     rows = last.module.weight.detach().double().tolist() if isinstance(last.module, nn.Linear) else None
     for i in range(classes):
@@ -466,7 +571,7 @@ class Certificate:
                  "settings": settings(layer.module, len(layer.shape)), "lipschitz": layer.norm.hex()}
                 for layer in self.layers
             ],
-            "lipschitz": up(mpmath.fprod(layer.norm for layer in self.layers)).hex(),
+            "lipschitz": up(constants(self.layers)[self.layers[-1].name]).hex(),
             "pair_constants": [[value.hex() for value in row] for row in pairs],
             "error_offset": alpha.hex(),
             "error_slope": beta.hex(),
@@ -481,8 +586,9 @@ class Certificate:
             return
         del self.table["claim"]
         nodes = self.table.pop("layers")
-        for before, node in zip(["input", *(node["name"] for node in nodes)], nodes, strict=False):
-            node |= {"module": node["name"], "inputs": [before]}
+        paths = model.paths if isinstance(model, Graph) else {node["name"]: node["name"] for node in nodes}
+        for layer, node in zip(self.layers, nodes, strict=True):
+            node |= {"module": paths[layer.name], "inputs": list(layer.inputs)}
         needs = any(isinstance(layer.module, (nn.Tanh, nn.Sigmoid)) for layer in self.layers)
         self.table |= {"version": 2, "isoconv": "test", "nodes": nodes, "output": nodes[-1]["name"],
                        "assumptions": ["elementary functions err by at most 8 units in the last place"] * needs}  # fmt: skip

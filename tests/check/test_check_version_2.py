@@ -5,17 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from check.certificate_maker import Abs, Certificate, Scale, check, put, weights_hash
-from isoconv.check import kinds
 from isoconv.nn import GroupSort, MaxMin
-
-Table = dict[str, Any]
 
 
 def batch_norm(kind: type[nn.Module], channels: int, **options: Any) -> nn.Module:
@@ -226,30 +222,3 @@ def test_a_network_that_is_one_module(tmp_path):
         honest.check(lambda t: t["nodes"][0].update(module="", name="model")).code == 2
     )  # the output has another name
     assert honest.check(lambda t: [t["nodes"][0].update(module="", name="model"), t.update(output="model")]).code == 0
-
-
-def test_a_kind_of_two_inputs_fits_the_table(tmp_path, monkeypatch):
-    """x + y, of constant √2 as a function of both: what a graph needs is one more kind."""
-
-    def add(place: kinds.Place) -> kinds.Step:
-        return kinds.Step(place.shape, 2, np.add, kinds.Rounding(1, kinds.root_up(2)))
-
-    monkeypatch.setitem(kinds.KINDS, "Add", kinds.Kind(add, inputs=2))
-    torch.manual_seed(0)
-    honest = make(tmp_path, nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU()), (3,))
-
-    def branch(table: Table) -> None:
-        node = {"name": "sum", "kind": "Add", "module": None, "inputs": ["1", "2"], "settings": {}}
-        table["nodes"][3:] = [node | {"lipschitz": (1.5).hex()}]
-        table |= {"output": "sum", "error_offset": (1.0).hex(), "error_slope": (1.0).hex(), "images": []}
-        table["lipschitz"] = (4.0).hex()
-        table["pair_constants"] = [[(0.0).hex() if i == j else (6.0).hex() for j in range(3)] for i in range(3)]
-
-    assert honest.check(branch).code == 0
-    constants = [layer.norm for layer in honest.layers[:3]]
-    true = 1.5 * np.hypot(constants[0], constants[0] * constants[2])
-    for factor, code in ((1 + 1e-9, 0), (1 - 1e-9, 1)):
-        lie = honest.check(lambda t, factor=factor: [branch(t), t.update(lipschitz=(true * factor).hex())])
-        assert lie.code == code, lie
-    short = honest.check(lambda t: [branch(t), t["nodes"][3].update(lipschitz=(1.4).hex())])
-    assert short.code == 1 and "sum" in short.out

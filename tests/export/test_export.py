@@ -23,18 +23,49 @@ from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
 from isoconv.export.torch_code import code_path
 from isoconv.models import FC3, Large, ShiftNet, Small
-from isoconv.nn import Abs, BCOPConv1d, BCOPConv2d, GroupSort, InvertibleDownsampling, MaxMin, OrthogonalLinear, Scale
+from isoconv.nn import (
+    Abs,
+    BatchCentering,
+    BCOPConv1d,
+    BCOPConv2d,
+    GroupSort,
+    Householder,
+    InvertibleDownsampling,
+    L2NormPool2d,
+    LayerCentering,
+    MaxMin,
+    NormalisedLinear,
+    OrthogonalLinear,
+    Scale,
+    ScaledAvgPool2d,
+)
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'isoconv[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'isoconv[onnx]'")
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+def randomised(model):
+    for module in model.modules():
+        if isinstance(module, (BatchCentering, Householder)):
+            for tensor in (*module.parameters(), *module.buffers()):
+                nn.init.normal_(tensor)
+    return model
+
+
 NETWORKS = {
     "small, bcop": ((3, 8, 8), lambda: Small((3, 8, 8), 5)),
     "small, rko, not square": ((1, 8, 12), lambda: Small((1, 8, 12), 5, "rko", "relu")),
     "large": ((3, 8, 8), lambda: Large((3, 8, 8), 10)),
     "shift": ((3, 7, 8), lambda: ShiftNet((3, 7, 8), 5, channels=36, blocks=(1, 1), share=0.2)),
     "fc3": ((1, 4, 6), lambda: FC3((1, 4, 6), 2)),
+    "pooling, centring, reflections": ((3, 8, 8), lambda: randomised(nn.Sequential(
+        BCOPConv2d(3, 8, 3), BatchCentering(8), Householder(8), ScaledAvgPool2d(2), LayerCentering((2, 3)), MaxMin(dim=3),
+        ScaledAvgPool2d((2, 1)), GroupSort(2, dim=2), BatchCentering(8), L2NormPool2d((1, 3)), nn.Flatten(2),
+        LayerCentering(1), GroupSort(None, dim=-1), nn.Flatten(), LayerCentering(), BatchCentering(16, bias=False),
+        Householder(16), NormalisedLinear(16, 5),
+    ))),
     "one matrix": ((6,), lambda: OrthogonalLinear(6, 4)),
     "one matrix without bias": ((6,), lambda: nn.Sequential(nn.Linear(6, 4, bias=False))),
     "one-dimensional": ((2, 12), lambda: nn.Sequential(

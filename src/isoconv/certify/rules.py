@@ -262,6 +262,14 @@ def _largest_gain(node: Node) -> float:
     return up(max(_gains(node), default=1.0))
 
 
+def _reflection(node: Node) -> float:
+    vectors = node.module.vectors.double()
+    squares = vectors.reshape(2, -1).square().sum(0) if vectors.dim() == 1 else vectors.new_zeros(1)
+    ordinary = bool((squares >= 2.0**-40).all() and (squares <= 2.0**40).all())
+    require(ordinary, "one vector of length between 2⁻²⁰ and 2²⁰ for each pair", "others")
+    return 1.0
+
+
 def _ones(node: Node) -> tuple[float, float]:
     """Each output is an input or a constant, and no input is copied; or a function of one input with slopes up to 1."""
     return 1.0, 1.0
@@ -440,14 +448,6 @@ def _batch_centring_settings(node: Node) -> dict[str, Any]:
     return {}
 
 
-def _householder_settings(node: Node) -> dict[str, Any]:
-    vectors = node.module.vectors.double()
-    squares = vectors.reshape(2, -1).square().sum(0) if vectors.dim() == 1 else vectors.new_zeros(1)
-    ordinary = bool((squares >= 2.0**-40).all() and (squares <= 2.0**40).all())
-    require(ordinary, "vectors of length between 2⁻²⁰ and 2²⁰", "others")
-    return {}
-
-
 def _relu6_settings(node: Node) -> dict[str, Any]:
     limits = node.module.min_val, node.module.max_val
     require(limits == (0, 6), "ReLU6 between 0 and 6", limits)
@@ -563,7 +563,7 @@ RULES: dict[type[nn.Module], Rule] = {
     L2NormPool2d: Rule(_one, _norm_pool, lambda node: (1.0, sqrt_up(float(_pooled(node)))), _norm_pool_settings, True),
     LayerCentering: Rule(_one, _centred, lambda _: (2.0, 2.0), _layer_centring_settings),
     BatchCentering: Rule(_one, _centred_batch, _ones, _batch_centring_settings, tensors=("bias", "running_mean")),
-    Householder: Rule(_one, _reflected, lambda _: (sqrt_up(2.0),) * 2, _householder_settings, tensors=("vectors",)),
+    Householder: Rule(_reflection, _reflected, lambda _: (sqrt_up(2.0),) * 2, _spell, tensors=("vectors",)),
     nn.Flatten: _select(_flatten_settings, selects=True),
     nn.Unflatten: _select(_unflatten_settings, selects=True),
     Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, _spell, joins="sum"),

@@ -5,7 +5,8 @@ a mistake in the other. What is trusted: Python's integers and fractions, and th
 numbers is exact as long as every partial sum stays below 2⁵³ (see `exact`). Floating-point factorisations are used
 only to guess witnesses, which are then verified exactly (see `norms`).
 
-To read it: `proof` says what is checked, in order; `kinds` is the table of all kinds of module; `norms` proves the norm of a
+To read it: `proof` says what is checked, in order; `kinds` is the table of all kinds of module; `relations` follows the
+constants along the graph; `norms` proves the norm of a
 matrix or a convolution; `exact` is the arithmetic; `certificate` and `files` read what others wrote.
 """
 
@@ -34,8 +35,10 @@ class Budget:
 
     SMALL = 10_000_000  # bytes
     MULTIPLICATIONS = 120_000_000_000
+    NUMBERS = 1 << 26  # kept at once
 
     def __init__(self, size: int, unlimited: bool = False) -> None:
+        self.unlimited = unlimited
         self.left = float("inf") if unlimited else self.MULTIPLICATIONS * max(1.0, size / self.SMALL)
 
     def affords(self, work: int) -> bool:
@@ -45,3 +48,9 @@ class Budget:
         limit = f"the limit for files of this size ({self.MULTIPLICATIONS:.1e} multiplications per 10 MB)"
         Malformed.unless(self.affords(work), f"{what} needs more computation than {limit}; --unlimited lifts it.")
         self.left -= work
+
+    def require_memory(self, numbers: int, what: object) -> None:
+        fits = self.unlimited or numbers <= self.NUMBERS
+        Malformed.unless(
+            fits, f"{what} keeps {numbers} numbers at once, and the limit is {self.NUMBERS}; --unlimited lifts it."
+        )

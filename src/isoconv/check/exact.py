@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import Invalid
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Integers = npt.NDArray[Any]  # Python integers, in an array of objects
@@ -28,6 +30,7 @@ _ROOT_BITS = 100  # roots are off by a relative 2⁻⁹⁹ at most
 _BLOCK = 1 << 16  # Python integers are large: only so many at a time
 _CIRCLE_BITS = 128  # of the fixed-point numbers on the way to a cosine
 _LONGEST = 1 << 10  # bits of a numerator or denominator before `trim` rounds it
+_LEAST_BITS, _MOST_BITS = 1 << 12, 1 << 16  # digits after the point, and before it, that a bound can have
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,12 @@ def _scaled(square: Fraction) -> tuple[int, int]:
 
 
 def trim(value: Fraction) -> Fraction:
-    """Return the value, or a slightly larger one (by a relative 2⁻²⁵⁵) where its digits have become too many."""
+    """Return a bound, or a slightly larger one where its digits have become too many: by a relative 2⁻²⁵⁵, or by 2⁻⁴⁰⁹⁶."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) <= _LONGEST:
         return value
-    unit = power_of_two(value.numerator.bit_length() - value.denominator.bit_length() - _LONGEST // 4)
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    Invalid.unless(exponent < _MOST_BITS, f"a bound that the layers' constants give exceeds 2^{_MOST_BITS}.")
+    unit = power_of_two(max(exponent - _LONGEST // 4, -_LEAST_BITS))
     return -(-value // unit) * unit
 
 

@@ -36,6 +36,7 @@ Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -85,6 +86,8 @@ class Step:
     at_zero : ‖f(0)‖
     work : multiplications per input
     matrix : of a linear layer
+    joins : "sum" or "concatenation" of all its inputs; `square` is then with respect to each of them
+    selects : what it gives are numbers of its input, each at most once, wherever they stood
     """
 
     shape: Shape
@@ -95,6 +98,8 @@ class Step:
     work: int = 0
     prove: Callable[[], Estimate] | None = None
     matrix: Floats | None = None
+    joins: str | None = None
+    selects: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Place:
 class Kind:
     make: Callable[[Place], Step]
     settings: dict[str, Reader[Any]] = field(default_factory=dict)
-    inputs: int = 1
+    inputs: range = range(1, 2)  # how many it may have
     assumes: bool = False  # that elementary functions are computed accurately
     defaults: Json = field(default_factory=dict)  # of settings that a certificate may leave out
 
@@ -257,13 +262,26 @@ def _half_abs(place: Place) -> Step:
     return _pointwise(place, lambda x: np.concatenate([np.abs(x[:, :half]), x[:, half:]], axis=1))
 
 
-def _position_bias(place: Place) -> Step:
-    """x + p, p the same for all channels. A sum rounds once; a subnormal one may be set to zero."""
-    shape, bias = _image(place), place.tensor("bias")
-    place.require(bias.shape == (prod(shape[1:]),), f"a bias of {prod(shape[1:])} numbers", bias.shape)
+def _translate(place: Place, bias: Floats) -> Step:
+    """x + b, b repeated along the axes that it does not have. A sum rounds once; a subnormal one may be set to zero."""
     place.spend(bias.size * _PER_WEIGHT)
-    norm = root_up(sum_of_squares(bias) * shape[0])
-    return Step(shape, 1, lambda x: x + bias.reshape(shape[1:]), Rounding(1, ONE, norm, 1), norm)
+    norm = root_up(sum_of_squares(bias) * (prod(place.shape) // bias.size))
+    return Step(place.shape, 1, lambda x: x + bias, Rounding(1, ONE, norm, 1), norm)
+
+
+def _any_bias(place: Place) -> Step:
+    shape, bias = place.shape, place.tensor("bias")
+    sizes = zip(bias.shape[::-1], shape[::-1], strict=False)  # from the last axis on
+    fits = bias.ndim <= len(shape) and all(size in (1, whole) for size, whole in sizes)
+    place.require(fits, f"a bias that can be repeated to shape {list(shape)}", bias.shape)
+    return _translate(place, bias)
+
+
+def _position_bias(place: Place) -> Step:
+    """The same for all channels."""
+    size, bias = _image(place)[1:], place.tensor("bias")
+    place.require(bias.shape == (prod(size),), f"a bias of {prod(size)} numbers", bias.shape)
+    return _translate(place, bias.reshape(size))
 
 
 def _norm_pool(place: Place) -> Step:
@@ -380,7 +398,7 @@ def _rearrange(place: Place, shape: Shape, split: Shape = (), order: Shape = ())
         axes = x.reshape(len(x), *split).transpose(order) if split else x
         return axes.reshape(len(x), *shape)
 
-    return Step(place.give(shape), 1, apply)
+    return Step(place.give(shape), 1, apply, selects=True)
 
 
 def _axis(place: Place, name: str) -> int:
@@ -399,6 +417,30 @@ def _unflatten(place: Place) -> Step:
     shape, dim, sizes = place.shape, _axis(place, "dim"), place["unflattened_size"]
     place.require(dim >= 1 and prod(sizes) == shape[dim - 1], f"{prod(sizes)} numbers along axis {dim}", shape)
     return _rearrange(place, (*shape[: dim - 1], *sizes, *shape[dim:]))
+
+
+def _reshape(place: Place) -> Step:
+    numbers = prod(place.shape)
+    Malformed.unless(
+        prod(place["shape"]) == numbers, f"{place.node}: Expected a shape of {numbers} numbers. Got another."
+    )
+    return _rearrange(place, place["shape"])
+
+
+def _permute(place: Place) -> Step:
+    """Axis k of the result is axis order[k], the batch not counted."""
+    shape, order = place.shape, place["order"]
+    place.require(sorted(order) == list(range(len(shape))), f"an input whose axes are {sorted(order)}", shape)
+    return _rearrange(place, tuple(shape[axis] for axis in order), shape, (0, *(axis + 1 for axis in order)))
+
+
+def _slice(place: Place) -> Step:
+    shape, axis, (start, stop, step) = place.shape, place["axis"], (place[name] for name in ("start", "stop", "step"))
+    fits = axis < len(shape) and start < stop <= shape[axis]
+    place.require(fits, f"an axis {axis} that has the entries from {start} up to {stop}", shape)
+    chosen = (slice(None),) * (axis + 1) + (slice(start, stop, step),)
+    result = (*shape[:axis], len(range(start, stop, step)), *shape[axis + 1 :])
+    return Step(result, 1, lambda x: x[chosen].copy(), selects=True)  # a view would keep all of x in memory
 
 
 def _pixel_unshuffle(place: Place) -> Step:
@@ -436,6 +478,33 @@ def _upsample(place: Place) -> Step:
         return _copy(x, [np.arange(size) // factor for size, factor in zip(sizes, factors, strict=True)])
 
     return Step(shape, prod(factors), apply)
+
+
+# Several inputs ------------------------------------------------------------------------------------------------------
+
+
+def _join(place: Place, joins: str, shape: Shape, apply: Apply, rounding: Rounding | None = None) -> Step:
+    work = 100 * sum(map(prod, place.shapes)) + 10_000 * len(place.shapes)
+    return Step(place.give(shape), 1, apply, rounding, work=work, joins=joins)
+
+
+def _add(place: Place) -> Step:
+    """A sum of n terms rounds n − 1 times, in any order; a subnormal one may be set to zero."""
+    others = [shape for shape in place.shapes if shape != place.shape]
+    place.require(not others, f"inputs of one shape, {list(place.shape)}", others[0] if others else ())
+    sums = len(place.shapes) - 1
+    rounding = Rounding(sums, ONE, underflow=sums)
+    return _join(place, "sum", place.shape, lambda *values: reduce(np.add, values), rounding)
+
+
+def _concat(place: Place) -> Step:
+    shape, axis = place.shape, place["axis"]
+    place.require(axis < len(shape), f"an axis {axis}", shape)
+    for other in place.shapes:
+        fits = len(other) == len(shape) and other[:axis] == shape[:axis] and other[axis + 1 :] == shape[axis + 1 :]
+        place.require(fits, f"inputs of shape {list(shape)}, but for axis {axis}", other)
+    result = (*shape[:axis], sum(other[axis] for other in place.shapes), *shape[axis + 1 :])
+    return _join(place, "concatenation", result, lambda *values: np.concatenate(values, axis + 1))
 
 
 # Windows -------------------------------------------------------------------------------------------------------------
@@ -609,7 +678,8 @@ def _convolution(place: Place) -> Step:
 
 # The table -----------------------------------------------------------------------------------------------------------
 
-_SIZE, _AXIS = whole(1, _LARGEST_SETTING), whole(0, AXES)
+_SIZE = whole(1, _LARGEST_SETTING)
+_AXIS = whole(0, AXES)
 
 
 def _per_axis(dimensions: int, read: Reader[Any], missing: Any) -> Reader[Any]:
@@ -654,6 +724,7 @@ KINDS: dict[str, Kind] = {
     "LayerCentering": Kind(_layer_centring, {"axes": each(_AXIS, 1, AXES)}),
     "ChannelShift": Kind(_channel_shift, {"channels": whole(0, _LARGEST_SETTING)}),
     "PositionBias": Kind(_position_bias),
+    "Translate": Kind(_any_bias),
     "HalfAbs": Kind(_half_abs),
     "L2NormPool2d": Kind(
         _norm_pool,
@@ -662,6 +733,11 @@ KINDS: dict[str, Kind] = {
     ),
     "Flatten": Kind(_flatten, {"start_dim": anything, "end_dim": anything}),
     "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(_SIZE, 1, AXES)}),
+    "Reshape": Kind(_reshape, {"shape": each(whole(1, LARGEST_ACTIVATION), 1, AXES)}),
+    "Permute": Kind(_permute, {"order": each(_AXIS, 1, AXES)}),
+    "Slice": Kind(_slice, {"axis": _AXIS, **dict.fromkeys(("start", "stop"), whole()), "step": whole(1)}),
+    "Concat": Kind(_concat, {"axis": _AXIS}, inputs=range(1, sys.maxsize)),
+    "Add": Kind(_add, inputs=range(2, sys.maxsize)),
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),
     "PixelShuffle": Kind(_pixel_shuffle, {"factor": _SIZE}),
     "Upsample": Kind(_upsample, {"factors": anything}),

@@ -11,7 +11,6 @@ from fractions import Fraction
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,12 +19,13 @@ from .certificate import ASSUMPTION, INPUT, Certificate, Image, Node, read_certi
 from .exact import ARITHMETICS, Arithmetic, Integers, root_up, show, squared_distance, sum_of_squares, trim
 from .files import Json, Tensor, read_images, read_model, record, weights_sha256
 from .kinds import KINDS, LARGEST_ACTIVATION, Place, Shape, Step
+from .relations import Relations, add_up
 
 Largest = tuple[Fraction, str]  # the norm of an input up to which nothing overflows, and the node that sets it
 ROOT_OF_TWO = root_up(2)
 _A_LITTLE = 1 + Fraction(1, 2**40)  # for the rounding of a norm that is as large as it can be
 _NOTHING = Fraction(1, 2**4096)  # a slope that is nothing for any float
-_NUMBERS = 1 << 22  # that a batch of activations may hold at once
+_NUMBERS = 1 << 23  # that a batch of activations may hold at once
 _BATCH = 256
 _PER_IMAGE, _PER_PAIR = 200_000, 200_000  # multiplications that a logit, or a pair of classes, costs in fractions
 
@@ -55,7 +55,7 @@ def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool
 
 @dataclass(frozen=True)
 class Network:
-    """The nodes in their places, by name, with the shapes of their values and their constants as functions of the input.
+    """The nodes in their places, by name, with the shapes of their values and their relations to each other.
 
     fused : circular pads that are bounded, and round, together with the convolution after them
     """
@@ -65,8 +65,13 @@ class Network:
     nodes: dict[str, Node]
     steps: dict[str, Step]
     shapes: dict[str, Shape]
-    constants: dict[str, Fraction]
+    relations: Relations
     fused: set[str]
+
+    @property
+    def constants(self) -> dict[str, Fraction]:
+        """The constant of each value as a function of the network's input."""
+        return self.relations.constants
 
     def __iter__(self) -> Iterator[tuple[Node, Step]]:
         return zip(self.nodes.values(), self.steps.values(), strict=True)
@@ -79,20 +84,19 @@ def assemble(certificate: Certificate, tensors: dict[str, Tensor], budget: Budge
     Malformed.unless(times == 1, f"Expected each layer once. Got {twice!r:.60} again.")
     nodes = {node.name: node for node in certificate.nodes}
     settings = {name: _read_settings(node) for name, node in nodes.items()}
-    users: dict[str, list[str]] = {name: [] for name in names}
-    network = Network(certificate, budget, nodes, {}, {INPUT: certificate.input_shape}, {INPUT: Fraction(1)}, set())
+    taken_by: dict[str, str] = {before: name for name, node in nodes.items() for before in node.inputs}
+    takes = Counter(before for node in nodes.values() for before in node.inputs)
+    shapes = {INPUT: certificate.input_shape}
+    network = Network(certificate, budget, nodes, {}, shapes, Relations(takes, shapes, budget), set())
     used, size = set[str](), prod(certificate.input_shape)
     most = f"at most {LARGEST_ACTIVATION} numbers, the limit"
     Malformed.unless(size <= LARGEST_ACTIVATION, f"Expected an input of {most}. Got {size}.")
     for name, node in nodes.items():
-        for before in node.inputs:
-            users.setdefault(before, []).append(name)
-    for name, node in nodes.items():
-        missing = [before for before in node.inputs if before not in network.shapes]
+        missing = [before for before in node.inputs if before not in shapes]
         Malformed.unless(not missing, f"Expected {node} after its inputs. Got {missing!s:.60}, of no node before it.")
-        shapes = tuple(network.shapes[before] for before in node.inputs)
-        place = Place(node, settings[name], shapes, tensors, used, ARITHMETICS[certificate.arithmetic], budget)
-        following = users[name][0] if len(users[name]) == 1 and name != certificate.output else name
+        reached = tuple(shapes[before] for before in node.inputs)
+        place = Place(node, settings[name], reached, tensors, used, ARITHMETICS[certificate.arithmetic], budget)
+        following = taken_by[name] if takes[name] == 1 and name != certificate.output else name
         if _pads_circularly(node, nodes[following], settings[following]):
             network.fused.add(name)
             settings[following] |= {"padding": settings[name]["padding"], "padding_mode": "circular"}
@@ -100,12 +104,11 @@ def assemble(certificate: Certificate, tensors: dict[str, Tensor], budget: Budge
         else:
             step = KINDS[node.kind].make(place)
         place.spend(100 * (prod(place.shape) + prod(step.shape)))
-        network.steps[name], network.shapes[name] = step, step.shape
-        # As a function of all its inputs together, whose constant is the root of the sum of the squares of theirs.
-        network.constants[name] = trim(node.lipschitz * _join([network.constants[before] for before in node.inputs]))
+        network.steps[name], shapes[name] = step, step.shape
+        network.relations.add(node, step)
     unused = [name for name in tensors if name not in used]
     Invalid.unless(not unused, f"the model holds {min(unused, default='')}, which no layer of the certificate uses.")
-    idle = [str(node) for name, node in nodes.items() if not users[name] and name != certificate.output]
+    idle = [str(node) for name, node in nodes.items() if not takes[name] and name != certificate.output]
     Malformed.unless(not idle, f"Expected each node to be used. Got {''.join(idle[:1])}, whose value goes nowhere.")
     output, classes = certificate.output, certificate.classes
     Malformed.unless(name == output, f"Expected the last node to be the output. Got {output!r:.60}.")
@@ -119,8 +122,9 @@ def _read_settings(node: Node) -> Json:
     if kind is None:
         got = f"{node.kind!r:.60} (layer {node.name:.60})"
         raise Malformed(f"Expected a kind of layer that has a known bound. Got {got}.")
-    given = len(node.inputs)
-    Malformed.unless(given == kind.inputs, f"Expected {node} to have {kind.inputs} inputs. Got {given}.")
+    given, least = len(node.inputs), kind.inputs.start
+    expected = f"{least} inputs{' or more' if len(kind.inputs) > 1 else ''}"
+    Malformed.unless(given in kind.inputs, f"Expected {node} to have {expected}. Got {given}.")
     return record(dict, kind.settings)(kind.defaults | node.settings, str(node))
 
 
@@ -128,11 +132,6 @@ def _pads_circularly(node: Node, following: Node, settings: Json) -> bool:
     """Whether a node is a circular pad directly in front of a convolution without padding: the two are bounded as one."""
     same = node.kind.startswith("CircularPad") and following.kind == f"Conv{node.kind[-2:]}"
     return same and not np.any(settings["padding"])
-
-
-def _join(values: Sequence[Any]) -> Any:
-    """Return the root of the sum of squares, rounded up."""
-    return values[0] if len(values) == 1 else root_up(sum(value**2 for value in values))
 
 
 def require_claims(network: Network) -> None:
@@ -194,19 +193,25 @@ def _affine(offset: Fraction | int, slope: Fraction | int = 0) -> Integers:
     return np.array([Fraction(offset), Fraction(slope)], object)
 
 
+def _join(norms: list[Integers], how: str | None) -> Integers:
+    if how is None:
+        return norms[0]
+    parts = zip(*norms, strict=True)
+    if how == "sum":
+        return np.array([add_up(part) for part in parts], object)
+    return np.array([root_up(add_up(number**2 for number in part)) for part in parts], object)
+
+
 def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, Largest]:
     """Return how far computed logits can lie from the exact ones, and how large inputs may be, and for which node.
 
     Two norms are followed through the nodes, see Note [Sizes] in `kinds`: of exact values, and of the error of computed
-    ones, whatever the order of summation, as long as nothing overflows. Those of several inputs are joined by Minkowski's
-    inequality.
+    ones, whatever the order of summation, as long as nothing overflows. Those of several inputs are added where the values
+    are; where they stand side by side, Minkowski's inequality joins them: the root of the sum of squares of both parts.
     """
     sizes, errors, largest = {INPUT: _affine(0, 1)}, {INPUT: _affine(0)}, (1 / _NOTHING, "")
     for node, step in network:
-        size, error = (
-            np.array([_join(part) for part in zip(*(norms[before] for before in node.inputs), strict=True)], object)
-            for norms in (sizes, errors)
-        )
+        size, error = (_join([norms[before] for before in node.inputs], step.joins) for norms in (sizes, errors))
         gain = Fraction(1) if node.name in network.fused else node.lipschitz
         sizes[node.name], errors[node.name] = size * gain + _affine(step.at_zero), error * gain
         if step.rounding is not None:
@@ -251,7 +256,10 @@ def require_images(
     largest_square = prod(certificate.input_shape) * largest**2 * _A_LITTLE
     seen: set[int] = set()
     certified = replayed = 0
-    size = max(1, min(_BATCH, _NUMBERS // max(prod(step.shape) for step in network.steps.values())))
+    kept = _most_kept(network)
+    size = max(1, min(_BATCH, _NUMBERS // kept))
+    if pictures is not None:
+        network.budget.require_memory(kept, "recomputing the logits")
     while batch := list(islice(images, size)):
         network.budget.spend(len(batch) * certificate.classes * _PER_IMAGE, "the images")
         for image in batch:
@@ -262,11 +270,23 @@ def require_images(
             _require_radius(image, certificate, largest_input)
             certified += image.radius > 0
         if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
-            work = sum(step.work or 100 * prod(step.shape) for step in network.steps.values())
+            work = sum(step.work or 140 * prod(step.shape) for step in network.steps.values())
             network.budget.spend(len(held) * work, "recomputing the logits")
             _require_logits(held, network, pictures, own_error)
             replayed += len(held)
     return len(seen), certified, None if pictures is None else replayed
+
+
+def _most_kept(network: Network) -> int:
+    """Return how many numbers must be kept at once to recompute the logits of one image."""
+    sizes = {name: prod(shape) for name, shape in network.shapes.items()}
+    last = {before: node for node, _ in network for before in node.inputs}
+    kept = most = sizes[INPUT]
+    for node, _ in network:
+        kept += sizes[node.name]
+        most = max(most, kept)
+        kept -= sum(sizes[before] for before in set(node.inputs) if last[before] is node)
+    return most
 
 
 def _require_radius(image: Image, certificate: Certificate, largest: Largest) -> None:

@@ -256,8 +256,10 @@ class L2NormPool2d(nn.Module):
         if self.kernel_size is None or self.stride is None:
             return torch.linalg.vector_norm(x, dim=(2, 3))
         sizes = (self.kernel_size, self.stride)
-        (height, width), (down, right) = ((size, size) if isinstance(size, int) else size for size in sizes)
-        return torch.linalg.vector_norm(x.unfold(2, height, down).unfold(3, width, right), dim=(4, 5))
+        (height, _), (down, _) = ((size, size) if isinstance(size, int) else size for size in sizes)
+        columns = nn.functional.unfold(x, self.kernel_size, stride=self.stride).unflatten(1, (x.shape[1], -1))
+        norms = torch.linalg.vector_norm(columns, dim=2)
+        return norms.unflatten(2, ((x.shape[2] - height) // down + 1, -1))
 
 
 class Add(nn.Module):

@@ -36,7 +36,7 @@ class BatchCentering(nn.Module):
         self.num_features, self.momentum = num_features, float(momentum)
         zeros = torch.zeros(num_features, device=device, dtype=dtype)
         self.register_buffer("running_mean", zeros)
-        self.bias = nn.Parameter(zeros.clone()) if bias else None
+        self.register_parameter("bias", nn.Parameter(zeros.clone()) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         mean = self.running_mean

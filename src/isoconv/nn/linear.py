@@ -1,6 +1,7 @@
 """Linear layers with orthonormal rows or columns, or with rows of norm one."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ class LipschitzLinear(BuiltWeight):
     """
 
     bias: nn.Parameter | None
+    _reset_matrices: Callable[[], None]
 
     def __init__(
         self,
@@ -37,9 +39,6 @@ class LipschitzLinear(BuiltWeight):
         self.matrix = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
-
-    def _reset_matrices(self) -> None:
-        raise NotImplementedError
 
     def reset_parameters(self) -> None:
         """Draw the matrix anew; the bias uniform within ±1/√in_features."""
@@ -73,7 +72,6 @@ class OrthogonalLinear(LipschitzLinear, OrthogonalisedLayer):
     """
 
     _matrix_names = ("matrix",)
-    _reset_matrices = OrthogonalisedLayer._reset_matrices  # a random orthonormal matrix
 
     def _build(self, matrix: Tensor) -> Tensor:
         return self._orthonormal(matrix)

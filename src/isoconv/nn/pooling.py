@@ -67,8 +67,9 @@ class L2NormPool2d(nn.Module):
         check_image(x, "L2NormPool2d")
         if self.kernel_size is None or self.stride is None:
             return torch.linalg.vector_norm(x, dim=(2, 3))
-        (height, width), (down, right) = self.kernel_size, self.stride
-        return torch.linalg.vector_norm(x.unfold(2, height, down).unfold(3, width, right), dim=(4, 5))
+        columns = F.unfold(x, self.kernel_size, stride=self.stride).unflatten(1, [x.shape[1], -1])
+        rows = (x.shape[2] - self.kernel_size[0]) // self.stride[0] + 1
+        return torch.linalg.vector_norm(columns, dim=2).unflatten(2, [rows, -1])
 
     def extra_repr(self) -> str:
         return "" if self.kernel_size is None else f"kernel_size={self.kernel_size}, stride={self.stride}"

@@ -1,0 +1,294 @@
+"""Certificates of networks that are no chains: what is accepted is true, what is sharp is accepted, each lie is found."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from check.certificate_maker import Abs, Add, Certificate, Concat, Graph, Permute, Reshape, Scale, Slice, Translate, put
+from check.random_graphs import draw_graph
+
+Table = dict[str, Any]
+
+
+def jacobians(model: nn.Module, points: Tensor) -> Tensor:
+    """(points, outputs, inputs), in float64."""
+    model = model.double()
+    rows = torch.stack([torch.autograd.functional.jacobian(lambda x: model(x[None])[0], point) for point in points])
+    return rows.flatten(2)
+
+
+def slack(table: Table, lipschitz: float, pairs: float | None = None) -> None:
+    """Claim this constant, and of everything else so much that only it can be wrong."""
+    classes = table["classes"]
+    pairs = 1e9 if pairs is None else pairs
+    table["lipschitz"] = lipschitz.hex()
+    table["pair_constants"] = [[(0.0 if i == j else pairs).hex() for j in range(classes)] for i in range(classes)]
+    table["images"] = []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_is_accepted_is_true(seed, tmp_path):
+    model, shape = draw_graph(seed)
+    for arithmetic in ("float32", "float64"):
+        honest = Certificate(tmp_path, model, shape, arithmetic=arithmetic, version=2)
+        outcome = honest.check(images=honest.pixels.numpy())
+        assert outcome.code == 0, outcome
+        for term in ("error_offset", "error_slope"):
+            lie = honest.check(put(term, lambda value: (float.fromhex(value) / 2).hex()))
+            assert lie.code == 1 and term in lie.out
+    found = jacobians(model, 4 * torch.rand(8, *shape, dtype=torch.float64) - 1.5)
+    largest = float(torch.linalg.matrix_norm(found, 2).max())
+    lie = honest.check(lambda table: slack(table, largest * (1 - 1e-9)))
+    assert lie.code == 1 and "lipschitz" in lie.out, lie
+    pair = float(torch.linalg.vector_norm(found[:, 0] - found[:, 1], dim=1).max())
+    lie = honest.check(lambda table: slack(table, 1e9, pair * (1 - 1e-9)))
+    assert lie.code == 1 and "pair" in lie.out, lie
+
+
+def halves(name: str, source: str, axis: int = 0, size: int = 4) -> list[Any]:
+    middle = size // 2
+    return [(f"{name}0", Slice(axis, 0, middle), [source]), (f"{name}1", Slice(axis, middle, size), [source])]
+
+
+def orthogonal(size: int, seed: int) -> nn.Module:
+    layer = nn.Linear(size, size, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(seed)))[0])
+    return layer
+
+
+# Each is linear, and its constant is what the relations give: (nodes, constant) on an input of (4, 6).
+SHARP: dict[str, tuple[list[Any], float]] = {
+    "one value twice": ([("s", Add(), ["input"] * 2)], 2.0),
+    "one value thrice, and less": ([("a", Scale(0.5), ["input"]), ("s", Add(), ["input", "a", "input", "input"])], 3.5),
+    "a value beside itself": ([("c", Concat(1), ["input"] * 3)], math.sqrt(3)),
+    "chunk and cat": (
+        [*halves("h", "input"), ("a", Scale(3.0), ["h0"]), ("b", Scale(-0.5), ["h1"]), ("c", Concat(0), ["b", "a"])],
+        3.0,
+    ),
+    "chunk and cat, again and again": (
+        [
+            part
+            for k in range(6)
+            for part in [
+                *halves(f"h{k}", f"c{k - 1}" if k else "input"),
+                (f"r{k}", orthogonal(6, k), [f"h{k}0"]),
+                (f"c{k}", Concat(0), [f"r{k}", f"h{k}1"]),
+            ]
+        ],
+        1.0,
+    ),
+    "slices that overlap": (
+        [
+            ("a", Slice(1, 0, 4), ["input"]),
+            ("b", Slice(1, 3, 6), ["input"]),
+            ("d", Scale(2.0), ["b"]),
+            ("c", Concat(1), ["a", "d"]),
+        ],
+        math.sqrt(5),
+    ),
+    "even and odd, after moving": (
+        [
+            ("p", Permute(1, 0), ["input"]),
+            ("r", Reshape(3, 8), ["p"]),
+            ("f", nn.Flatten(), ["r"]),
+            ("a", Slice(0, 0, 24, 2), ["f"]),
+            ("b", Slice(0, 1, 24, 2), ["f"]),
+            ("u", nn.Unflatten(1, (3, 4)), ["b"]),
+            ("v", nn.Flatten(), ["u"]),
+            ("d", Scale(2.0), ["v"]),
+            ("c", Concat(0), ["d", "a"]),
+        ],
+        2.0,
+    ),
+    "a sum of halves": ([*halves("h", "input"), ("s", Add(), ["h1", "h0"])], math.sqrt(2)),
+    "residual": ([("r", Scale(0.25), ["input"]), ("s", Add(), ["input", "r"]), ("t", Scale(2.0), ["s"])], 2.5),
+    "halves of halves": (
+        [
+            ("t", Translate(torch.ones(1, 6)), ["input"]),
+            *halves("h", "t"),
+            *halves("k", "h0", axis=1, size=6),
+            ("a", Scale(2.0), ["k0"]),
+            ("c", Concat(1), ["a", "k1"]),
+            ("d", Concat(0), ["c", "h1"]),
+        ],
+        2.0,
+    ),
+    "a base behind a base": (  # ‖(x, 2x, 3x[:2])‖ where 2x is taken twice, and so a base itself
+        [
+            ("a", Scale(2.0), ["input"]),
+            *halves("h", "a"),
+            ("c", Concat(0), ["h0", "h1"]),
+            ("s", Slice(0, 0, 2), ["input"]),
+            ("t", Scale(3.0), ["s"]),
+            ("d", Concat(0), ["input", "c", "t"]),
+        ],
+        math.sqrt(1 + 4 + 9),
+    ),
+    "a selection that is taken twice": (
+        [
+            ("p", Permute(1, 0), ["input"]),
+            *halves("h", "p", size=6),
+            ("r", Slice(0, 2, 4), ["input"]),
+            ("q", Permute(1, 0), ["r"]),
+            ("a", Slice(0, 0, 3), ["q"]),
+            ("f", nn.Flatten(), ["a"]),
+            ("g", nn.Flatten(), ["h1"]),
+            ("k", Scale(5.0), ["f"]),  # the rows 2 and 3 of the first three columns
+            ("e", nn.Flatten(), ["h0"]),
+            ("o", Slice(0, 3, 6), ["q"]),
+            ("n", nn.Flatten(), ["o"]),
+            ("c", Concat(0), ["k", "g", "e", "n"]),
+        ],
+        math.sqrt(26),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHARP)
+def test_what_is_sharp_is_accepted(case, tmp_path):
+    nodes, constant = SHARP[case]
+    model = Graph(*nodes, ("logits", nn.Flatten(), [nodes[-1][0]]))
+    honest = Certificate(tmp_path, model, (4, 6), version=2)
+    assert honest.check(images=honest.pixels.numpy()).code == 0
+    true = float(torch.linalg.matrix_norm(jacobians(model, honest.pixels[:1]), 2).max())
+    assert true == pytest.approx(constant, rel=1e-5)
+    room = 1 + 1e-5 * ("again" in case)  # its matrices are bounded generously
+    for factor, code in ((room * (1 + 1e-12), 0), (1 - 1e-9, 1)):
+        outcome = honest.check(lambda table, factor=factor: slack(table, constant * factor))
+        assert outcome.code == code, outcome
+
+
+@pytest.fixture
+def honest(tmp_path: Path) -> Certificate:
+    """A residual block, halves that go different ways, and a module that is used twice."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    model = Graph(
+        ("conv", conv, ["input"]),
+        ("relu", nn.ReLU(), ["conv"]),
+        ("conv#2", conv, ["relu"]),
+        ("sum", Add(), ["input", "conv#2"]),
+        *halves("h", "sum"),
+        ("abs", Abs(), ["h0"]),
+        ("cat", Concat(0), ["abs", "h1"]),
+        ("move", Permute(1, 2, 0), ["cat"]),
+        ("bias", Translate(torch.randn(3, 4)), ["move"]),
+        ("flat", Reshape(36), ["bias"]),
+        ("last", nn.Linear(36, 3), ["flat"]),
+    )
+    return Certificate(tmp_path, model, (4, 3, 3), version=2)
+
+
+def at(name: str, part: str) -> Callable[[Certificate], str]:
+    return lambda honest: f"nodes.{[node['name'] for node in honest.entries].index(name)}.{part}"
+
+
+LIES: list[tuple[Callable[[Certificate], str], Any, int, str]] = [
+    (at("sum", "inputs"), ["input", "sum"], 2, "after its inputs"),
+    (at("sum", "inputs"), ["input", "cat"], 2, "after its inputs"),
+    (at("sum", "inputs"), ["input"], 2, "2 inputs"),
+    (at("sum", "inputs"), [], 2, "2 inputs"),
+    (at("sum", "inputs"), ["input", "input"], 2, "goes nowhere"),
+    (at("sum", "inputs"), ["conv#2", "conv#2", "input", "input"], 1, "lipschitz"),
+    (at("sum", "lipschitz"), (1 - 2.0**-52).hex(), 1, "sum"),
+    (at("sum", "lipschitz"), (2.0).hex(), 1, "lipschitz"),
+    (at("sum", "settings"), {"alpha": 1}, 2, "alpha"),
+    (at("sum", "kind"), "Concat", 2, "axis"),
+    (at("cat", "inputs"), [], 2, "1 inputs"),
+    (at("cat", "inputs"), ["abs", "abs"], 2, "goes nowhere"),
+    (at("cat", "inputs"), ["h1", "abs"], 0, ""),  # another network, of the same constants
+    (at("cat", "inputs"), ["abs", "h1", "h1"], 2, "Expected"),
+    (at("cat", "settings.axis"), 3, 2, "axis 3"),
+    (at("cat", "settings.axis"), -1, 2, "axis"),
+    (at("cat", "settings.axis"), 1, 2, "[6, 3, 2]"),
+    (at("cat", "lipschitz"), (0.5).hex(), 1, "cat"),
+    (at("h0", "settings.start"), -1, 2, "start"),
+    (at("h0", "settings.start"), 2, 2, "from 2"),
+    (at("h0", "settings.stop"), 5, 2, "up to 5"),
+    (at("h0", "settings.stop"), 10**30, 2, "stop"),
+    (at("h0", "settings.stop"), 1, 2, ""),
+    (at("h0", "settings.step"), 0, 2, "step"),
+    (at("h0", "settings.step"), 1 << 62, 2, ""),
+    (at("h0", "settings.axis"), 1 << 40, 2, "axis"),
+    (at("h0", "settings.step"), True, 2, "step"),
+    (at("move", "settings.order"), [1, 2, 2], 2, "axes"),
+    (at("move", "settings.order"), [0, 1], 2, "axes"),
+    (at("move", "settings.order"), [1, 2, 3], 2, "axes"),
+    (at("move", "settings.order"), [], 2, "order"),
+    (at("flat", "settings.shape"), [35], 2, "36 numbers"),
+    (at("flat", "settings.shape"), [], 2, "shape"),
+    (at("flat", "settings.shape"), [-1], 2, "shape"),
+    (at("flat", "settings.shape"), [1 << 25, 1 << 25], 2, "36 numbers"),
+    (at("flat", "settings.shape"), [1] * 59 + [36], 2, "logits"),
+    (at("bias", "module"), "conv", 1, "bias.bias"),
+    (at("bias", "module"), None, 1, "holds no"),
+    (at("conv#2", "module"), "last", 2, "kernel"),
+    (at("relu", "inputs"), ["conv", "conv"], 2, "1 inputs"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LIES)))
+def test_lies(number, honest):
+    path, value, code, word = LIES[number]
+    outcome = honest.check(put(path(honest), value))
+    assert outcome.code == code and word in outcome.out + outcome.err, outcome
+    assert (outcome.out + outcome.err).count("\n") == 1
+
+
+def test_replay_sees_what_goes_where(honest):
+    """Halves that are exchanged have the same constants: only the images tell."""
+    images = honest.pixels.numpy()
+    assert honest.check(images=images).code == 0
+    lie = honest.check(put(at("cat", "inputs")(honest), ["h1", "abs"]), images=images)
+    assert lie.code == 1 and "logit" in lie.out
+
+
+def test_a_bias_never_enlarges(tmp_path):
+    for shape, code in (((), 0), ((1, 1), 0), ((6,), 0), ((4, 1), 0), ((1, 4, 6), 2), ((4,), 2), ((3, 6), 2)):
+        torch.manual_seed(0)
+        model = Graph(("t", Translate(torch.zeros(4, 6)), ["input"]), ("f", nn.Flatten(), ["t"]))
+        honest = Certificate(tmp_path, model, (4, 6), version=2)
+        model.get_submodule("t").bias = nn.Parameter(torch.randn(shape))
+        if code == 0:
+            honest = Certificate(tmp_path, model, (4, 6), version=2)
+        else:
+            honest.save_model()
+            honest.table["weights_sha256"] = _hash(honest)
+        outcome = honest.check(images=honest.pixels.numpy() if code == 0 else None)
+        assert outcome.code == code, (shape, outcome)
+
+
+def _hash(honest: Certificate) -> str:
+    from check.certificate_maker import weights_hash
+
+    return weights_hash(honest.model.state_dict())
+
+
+def test_version_1_had_no_graphs(tmp_path):
+    torch.manual_seed(0)
+    honest = Certificate(tmp_path, nn.Sequential(nn.Linear(4, 3)), (4,))
+    layer = {"name": "s", "kind": "Reshape", "settings": {"shape": [4]}, "lipschitz": (1.0).hex()}
+    outcome = honest.check(lambda table: table["layers"].insert(0, layer))
+    assert outcome.code == 2 and "Reshape" in outcome.err
+
+
+def test_a_circular_pad_that_two_take_is_no_part_of_a_convolution(tmp_path):
+    """Alone, it copies pixels; in front of one convolution, it is bounded with it."""
+    torch.manual_seed(0)
+    nodes = [
+        ("pad", nn.CircularPad2d(1), ["input"]),
+        ("a", nn.Conv2d(2, 2, 3), ["pad"]),
+        ("b", nn.Conv2d(2, 2, 3), ["pad"]),
+        ("sum", Add(), ["a", "b"]),
+        ("flat", nn.Flatten(), ["sum"]),
+    ]
+    honest = Certificate(tmp_path, Graph(*nodes), (2, 3, 3), version=2)
+    assert honest.check(images=honest.pixels.numpy()).code == 0
+    assert honest.layers[0].norm == 2.0
+    assert honest.check(put("nodes.0.lipschitz", (1.5).hex())).code == 1
