@@ -140,7 +140,7 @@ def check(accuracy: Any, test: ImageSet, count: int) -> dict[str, Any]:
     images = as_float(test.take(count).images, torch.float64)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_certificate(folder / "certificate.jsonl", certifier, certifier(images), test.take(count).labels)
+        write_certificate(folder / "certificate.jsonl", certifier, certifier(images).cpu(), test.take(count).labels)
         state = certifier.deployed.state_dict().items()
         save_file({name: tensor.cpu().contiguous() for name, tensor in state}, folder / "model.safetensors")
         np.save(folder / "images.npy", images.cpu().numpy())

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import jacrev
 from torch.nn import functional as F
 
 import isoconv
@@ -24,7 +23,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def jacobian(network: nn.Module, x: Tensor) -> Tensor:
     """Return the dense Jacobian of what is deployed, at one input, in float64."""
     plain = isoconv.plain(network.eval(), tuple(x.shape)).double()
-    return jacrev(lambda v: plain(v[None])[0].flatten())(x.double()).flatten(1)
+    return torch.autograd.functional.jacobian(lambda v: plain(v[None])[0].flatten(), x.double()).flatten(1)
 
 
 def bound_of(network: nn.Module, shape: tuple[int, ...]) -> float:
@@ -32,12 +31,15 @@ def bound_of(network: nn.Module, shape: tuple[int, ...]) -> float:
 
 
 def step(network: nn.Module, x: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the loss before and after one step of torch's SGD along the gradient."""
-    network.train()
-    before = F.cross_entropy(network(x), labels)
-    before.backward()
-    torch.optim.SGD(network.parameters(), lr=0.05).step()
-    return before.item(), F.cross_entropy(network(x), labels).item()
+    """Return the loss before and after one step of torch's SGD along the gradient, with the same draws of dropout."""
+    losses = []
+    optimiser = torch.optim.SGD(network.train().parameters(), lr=0.05)
+    for _ in range(2):
+        torch.manual_seed(1)
+        losses.append(F.cross_entropy(network(x), labels))
+        losses[-1].backward()
+        optimiser.step()
+    return losses[0].item(), losses[1].item()
 
 
 def vgg() -> nn.Sequential:
@@ -197,7 +199,7 @@ def test_the_nearest_matrix() -> None:
         assert torch.allclose(weight.flatten(1) * gain, left @ right, atol=1e-5)
         parts = [w.detach() / w.detach().norm() for w in (module.weight, weight)]
         assert row.distance == pytest.approx(float((parts[0] - parts[1]).norm()), abs=1e-5)
-        scale = float(weight.norm() / module.weight.norm())
+        scale = weight.norm() / module.weight.detach().norm()
         assert torch.allclose(network[0].bias, module.bias * scale)
 
 

@@ -47,7 +47,7 @@ from isoconv.records import require
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
 _ROUNDING = 1e-12
 _LOGIT = math.log(19)  # of the deeper branch of a sum: it begins with a weight of 0.95, see Note [Joins]
-_STEPS, _RATE, _MOMENTUM = 40, 0.2, 0.7  # of the search for the nearest kernel
+_STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ def convert(
     known = [name for name in METHODS if name != "standard"]
     require(method in known, f"a method that constrains: one of {', '.join(known)}", repr(method))
     network = unwrap(model)
+    finite = all(bool(tensor.isfinite().all()) for tensor in network.state_dict().values())
+    require(finite, "finite weights", "NaN or infinity")
     conversion = _Conversion(trace(copy.deepcopy(network), input_shape), input_shape, METHODS[method])
     conversion.run(carry_weights and not report_only)
     table = ConversionTable(tuple(conversion.rows))
@@ -466,7 +468,6 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     bases of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
     """
     target = _unfolded(module, module.weight.detach()).to(constraint_dtype(module.weight))
-    require(bool(target.isfinite().all()), "finite weights to carry over", f"NaN or infinity in {_describe(module)}")
     bias_scale = float(target.norm())
     if scale is not None and not isinstance(module, nn.ConvTranspose2d):
         target = target * scale.to(target)[(..., *(None,) * (target.dim() - 1))]
