@@ -187,7 +187,7 @@ def _relate(node: Node, bound: float, inputs: Sequence[_Relation], size: int) ->
         factor = max(factors) if disjoint else sqrt_up(float(squares.max()))
     else:
         factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else add_up(*factors)
-    return _Relation(factor, None if whole else counts > 0)
+    return _Relation(factor, None if whole or bool(counts.all()) else counts > 0)
 
 
 def describe_bounds(nodes: Sequence[Node], bounds: Sequence[float]) -> LipschitzBound:

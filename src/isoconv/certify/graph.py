@@ -107,7 +107,7 @@ def _node(node: Node, shapes: Sequence[torch.Size]) -> Node:
     probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
     try:
         first, second = (node.module(*[probe.new_zeros(n, *s) for s in shapes]).shape for n in _TWO_BATCHES)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:  # IsoconvError is a ValueError
         reason = str(error).splitlines()[0]
         raise IsoconvError(f"Expected an input that {node.place} can take. {reason}") from None
     whole = (first[0], second[0]) == _TWO_BATCHES and first[1:] == second[1:]

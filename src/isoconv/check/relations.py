@@ -94,11 +94,11 @@ class Relations:
 
     def _climb(self, relation: Relation, node: Node) -> Relation:
         link, _ = self._links[relation.base]
-        entries, exact = link.entries, relation.exact and link.exact
+        entries = link.entries
         if link.exact and entries is not None and relation.entries is not None:
             self.budget.spend(relation.entries.size * _PER_ENTRY, node)
             entries = entries.ravel()[relation.entries]
-        return Relation(link.base, trim(relation.factor * link.factor), entries, exact)
+        return Relation(link.base, trim(relation.factor * link.factor), entries, exact=False)
 
     def _overlap(
         self, relations: list[Relation], size: int, node: Node

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from isoconv.errors import IsoconvError
 from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
@@ -38,15 +39,24 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
     network = _plain(unwrap(model), {})
     if input_shape is None or is_chain(network):
         return network
-    graph, reference = trace(copy.deepcopy(network), input_shape), network.eval()
+    graph = trace(copy.deepcopy(network), input_shape)
+    _compare(network.eval(), graph, input_shape)
+    return graph.eval()
+
+
+@torch.no_grad()
+def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int]) -> None:
+    """Refuse a network that does something else than what was traced, as its forward changes from call to call."""
     probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
     x = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(probe)
-    with torch.no_grad():
-        expected, found = reference(x.clone()), graph(x)
+    try:
+        expected, found = network(x.clone()), graph(x)
+    except Exception as error:  # whatever a user's code may raise
+        got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise IsoconvError(f"Expected a network that can be run on {tuple(x.shape)}. Got {got}.") from None
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * (1 + expected.abs().amax())
     same = expected.shape == found.shape and bool(((found - expected).abs() <= tolerance).all())
     require(same or not bool(expected.isfinite().all()), "a forward that does what was traced", "one that does not")
-    return graph.eval()
 
 
 def unwrap(model: nn.Module, once: bool = False) -> nn.Module:

@@ -66,6 +66,7 @@ def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
 
 
+@torch.inference_mode(False)  # whose tensors do not count their changes
 def trace(model: nn.Module, input_shape: Sequence[int]) -> Graph:
     """Return the function of a network in evaluation mode as a `Graph`. The network is used up: give a copy."""
     shape, modules = check_shape(input_shape), dict(_walk(model, "", set()))
@@ -124,7 +125,9 @@ class _Recorder(TorchFunctionMode):
         self.nodes: list[GraphNode] = []
         # By the id of a tensor: itself, the name of its value, and how often its memory had been changed.
         self.values: dict[int, tuple[Tensor, str, int]] = {}
-        self.scopes, self.function, self.inside = [""], "", False
+        self.scopes, self.inside = [""], False
+        self.call: Any = None  # torch's function that was called last,
+        self.function, self.outputs = "", list[Tensor]()  # its name, and what it returned
 
     def run(self, model: nn.Module) -> None:
         """Run the network, and leave the nodes that its output depends on."""
@@ -215,22 +218,23 @@ class _Recorder(TorchFunctionMode):
             if id(tensor) in self.values:
                 self._name(tensor)  # refused if it is stale
         if base in _SAME:
-            others = [getattr(a, "dtype", a) for a in (*arguments[1:], *keywords.values())] + [
-                getattr(torch, base, None)
-            ]
-            if any(isinstance(other, torch.dtype) and other != self.dtype for other in others):
+            if not self.is_value(arguments[0]):  # a constant is given the type of a value
+                return arguments[0].to(self.device, self.dtype)
+            asked = [getattr(argument, "dtype", argument) for argument in (*arguments[1:], *keywords.values())]
+            asked.append(getattr(torch, base, None))
+            if any(isinstance(dtype, torch.dtype) and dtype != self.dtype for dtype in asked):
                 self.refuse(f"values that stay {self.dtype}", self.function)
-            copied = function(*arguments, **keywords) if base in ("clone", "detach") else arguments[0]
-            return self._remember(copied, self.name(arguments[0]))
+            same = function(*arguments, **keywords) if base in ("clone", "contiguous", "detach") else arguments[0]
+            return self._remember(same, self.name(arguments[0]))
         meta = [tree_map(self._without_numbers, part) for part in (arguments, keywords)]
         result = function(*meta[0], **meta[1])
-        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        self.call, self.outputs = function, list(result) if isinstance(result, (tuple, list)) else [result]
         if not arguments:
             first = next(iter(keywords))
             arguments, keywords = (keywords[first],), {k: v for k, v in keywords.items() if k != first}
         try:
-            names = translate(self, function, outputs, *arguments, **keywords)
-            pairs = list(zip(outputs, [names] if isinstance(names, str) else names, strict=True))
+            names = translate(self, *arguments, **keywords)
+            pairs = list(zip(self.outputs, [names] if isinstance(names, str) else names, strict=True))
         except IsoconvError:
             raise
         except (TypeError, ValueError) as error:
@@ -306,14 +310,10 @@ def _line(frames: Sequence[traceback.FrameSummary]) -> str:
     return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "at the end"
 
 
-# Translations: a function of the recorder, torch's function, its outputs and its arguments; it returns their names --------
-
-_Outputs = Sequence[Tensor]
+# Translations: functions of the recorder, which knows the call and its outputs, and of its arguments; they return names ---
 
 
-def _twin(
-    kind: type[nn.Module], names: str, r: _Recorder, f: Any, out: _Outputs, x: Tensor, *args: Any, **kw: Any
-) -> str:
+def _twin(kind: type[nn.Module], names: str, r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
     """Use the module that does what a function does; `names` are the function's arguments behind the first."""
     arguments = {**dict(zip(names.split(), args, strict=False)), **kw}
     if len(args) > len(names.split()):
@@ -323,12 +323,10 @@ def _twin(
     if not isinstance(arguments.get("inplace", False), bool) or any(name != "_stacklevel" for name in odd):
         raise TypeError(", ".join(odd) or "inplace")
     own = {name: value for name, value in arguments.items() if name in known and name != "inplace"}
-    return r.emit(f.__name__.rstrip("_"), kind(**own), r.name(x))
+    return r.emit(r.call.__name__.rstrip("_"), kind(**own), r.name(x))
 
 
-def _dropout(
-    r: _Recorder, f: Any, out: _Outputs, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> str:
+def _dropout(r: _Recorder, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> str:
     if training and p:
         r.refuse("dropout that rests in evaluation", r.function)
     return r.name(x)
@@ -338,93 +336,80 @@ def _scaled(r: _Recorder, x: Tensor, factor: Any) -> str:
     """Multiply by a number, or by a tensor of one."""
     if r.is_value(factor) or (isinstance(factor, Tensor) and (factor.numel() != 1 or factor.dim() > x.dim())):
         r.refuse("products with a number", f"{r.function} of a tensor")
-    return r.emit("scale", Scale(float(factor)), r.name(x))
+    return r.emit("scale", Scale(float(_number(factor))), r.name(x))
 
 
-def _sum(r: _Recorder, x: Any, y: Any, shape: torch.Size, sign: int = 1) -> str:
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _plus(sign: int, r: _Recorder, x: Any, other: Any, *, alpha: Any = 1) -> str:
     """Add two values, or a value and a constant; `sign` is that of the second."""
-    if not r.is_value(x):
-        constant, value = x, _scaled(r, y, -1) if sign < 0 else r.name(y)
-    else:
-        constant, value = y, r.name(x)
-    fits = all(term.shape == shape for term in (x, y) if r.is_value(term))
-    if r.is_value(x) and r.is_value(y):
-        if not fits:
-            r.refuse("sums of values of one shape", f"{tuple(x.shape)} and {tuple(y.shape)} in {r.function}")
-        return r.emit("add", Add(), value, _scaled(r, y, -1) if sign < 0 else r.name(y))
-    path = r.paths.get(id(constant))
-    constant = torch.as_tensor(constant, dtype=r.dtype, device=r.device).detach()
-    constant = -constant if sign < 0 and r.is_value(x) else constant
-    constant = constant[0] if constant.dim() == len(shape) and constant.shape[0] == 1 else constant
-    if not fits or constant.dim() >= len(shape):
-        r.refuse(f"a constant that fits into {tuple(shape[1:])}", f"{tuple(constant.shape)} in {r.function}")
-    return r.emit("translate", Translate(constant), value, path=path)
+    shape, constant = r.outputs[0].shape, other if r.is_value(x) else x
+    if alpha != 1 or any(term.shape != shape for term in (x, other) if r.is_value(term)):
+        r.refuse("sums of values of one shape, with alpha = 1", f"{r.function} of what gives {tuple(shape)}")
+    if r.is_value(other):
+        second = _scaled(r, other, -1) if sign < 0 else r.name(other)
+        if r.is_value(x):
+            return r.emit("add", Add(), r.name(x), second)
+    tensor = torch.as_tensor(constant, dtype=r.dtype, device=r.device).detach()
+    tensor = tensor[0] if tensor.dim() == len(shape) and tensor.shape[0] == 1 else tensor
+    if tensor.dim() >= len(shape):
+        r.refuse(f"a constant that fits into {tuple(shape[1:])}", f"{tuple(tensor.shape)} in {r.function}")
+    value, tensor = (r.name(x), sign * tensor) if r.is_value(x) else (second, tensor)
+    return r.emit("translate", Translate(tensor), value, path=r.paths.get(id(constant)))
 
 
-def _add(r: _Recorder, f: Any, out: _Outputs, x: Any, other: Any, *, alpha: Any = 1) -> str:
-    if alpha != 1:
-        r.refuse("sums with alpha = 1", f"{r.function} with alpha = {alpha}")
-    return _sum(r, x, other, out[0].shape)
-
-
-def _subtract(r: _Recorder, f: Any, out: _Outputs, x: Any, other: Any, *, alpha: Any = 1) -> str:
-    if alpha != 1:
-        r.refuse("differences with alpha = 1", f"{r.function} with alpha = {alpha}")
-    return _sum(r, x, other, out[0].shape, -1)
-
-
-def _multiply(r: _Recorder, f: Any, out: _Outputs, x: Any, other: Any) -> str:
+def _multiply(r: _Recorder, x: Any, other: Any) -> str:
     return _scaled(r, x, other) if r.is_value(x) else _scaled(r, other, x)
 
 
-def _divide(r: _Recorder, f: Any, out: _Outputs, x: Any, other: Any) -> str:
-    if not r.is_value(x) or r.is_value(other) or float(other) == 0:
+def _divide(r: _Recorder, x: Any, other: Any) -> str:
+    if not r.is_value(x) or r.is_value(other) or (isinstance(other, Tensor) and other.numel() != 1):
         r.refuse("quotients by a number", r.function)
-    return _scaled(r, x, 1 / float(other))
+    return _scaled(r, x, 1 / _number(other))
 
 
-def _reshape(r: _Recorder, f: Any, out: _Outputs, x: Tensor, *_: Any, **__: Any) -> str:
-    return r.emit("reshape", Reshape(out[0].shape[1:]), r.name(x))
+def _reshape(r: _Recorder, x: Tensor, *_: Any, **__: Any) -> str:
+    return r.emit("reshape", Reshape(r.outputs[0].shape[1:]), r.name(x))
 
 
-def _permute(r: _Recorder, f: Any, out: _Outputs, x: Tensor, *args: Any, **kw: Any) -> str:
+def _permute(r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
     """Read the order of the axes off a tensor that has another size along each."""
-    order = [size - 1 for size in f(torch.empty(*range(1, x.dim() + 1), device="meta"), *args, **kw).shape]
+    order = [size - 1 for size in r.call(torch.empty(*range(1, x.dim() + 1), device="meta"), *args, **kw).shape]
     if order[0] != 0:
         r.refuse("operations that leave the batch axis alone", r.function)
     return r.emit("permute", Permute([axis - 1 for axis in order[1:]]), r.name(x))
 
 
-def _concatenate(
-    r: _Recorder, f: Any, out: _Outputs, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None
-) -> str:
-    axis = r.axis(dim if axis is None else axis, out[0].dim())
+def _concatenate(r: _Recorder, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None) -> str:
+    axis = r.axis(dim if axis is None else axis, r.outputs[0].dim())
     return r.emit("cat", Concat(axis), *map(r.name, tensors))
 
 
-def _stack(r: _Recorder, f: Any, out: _Outputs, tensors: Sequence[Tensor], dim: int = 0) -> str:
-    axis, shape = r.axis(dim, out[0].dim()), list(out[0].shape)
+def _stack(r: _Recorder, tensors: Sequence[Tensor], dim: int = 0) -> str:
+    axis, shape = r.axis(dim, r.outputs[0].dim()), list(r.outputs[0].shape)
     shape[axis] = 1
     return r.emit("cat", Concat(axis), *(r.emit("reshape", Reshape(shape[1:]), r.name(t)) for t in tensors))
 
 
-def _pieces(r: _Recorder, f: Any, out: _Outputs, x: Tensor, number: Any = None, dim: int = 0, **kw: Any) -> list[str]:
+def _pieces(r: _Recorder, x: Tensor, number: Any = None, dim: int = 0, **kw: Any) -> list[str]:
     """Cut a value into consecutive pieces."""
     axis, start, names, whole = r.axis(dim, x.dim()), 0, [], r.name(x)
-    for piece in out:
+    for piece in r.outputs:
         stop = start + piece.shape[axis]
         names.append(r.emit("slice", Slice(axis, start, stop), whole) if start < stop else "")
         start = stop
     return names
 
 
-def _unbind(r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: int = 0) -> list[str]:
+def _unbind(r: _Recorder, x: Tensor, dim: int = 0) -> list[str]:
     axis, whole = r.axis(dim, x.dim()), r.name(x)
-    slices = [r.emit("slice", Slice(axis, k, k + 1), whole) for k in range(len(out))]
-    return [r.emit("reshape", Reshape(y.shape[1:]), name) for y, name in zip(out, slices, strict=True)]
+    slices = [r.emit("slice", Slice(axis, k, k + 1), whole) for k in range(len(r.outputs))]
+    return [r.emit("reshape", Reshape(y.shape[1:]), name) for y, name in zip(r.outputs, slices, strict=True)]
 
 
-def _index(r: _Recorder, f: Any, out: _Outputs, x: Tensor, index: Any) -> str:
+def _index(r: _Recorder, x: Tensor, index: Any) -> str:
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(part is None or isinstance(part, bool) or not isinstance(part, (int, slice, type(...))) for part in parts):
         r.refuse("indices that are numbers and slices", f"{index} in {r.function}")
@@ -439,22 +424,22 @@ def _index(r: _Recorder, f: Any, out: _Outputs, x: Tensor, index: Any) -> str:
         if (start, stop, step) == (0, shape[axis], 1) and not (axis == 0 and part != slice(None)):
             continue
         name = r.emit("slice", Slice(r.axis(axis, x.dim()), start, stop, step), name)
-    if out[0].dim() < x.dim():
-        name = r.emit("reshape", Reshape(out[0].shape[1:]), name)
+    if r.outputs[0].dim() < x.dim():
+        name = r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
     return name
 
 
-def _narrow(r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: int, start: int, length: int) -> str:
+def _narrow(r: _Recorder, x: Tensor, dim: int, start: int, length: int) -> str:
     axis = r.axis(dim, x.dim())
     start %= x.shape[axis]
     return r.emit("slice", Slice(axis, start, start + length), r.name(x))
 
 
-def _select(r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: int, index: int) -> str:
-    return _index(r, f, out, x, (*(slice(None),) * r.axis(dim, x.dim()), index))
+def _select(r: _Recorder, x: Tensor, dim: int, index: int) -> str:
+    return _index(r, x, (*(slice(None),) * r.axis(dim, x.dim()), index))
 
 
-def _clamp(r: _Recorder, f: Any, out: _Outputs, x: Tensor, min: Any = None, max: Any = None) -> str:
+def _clamp(r: _Recorder, x: Tensor, min: Any = None, max: Any = None) -> str:
     if min == 0 and max is None:
         return r.emit("relu", nn.ReLU(), r.name(x))
     if min is None or max is None or isinstance(min, Tensor) or isinstance(max, Tensor):
@@ -462,27 +447,17 @@ def _clamp(r: _Recorder, f: Any, out: _Outputs, x: Tensor, min: Any = None, max:
     return r.emit("clamp", nn.Hardtanh(min, max), r.name(x))
 
 
-def _mean(
-    r: _Recorder, f: Any, out: _Outputs, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> str:
+def _mean(r: _Recorder, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> str:
     """Take the average over all positions of an image."""
     axes = sorted(d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]))
     if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or dtype is not None:
         r.refuse("means over all positions of images", f"{r.function} over {dim}")
     pool = nn.AvgPool1d(x.shape[2]) if len(axes) == 1 else nn.AvgPool2d((x.shape[2], x.shape[3]))
     name = r.emit("mean", pool, r.name(x))
-    return name if keepdim else r.emit("reshape", Reshape(out[0].shape[1:]), name)
+    return name if keepdim else r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
 
 
-def _pad(
-    r: _Recorder,
-    f: Any,
-    out: _Outputs,
-    x: Tensor,
-    pad: Sequence[int],
-    mode: str = "constant",
-    value: float | None = None,
-) -> str:
+def _pad(r: _Recorder, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> str:
     """Pad an image; or, with zeros, also its channels, which first become the rows of an image of one channel."""
     axes, flat = x.dim() - 2, [*pad, *[0] * (2 * (x.dim() - 2) - len(pad))]
     if axes not in (1, 2) or len(flat) > 2 * axes + 2:
@@ -496,9 +471,9 @@ def _pad(
     if any(channels):
         if mode != "constant" or value:
             r.refuse("padding of channels with zeros", r.function)
-        name = r.emit("reshape", Reshape([1, x.shape[1], out[0].shape[2:].numel()]), name)
+        name = r.emit("reshape", Reshape([1, x.shape[1], r.outputs[0].shape[2:].numel()]), name)
         name = r.emit("pad", nn.ZeroPad2d((0, 0, channels[0], channels[1])), name)
-        name = r.emit("reshape", Reshape(out[0].shape[1:]), name)
+        name = r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
     return name
 
 
@@ -510,12 +485,12 @@ def _weighted(
     return r.emit(word, with_parameters(make(*sizes, bias=False, device="meta", **kw), weight, bias), r.name(x))
 
 
-def _linear(r: _Recorder, f: Any, out: _Outputs, x: Tensor, weight: Tensor, bias: Any = None) -> str:
+def _linear(r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None) -> str:
     return _weighted(r, "linear", nn.Linear, x, weight, bias, tuple(weight.shape)[::-1])
 
 
 def _convolve(
-    r: _Recorder, f: Any, out: _Outputs, x: Tensor, weight: Tensor, bias: Any = None,
+    r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None,
     stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
 ) -> str:  # fmt: skip
     make = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
@@ -524,37 +499,28 @@ def _convolve(
 
 
 def _convolve_transposed(
-    r: _Recorder, f: Any, out: _Outputs, x: Tensor, weight: Tensor, bias: Any = None,
+    r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None,
     stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
 ) -> str:  # fmt: skip
     make = nn.ConvTranspose1d if weight.dim() == 3 else nn.ConvTranspose2d
-    sizes = (
-        weight.shape[0],
-        weight.shape[1] * groups,
-        tuple(weight.shape[2:]),
-        stride,
-        padding,
-        output_padding,
-        groups,
-    )
-    return _weighted(r, "conv", make, x, weight, bias, sizes, dilation=dilation)
+    sizes = (weight.shape[0], weight.shape[1] * groups, tuple(weight.shape[2:]), stride, padding, output_padding)
+    return _weighted(r, "conv", make, x, weight, bias, sizes, groups=groups, dilation=dilation)
 
 
 def _normalise(
-    r: _Recorder, f: Any, out: _Outputs, x: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
+    r: _Recorder, x: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
     bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> str:  # fmt: skip
-    if (
-        f is not F.batch_norm
-        or training
-        or running_mean is None
-        or running_var is None
-        or any(map(r.is_value, (running_mean, weight)))
-    ):
+    state = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    fixed = (
+        not training
+        and all(t is not None for t in (running_mean, running_var))
+        and not any(map(r.is_value, state.values()))
+    )
+    if not fixed or r.call is not F.batch_norm:
         r.refuse("batch normalisation with running statistics", r.function)
     kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, weight is not None or bias is not None
     norm = kind(x.shape[1], eps, momentum, affine, device=r.device, dtype=r.dtype)
-    state = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     norm.load_state_dict({key: value for key, value in state.items() if value is not None}, strict=False)
     return r.emit("batch_norm", norm, r.name(x))
 
@@ -600,12 +566,12 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
         upsample=(nn.Upsample, _RESIZE),
     ),
     **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "alpha_dropout"), _dropout),
-    **dict.fromkeys(("add", "radd"), _add),
-    **dict.fromkeys(("sub", "subtract"), _subtract),
-    "rsub": lambda r, f, out, x, other: _subtract(r, f, out, other, x),
+    **dict.fromkeys(("add", "radd"), partial(_plus, 1)),
+    **dict.fromkeys(("sub", "subtract"), partial(_plus, -1)),
+    "rsub": lambda r, x, other: _plus(-1, r, other, x),
     **dict.fromkeys(("mul", "multiply", "rmul"), _multiply),
     **dict.fromkeys(("div", "divide", "true_divide", "truediv"), _divide),
-    **dict.fromkeys(("neg", "negative"), lambda r, f, out, x: _scaled(r, x, -1)),
+    **dict.fromkeys(("neg", "negative"), lambda r, x: _scaled(r, x, -1)),
     **dict.fromkeys(
         ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
     ),
