@@ -8,6 +8,7 @@ both, and has the certificate file of the first examined by the checker. What fa
 
 import argparse
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -65,11 +66,13 @@ class ResNet18(nn.Module):
     def __init__(self, width: int = 64, classes: int = 10, blocks: int = 2) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
-        widths = [width * 2**k for k in range(4)]
-        for k, (before, after) in enumerate(zip([width, *widths], widths, strict=False), start=1):
-            stage = [Block(before, after, 2 if k > 1 else 1), *(Block(after, after, 1) for _ in range(blocks - 1))]
-            setattr(self, f"layer{k}", nn.Sequential(*stage))
-        self.fc = nn.Linear(widths[-1], classes)
+
+        def stage(before: int, after: int, stride: int) -> nn.Sequential:
+            return nn.Sequential(Block(before, after, stride), *(Block(after, after, 1) for _ in range(blocks - 1)))
+
+        self.layer1, self.layer2 = stage(width, width, 1), stage(width, 2 * width, 2)
+        self.layer3, self.layer4 = stage(2 * width, 4 * width, 2), stage(4 * width, 8 * width, 2)
+        self.fc = nn.Linear(8 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
@@ -158,6 +161,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=None, help="of the converted network; the recipe's by default")
     parser.add_argument("--precision", default="float32", help="float32 or bf16, of both")
     parser.add_argument("--carry", action="store_true", help="carry the random weights over")
+    parser.add_argument(
+        "--branch", type=float, help="the weight that branches begin with in sums, instead of the usual"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="a narrow network and 512 images, to see that it runs")
     asked = parser.parse_args()
@@ -172,7 +178,12 @@ def main() -> None:
     settings |= {"precision": asked.precision} | ({"epochs": 1} if asked.small else {})
 
     def configure(**own: Any) -> TrainConfig:
-        shape = {"input_shape": (3, 32, 32), "classes": splits.train.classes, "data": "cifar10", "model": "large"}
+        shape: dict[str, Any] = {
+            "input_shape": (3, 32, 32),
+            "classes": splits.train.classes,
+            "data": "cifar10",
+            "model": "large",
+        }
         return TrainConfig(**shape, **(settings | own))
 
     run: dict[str, Any] = {}
@@ -180,6 +191,9 @@ def main() -> None:
         ordinary = ResNet18(4 if asked.small else 64)
         network, table = convert(ordinary, input_shape=(3, 32, 32), carry_weights=asked.carry)
         run["resnet"] = network
+        for module in network.modules() if asked.branch else ():
+            if isinstance(module, ConvexSum) and module.logit is not None:
+                module.logit.data.fill_(math.log(asked.branch / (1 - asked.branch)))
         figures |= {"table": str(table).splitlines(), "parameters": sum(p.numel() for p in network.parameters())}
         figures["lipschitz_bound"] = lipschitz_bound(network, (3, 32, 32)).value
         figures["gradient_norms"] = gradient_norms(network.train(), as_float(data.take(64).images, torch.float32))
@@ -188,7 +202,7 @@ def main() -> None:
         figures |= train(run["resnet"], config, data, device) | {"lr": config.lr}
         accuracy = evaluate(run["resnet"], test, 64 if asked.small else 1000, figures)
         figures["weights of sums"] = {
-            name: float(module.weight)
+            name: float(torch.as_tensor(module.weight).detach())
             for name, module in run["resnet"].named_modules()
             if isinstance(module, ConvexSum)
         }

@@ -10,6 +10,12 @@ b; as b is 1-Lipschitz, v is f-Lipschitz. Relations pass through modules and joi
 `isoconv.certify.composition`, without its care for rounding: nothing is proved here. A concatenation whose smallest f is
 above 1 is divided by it: disjoint slices of one value by nothing, a value and its branch by √2. A sum stays if its f is
 at most 1, and becomes a convex combination otherwise.
+
+Note [Beginnings]
+(x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
+`isoconv.theory.limits`). Two orthogonal maps that have nothing in common lose a factor √½: after the eight blocks of a
+ResNet-18 a gradient is 1/16 of what it was. So a sum begins with most of its weight on the side with fewer layers, whose
+share training can change. And where no weights are carried over, kernels between as many channels begin as the identity.
 """
 
 import copy
@@ -29,7 +35,7 @@ from isoconv.linalg.manifold import project_to_tangent, retract
 from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import descend
 from isoconv.nn.activations import Abs, MaxMin, Scale
-from isoconv.nn.bcop import BCOPConv1d, BCOPConvTranspose2d
+from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d, unfold_stride
@@ -46,7 +52,7 @@ from isoconv.records import require
 #: what `_describe` says of a module
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
 _ROUNDING = 1e-12
-_LOGIT = math.log(19)  # of the deeper branch of a sum: it begins with a weight of 0.95, see Note [Joins]
+_BRANCH = 0.1  # the weight that the deeper side of a sum begins with: Note [Beginnings]
 _STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
 
 
@@ -200,6 +206,8 @@ class _Conversion:
                 new, note = self._replace(module, node)
                 if carry and new is not None and type(module) in (*_CONVOLUTIONS, *_MATRICES):
                     distance = _carry(module, new, scales.get(node.path))
+                elif type(new) is BCOPConv2d and new is not module:
+                    _begin_as_identity(new)
                 if new is not None and (module._parameters or module._buffers):
                     self.made[node.path] = new
             self.rows.append(
@@ -246,7 +254,7 @@ class _Conversion:
             for other in others:
                 mixture = ConvexSum()
                 if self.depths[first] < self.depths[other] and mixture.logit is not None:
-                    mixture.logit.fill_(_LOGIT)
+                    mixture.logit.fill_(math.log(_BRANCH / (1 - _BRANCH)))
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
             after, note = _describe(mixture), "learned weights that add up to 1"
             joined = {b: _Relation(max(part[b].factor for part in parts), r.entries) for b, r in joined.items()}
@@ -262,13 +270,12 @@ class _Conversion:
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
         path, count = node.path, 1
-        taken = {existing.name for existing in self.nodes}
         while path in self.modules and not (self.modules[path] is module or _alike(self.modules[path], module)):
             count += 1
             path = f"{node.path}_{count}"
         self.modules.setdefault(path, module)
         name, count = path, 1
-        while name in (*taken, INPUT):
+        while name in (INPUT, *(existing.name for existing in self.nodes)):
             count += 1
             name = f"{path}#{count}"
         self.nodes.append(GraphNode(name, path, tuple(inputs)))
@@ -486,6 +493,21 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     if not target.any():
         return math.sqrt(2)
     return float((weight / weight.norm() - target / target.norm()).norm())
+
+
+def _begin_as_identity(layer: BCOPConv2d) -> None:
+    """Give a kernel of odd size between as many channels the taps [… 0 I 0 …], by projectors that cancel.
+
+    [P  I−P] □ [I−P  P] = [0 I 0] for any P, here a random one; it is the same for both axes, so that all of them commute.
+    """
+    channels, odd = layer.in_channels, all(size % 2 for size in layer.kernel_size) and set(layer.stride) == {1}
+    if not odd or channels != layer.out_channels or channels % 2 or layer.groups > 1:
+        return
+    layer.O.copy_(torch.eye(channels))
+    square = torch.empty(channels, channels, dtype=constraint_dtype(layer.O))
+    halves = nn.init.orthogonal_(square).split(channels // 2, 1)
+    for k, axis in enumerate(() if layer.MN is None else layer._axes):
+        layer.MN[k] = halves[layer._axes[:k].count(axis) % 2]  # type: ignore[index]
 
 
 def _unfolded(layer: Any, weight: Tensor) -> Tensor:
