@@ -3,6 +3,7 @@
 Nothing of isoconv but the types of its modules.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -28,13 +29,15 @@ from isoconv.nn import (
     L2NormPool2d,
     LayerCentering,
     MaxMin,
+    Normalize,
     PositionBias,
     Scale,
 )
 
 # Modules that only move numbers about, or put zeros between them.
 MOVES = (
-    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample, nn.Dropout, nn.Dropout2d),
+    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
     ChannelShift,
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
@@ -86,6 +89,29 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
     match module:
         case _ if isinstance(module, AFFINE):
             return _affine(module, x)
+        case nn.ConvTranspose1d() | nn.ConvTranspose2d():
+            return _transposed(module, x)
+        case _ if type(module) in SMOOTH:
+            return _entrywise(x, lambda v: _fraction(SMOOTH[type(module)](module, _real(v))))
+        case nn.Softmax():
+            values = np.vectorize(lambda v: mpmath.exp(_real(v * x.unit)), otypes=[object])(x.whole)
+            shares = values / values.sum(axis=module.dim - (module.dim > 0), keepdims=True)
+            return Exact(
+                np.vectorize(lambda v: round(_fraction(v) * 2**FINE), otypes=[object])(shares), Fraction(1, 2**FINE)
+            )
+        case Normalize():
+            mean, std = ([Fraction(v) for v in tensor.tolist()] for tensor in (module.mean, module.std))
+            parts = [
+                _entrywise(Exact(np.asarray(channel, dtype=object), x.unit), lambda v, m=m, s=s: (v - m) / s).whole
+                for channel, m, s in zip(x.whole, mean, std, strict=True)
+            ]
+            return Exact(np.stack(parts), Fraction(1, 2**FINE))
+        case _ if (matrices := axis_matrices(module, x.whole.shape[1:])) is not None:
+            values = x.whole * x.unit
+            for axis, matrix in enumerate(matrices, start=1):
+                values = np.moveaxis(np.tensordot(matrix, values, (1, axis)), 0, axis)
+            whole = [round(v * 2**FINE) for v in values.ravel()]
+            return Exact(np.array(whole, dtype=object).reshape(values.shape), Fraction(1, 2**FINE))
         case MaxMin() | GroupSort():
             axis = module.dim - 1 if module.dim > 0 else module.dim
             rows = np.moveaxis(x.whole, axis, 0)
@@ -171,6 +197,89 @@ def _reflected(module: Householder, x: Exact) -> Exact:
                 along = 2 * (v * a + w * b) / (v * v + w * w)
                 result[i][k], result[i + half][k] = a - along * v, b - along * w
     return _fine(result, x.whole.shape)
+
+
+# Of a module and a real number, as torch documents them; torch's Softplus is the identity beyond its threshold.
+SMOOTH: dict[type[nn.Module], Callable[[Any, mpmath.mpf], mpmath.mpf]] = {
+    nn.ELU: lambda m, v: v if v > 0 else m.alpha * mpmath.expm1(v),
+    nn.CELU: lambda m, v: v if v > 0 else m.alpha * mpmath.expm1(v / m.alpha),
+    nn.SELU: lambda m, v: SELU[0] * (v if v > 0 else SELU[1] * mpmath.expm1(v)),
+    nn.SiLU: lambda m, v: v / (1 + mpmath.exp(-v)),
+    nn.GELU: lambda m, v: v * (mpmath.ncdf(v) if m.approximate == "none" else (1 + mpmath.tanh(_gelu_argument(v))) / 2),
+    nn.Mish: lambda m, v: v * mpmath.tanh(mpmath.log1p(mpmath.exp(v))),
+    nn.Softplus: lambda m, v: mpmath.log1p(mpmath.exp(v * m.beta)) / m.beta,
+    nn.LogSigmoid: lambda m, v: -mpmath.log1p(mpmath.exp(-v)),
+    nn.Hardswish: lambda m, v: v * min(max(v + 3, 0), 6) / 6,
+    nn.Hardsigmoid: lambda m, v: min(max(v + 3, 0), 6) / mpmath.mpf(6),
+}
+SELU = mpmath.mpf("1.0507009873554804934193349852946"), mpmath.mpf("1.6732632423543772848170429916717")
+
+
+def _gelu_argument(v: mpmath.mpf) -> mpmath.mpf:
+    return mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3)
+
+
+def axis_matrices(module: Any, sizes: Sequence[int]) -> list[np.ndarray] | None:
+    """The matrix of fractions for each axis, of pooling by averages and of linear interpolation; None of other modules."""
+    if isinstance(module, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
+        outputs = [n if o is None else o for o, n in zip(_each(module.output_size, len(sizes)), sizes, strict=True)]
+        return [
+            np.array(
+                [
+                    [
+                        Fraction(i * n // o <= p < -(-(i + 1) * n // o), -(-(i + 1) * n // o) - i * n // o)
+                        for p in range(n)
+                    ]
+                    for i in range(o)
+                ]
+            )
+            for o, n in zip(outputs, sizes, strict=True)
+        ]
+    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)) and (
+        module.ceil_mode or not module.count_include_pad or getattr(module, "divisor_override", None)
+    ):
+        result, divisor = [], getattr(module, "divisor_override", None)
+        names = ("kernel_size", "stride", "padding")
+        for axis, (n, k, s, p) in enumerate(
+            zip(sizes, *(_each(getattr(module, name), len(sizes)) for name in names), strict=True)
+        ):
+            count = (n + 2 * p - k + (s - 1) * module.ceil_mode) // s + 1
+            starts = [i * s - p for i in range(count) if not module.ceil_mode or i * s - p < n]
+            rows = []
+            for a in starts:
+                b = min(a + k, n + p)
+                by = b - a if module.count_include_pad else min(b, n) - max(a, 0)
+                by = by if divisor is None else divisor if axis == 0 else 1
+                rows.append([Fraction(int(a <= q < b), by) for q in range(n)])
+            result.append(np.array(rows))
+        return result
+    if isinstance(module, nn.Upsample) and "linear" in module.mode:
+        scales = None if module.scale_factor is None or module.recompute_scale_factor else module.scale_factor
+        outputs = module(torch.zeros(1, 1, *sizes)).shape[2:]
+        result = []
+        for axis, (n, o) in enumerate(zip(sizes, outputs, strict=True)):
+            step = Fraction(n, o) if scales is None else 1 / Fraction(float(_each(scales, len(sizes))[axis]))
+            corners = Fraction(n - 1, max(o - 1, 1))
+            at = [
+                i * corners if module.align_corners else (i + Fraction(1, 2)) * step - Fraction(1, 2) for i in range(o)
+            ]
+            at = [min(max(p, Fraction(0)), Fraction(n - 1)) for p in at]
+            result.append(np.array([[max(Fraction(0), 1 - abs(p - q)) for q in range(n)] for p in at]))
+        return result
+    return None
+
+
+def _transposed(module: Any, x: Exact) -> Exact:
+    """Each number of the Jacobian is one weight, so that torch computes it exactly."""
+    basis = torch.eye(x.whole.size, dtype=torch.float64).reshape(-1, *x.whole.shape)
+    twin = copy.deepcopy(module).double()
+    bias, twin.bias = exact(module.bias), None
+    columns = twin(basis).detach()
+    matrix = exact(columns.flatten(1).T)
+    whole = (matrix.whole @ x.whole.ravel() * (matrix.unit * x.unit)).reshape(columns.shape[1:])
+    whole = whole + (bias.whole * bias.unit).reshape(-1, *[1] * (whole.ndim - 1))
+    unit = Fraction(1, math.lcm(*(v.denominator for v in whole.ravel())))
+    return Exact(np.array([int(v / unit) for v in whole.ravel()], dtype=object).reshape(whole.shape), unit)
 
 
 def _whole(value: Fraction) -> int:

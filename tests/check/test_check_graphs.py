@@ -5,12 +5,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from check.certificate_maker import Abs, Add, Certificate, Concat, Graph, Permute, Reshape, Scale, Slice, Translate, put
+from check.certificate_maker import (
+    Abs,
+    Add,
+    Certificate,
+    Concat,
+    Graph,
+    Permute,
+    Reshape,
+    Scale,
+    Slice,
+    Translate,
+    check,
+    put,
+    weights_hash,
+)
 from check.random_graphs import draw_graph
+from isoconv.certify import Certifier, write_certificate
 
 Table = dict[str, Any]
 
@@ -273,15 +290,9 @@ def test_a_bias_never_enlarges(tmp_path):
             honest = Certificate(tmp_path, model, (4, 6), version=2)
         else:
             honest.save_model()
-            honest.table["weights_sha256"] = _hash(honest)
+            honest.table["weights_sha256"] = weights_hash(model.state_dict())
         outcome = honest.check(images=honest.pixels.numpy() if code == 0 else None)
         assert outcome.code == code, (shape, outcome)
-
-
-def _hash(honest: Certificate) -> str:
-    from check.certificate_maker import weights_hash
-
-    return weights_hash(honest.model.state_dict())
 
 
 def test_version_1_had_no_graphs(tmp_path):
@@ -306,3 +317,31 @@ def test_a_circular_pad_that_two_take_is_no_part_of_a_convolution(tmp_path):
     assert honest.check(images=honest.pixels.numpy()).code == 0
     assert honest.layers[0].norm == 2.0
     assert honest.check(put("nodes.0.lipschitz", (1.5).hex())).code == 1
+
+
+class Network(nn.Module):
+    """Residual sums, halves that go different ways and a dense connection, as a user writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.offset, self.last = nn.Parameter(torch.randn(4, 1, 1)), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x + self.offset))
+        y = self.first(y) * 0.5 + x
+        left, right = y.chunk(2, 1)
+        z = self.second(torch.cat([left.abs(), right, x], 1)) - y
+        return self.last(z.permute(0, 2, 3, 1).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
+def test_what_the_certifier_writes_is_accepted(arithmetic, tmp_path):
+    torch.manual_seed(0)
+    certifier = Certifier(Network().eval(), (4, 3, 3), arithmetic=arithmetic)
+    images = torch.rand(3, 4, 3, 3, dtype=getattr(torch, arithmetic))
+    write_certificate(tmp_path / "certificate.json", certifier, certifier(images))
+    save_file(certifier.deployed.state_dict(), tmp_path / "model.safetensors")
+    np.save(tmp_path / "images.npy", images.double().numpy())
+    outcome = check(tmp_path / "certificate.json", tmp_path, "--images", tmp_path / "images.npy")
+    assert outcome.code == 0, outcome

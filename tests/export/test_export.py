@@ -279,7 +279,7 @@ REFUSED = {
     "no weights": (lambda: nn.Sequential(nn.ReLU()), (4,), {}, "Got none"),
     "rounded": (lambda: nn.Linear(4, 3).double(), (4,), {}, "would round"),
     "NaN": (lambda: changed(nn.Linear(4, 3), bias=nn.Parameter(torch.full((3,), torch.nan))), (4,), {}, "NaN in 0.bias"),
-    "unknown module": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), (4,), {}, "Softmax at 1"),
+    "unknown module": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), (4,), {}, "LogSoftmax at 1"),
     "a module of one's own": (lambda: type("Mine", (nn.Linear,), {})(4, 3), (4,), {}, "Mine at model"),
     "number of classes": (lambda: nn.Linear(4, 3), (4,), {"classes": ["a", "b"]}, "2 logits"),
     "shape that does not fit": (lambda: nn.Sequential(nn.Linear(4, 3)), (5,), {}, "Linear at 0"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
+from torch.utils.checkpoint import checkpoint
 
 from isoconv import IsoconvError, plain
 from isoconv.nn import (
@@ -117,6 +118,7 @@ def test_one_function_however_it_is_run(name: str) -> None:
     torch.compiler.reset()
     ways: list[Callable[[Tensor], Tensor]] = [torch.compile(module, fullgraph=True, backend="aot_eager")]
     ways += [deployed, torch.jit.script(deployed), torch.jit.trace(deployed, x), torch.fx.symbolic_trace(deployed)]
+    ways += [torch.jit.script(module), lambda x: checkpoint(module, x, use_reentrant=False)]
     ways += [vmap(lambda one: module(one[None])[0]), torch.export.export(deployed, (x,)).module()]
     for way in ways:
         assert torch.allclose(way(x), expected, atol=1e-13)

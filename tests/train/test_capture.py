@@ -55,10 +55,15 @@ LAYERS = [
     (BCOPConv2d, (3, 8, 3), {}, "manifold"),
     (BCOPConv2d, (4, 6, 4), {"stride": 2}, "bjorck"),
     (BCOPConv2d, (1, 1, 3), {}, "manifold"),
+    (BCOPConv2d, (4, 6, 3), {"groups": 2, "dilation": 2}, "manifold"),
+    (BCOPConv2d, (4, 20, 3), {"stride": 2, "groups": 2}, "manifold"),
+    (BCOPConv2d, (2, 3, (3, 2)), {"stride": (2, 1)}, "bjorck"),
     (BCOPConv1d, (5, 3, 4), {"stride": 2}, "manifold"),
+    (BCOPConv1d, (2, 12, 3), {"stride": 2, "groups": 2}, "manifold"),
     (BCOPConv1d, (4, 4, 5), {"ranks": (0, 1, 4, 2)}, "bjorck"),
     (RKOConv2d, (7, 2, 2), {"stride": 2}, "manifold"),
     (RKOConv2d, (2, 7, 3), {}, "bjorck"),
+    (RKOConv2d, (4, 6, 3), {"stride": 2, "groups": 2}, "manifold"),
     (OrthogonalLinear, (9, 4), {}, "manifold"),
 ]
 

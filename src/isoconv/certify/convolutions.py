@@ -1,11 +1,17 @@
-"""The bound of a torch convolution as it stands: strides, groups, dilation, and whatever it pads with."""
+"""The bound of a torch convolution as it stands: strides, groups, dilation, and whatever it pads with.
+
+A transposed convolution is the transpose of the convolution, with the same kernel, stride and zero padding, of an image
+of the size that it gives, or of a part of it: `output_padding` of a stride or more leaves outputs of that convolution
+out.
+"""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums
@@ -23,6 +29,8 @@ def convolution_bound(node: "Node") -> float:
     Under circular padding its outputs are those of the circular convolution at stride s, or a part of them. Reflect and
     replicate copy pixels; what follows is a convolution of the padded image with no padding of its own.
     """
+    if is_transposed(node):
+        node = replace(node, input_shape=node.output_shape)
     stride, size, (pads, mode) = node.settings["stride"], tuple(node.input_shape[1:]), _padding(node)
     if (
         mode == "circular"
@@ -44,7 +52,12 @@ def absolute_sums(node: "Node") -> tuple[float, float]:
     sums, copies = [largest_absolute_sums(kernel) for kernel in _kernels(node)], float(_copies(node))
     if copies > 1 and _padding(node)[1] != "circular":
         copies = mul_up(sqrt_up(copies), sqrt_up(copies))
-    return mul_up(max(columns for _, columns in sums), copies), max(rows for rows, _ in sums)
+    columns, rows = mul_up(max(columns for _, columns in sums), copies), max(rows for rows, _ in sums)
+    return (rows, columns) if is_transposed(node) else (columns, rows)
+
+
+def is_transposed(node: "Node") -> bool:
+    return type(node.module) in (nn.ConvTranspose1d, nn.ConvTranspose2d)
 
 
 def _padding(node: "Node") -> tuple[Pads, str]:

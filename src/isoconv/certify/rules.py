@@ -22,7 +22,12 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
 * Householder maps a pair z to z where vᵀz ≥ 0 and to its mirror image elsewhere. Both are orthogonal maps and agree where
   vᵀz = 0, so a segment that crosses that line is not lengthened: constant 1. For p = 1 and ∞ the entries of a column or row
   are |cos| + |sin| ≤ √2.
-* Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|.
+* Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|. Normalize
+  divides by the channel's σ: 1/(the least σ). Every dropout is the identity in evaluation.
+* Smooth functions of each number: Note [Slopes] in `isoconv.certify.activations`. Average pooling whose divisor varies,
+  adaptive pooling and linear interpolation: Note [Separable maps] in `isoconv.certify.separable`.
+* Softmax p of some numbers has the Jacobian diag(p) − ppᵀ, symmetric, whose rows have absolute sums 2pᵢ(1 − pᵢ) ≤ ½:
+  constant ½ in every norm.
 
 Note [Rounding of kinds]
 Each rule says how its module rounds, as a `Rounding`: for the computed input ĥ, ‖computed f(ĥ) − f(ĥ)‖ is at most
@@ -67,6 +72,15 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
   second of which we count twice: the error is at most γ_8(|α|(|ĥ| + 2|μ|) + |β|). Where γ·(v + ε)^(−1/2) underflows, α̂ is
   off by u·tiny more at the most, which taking |α| + tiny for |α| covers eight times over. v + ε must be a normal number.
   n = 7, A = the largest of |α| + tiny, and c the norm of (|α| + tiny)·2|μ| + |β| over all positions; ‖f(0)‖ is below c.
+* Normalize (x − μ)/σ: the difference and the quotient, or x/σ − μ/σ, or products with 1/σ: at most 4 roundings of terms
+  up to (|x| + |μ|)/σ. n = 3, A = 1/σ, c the norm of |μ|/σ over all positions. A difference that is flushed to zero
+  costs tiny/σ.
+* Softmax exp(xᵢ − m)/Σ, m the largest of N numbers, tᵢ = m − xᵢ: rounding the difference changes a term by a relative
+  u·tᵢ, exp by 40u (torch has a fast one in float32, of 20 units in the last place), and the sum by (N − 1)u and the
+  mean of those, in which Σpᵢtᵢ = −Σpᵢ log pᵢ − log Σ ≤ log N. With the quotient, or the product with the sum's
+  reciprocal, the errors add up to at most Σᵢ pᵢ(82u + uN + u·tᵢ + u·log N) ≤ (82 + N + 2·log N)u in absolute value, for
+  which n = 2N + 90 has room. A = 0, c = √(number of sums).
+* Smooth functions: Note [Rounding of curves] in `isoconv.certify.activations`.
 """
 
 import math
@@ -78,7 +92,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, most_copies, padding_of, per_axis
+from isoconv.certify.activations import CURVES
+from isoconv.certify.convolutions import (
+    Pads,
+    absolute_sums,
+    convolution_bound,
+    is_transposed,
+    most_copies,
+    padding_of,
+    per_axis,
+)
+from isoconv.certify.separable import axis_taps, separable_bound
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn import (
@@ -93,6 +117,7 @@ from isoconv.nn import (
     L2NormPool2d,
     LayerCentering,
     MaxMin,
+    Normalize,
     Permute,
     PositionBias,
     Reshape,
@@ -203,7 +228,16 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
 
 
 def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
-    require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, which has no rule")
+    reason = _REASONS.get(kind, "which has no rule")
+    require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, {reason}")
+
+
+_SPREAD = "which divides by the spread of its own input: only eps limits its slope, by 1/√eps"
+_PRODUCTS = "whose products of the input with itself have no Lipschitz constant"
+_REASONS: dict[type[nn.Module], str] = {
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _SPREAD),
+    **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
+}
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------
@@ -239,10 +273,37 @@ def _max_pool(node: Node) -> float:
 
 
 def _average_pool(node: Node) -> float:
+    if not _divides_evenly(node.settings):
+        return separable_bound(node)
     sizes = node.settings["kernel_size"]
     ones = torch.ones(1, 1, *sizes, dtype=torch.float64)
     bound = conv_norm_bound(ones, node.settings["stride"], node.input_shape[1:], "zeros")
     return div_up(bound, abs(float(node.settings["divisor_override"] or math.prod(sizes))))
+
+
+def _divides_evenly(settings: Mapping[str, Any]) -> bool:
+    """Return whether average pooling divides every sum by the same number."""
+    counted = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
+    return counted or settings["divisor_override"] is not None
+
+
+def _is_linear(node: Node) -> bool:
+    """Return whether upsampling interpolates, instead of copying nearest neighbours."""
+    return isinstance(node.settings["factors"][0], dict)
+
+
+def _upsample(node: Node) -> float:
+    return separable_bound(node) if _is_linear(node) else _copies(node)
+
+
+def _steepest(node: Node) -> float:
+    return CURVES[type(node.module)](node.settings).slope
+
+
+def _narrowest(node: Node) -> float:
+    least = float(node.module.std.min())
+    require(0 < least < math.inf and bool(node.module.mean.isfinite().all()), "finite means, stds above 0", least)
+    return div_up(1.0, least)
 
 
 def _gains(node: Node) -> list[float]:
@@ -288,13 +349,17 @@ def _exact(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _weighted(node: Node, bound: float, arithmetic: str) -> Rounding:
-    (columns, rows), bias = _absolute_sums(node), node.module.bias
+    (columns, rows), weight, bias = _absolute_sums(node), node.module.weight, node.module.bias
     constant = 0.0 if bias is None else _norm_over_positions(bias, node)
-    return Rounding(node.module.weight[0].numel(), sqrt_up(mul_up(rows, columns)), constant)
+    terms = weight[:, 0].numel() // node.module.groups if is_transposed(node) else weight[0].numel()
+    return Rounding(terms, sqrt_up(mul_up(rows, columns)), constant)
 
 
 def _average(node: Node, bound: float, arithmetic: str) -> Rounding:
-    count = math.prod(node.settings["kernel_size"])
+    sizes = node.settings.get("kernel_size") or [places.shape[1] for places, *_ in axis_taps(node)]
+    count = math.prod(sizes)
+    if "output_size" in node.settings or not _divides_evenly(node.settings):
+        return Rounding(count + 2, bound, 0.0, float(count))
     divisor = max(1.0, abs(float(node.settings["divisor_override"] or count)))
     return Rounding(count, bound, 0.0, divisor)  # the weights have one sign, so ‖|A|‖ = ‖A‖
 
@@ -323,6 +388,35 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     shifts = [0.0] * len(gains) if norm.bias is None else norm.bias.double().abs().tolist()
     sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]
     return Rounding(7, max(gains), _norm_over_positions(torch.tensor(sizes, dtype=torch.float64), node))
+
+
+def _interpolated(node: Node, bound: float, arithmetic: str) -> Rounding:
+    if not _is_linear(node):
+        return Rounding()
+    return Rounding(80 * sum(size + 1 for size in node.input_shape[1:]) + 9, bound)
+
+
+def _curved(node: Node, bound: float, arithmetic: str) -> Rounding:
+    curve, (_, tiny, huge) = CURVES[type(node.module)](node.settings), ARITHMETICS[arithmetic]
+    threshold, alpha = node.settings.get("threshold", 0.0), abs(node.settings.get("alpha", 1.0))
+    require(threshold < math.log(huge), f"a threshold whose exponential {arithmetic} can hold", threshold)
+    require(node.kind != "CELU" or alpha >= tiny, f"an alpha whose reciprocal {arithmetic} can hold", alpha)
+    constant, jump = _repeated(node, curve.constant), _repeated(node, curve.jump)
+    return Rounding(curve.terms, curve.absolute, constant, curve.growth, jump)
+
+
+def _softmax(node: Node, bound: float, arithmetic: str) -> Rounding:
+    terms = node.input_shape[node.settings["dim"] - 1]
+    return Rounding(2 * terms + 90, 0.0, sqrt_up(float(node.input_shape.numel() // terms)))
+
+
+def _standardised(node: Node, bound: float, arithmetic: str) -> Rounding:
+    mean, std, (_, tiny, huge) = node.module.mean.double().abs(), node.module.std.double(), ARITHMETICS[arithmetic]
+    held = float(std.min()) >= tiny and max(float(std.max()), float(mean.max())) < huge
+    require(held, f"means and stds that {arithmetic} can hold", "some outside its range")
+    shifts = [div_up(m, s) if m else 0.0 for m, s in zip(mean.tolist(), std.tolist(), strict=True)]
+    constant = _norm_over_positions(torch.tensor(shifts, dtype=torch.float64), node)
+    return Rounding(3, bound, constant, max(1.0, float(std.max())), _repeated(node, mul_up(bound, tiny)))
 
 
 def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
@@ -384,7 +478,7 @@ def _spell(node: Node, *names: str) -> dict[str, Any]:
     """Return these attributes of a module: sizes for each axis, flags, and numbers, which must be finite."""
     settings, axes = {name: getattr(node.module, name) for name in names}, len(node.input_shape) - 1
     for name, value in settings.items():
-        if name in ("kernel_size", "stride", "padding", "dilation"):
+        if name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
             settings[name] = sizes = per_axis(value, axes)
             whole = len(sizes) == axes and all(isinstance(size, Integral) for size in sizes)
             require(whole, f"a whole number for each axis as {name} of {node.kind}", value)
@@ -484,8 +578,6 @@ def _max_pool_settings(node: Node) -> dict[str, Any]:
 
 def _average_pool_settings(node: Node) -> dict[str, Any]:
     settings = _spell(node, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-    same = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
-    require(same, "pooling that divides by the same number everywhere", "ceil_mode or uncounted padding")
     divisor = node.module.divisor_override if type(node.module) is nn.AvgPool2d else None
     return settings | {"divisor_override": divisor}
 
@@ -497,15 +589,66 @@ def _batch_norm_settings(node: Node) -> dict[str, Any]:
 
 
 def _upsample_settings(node: Node) -> dict[str, Any]:
-    """Whole multiples: of others it is a matter of rounding, and so of the device, which pixels are taken."""
-    module, size, resized = node.module, node.input_shape[1:], node.output_shape[1:]
-    nearest = module.mode == "nearest" and len(size) <= 2
-    require(nearest, "mode 'nearest' on one or two axes", f"{module.mode!r} on {len(size)}")
-    ratios = [after / before for after, before in zip(resized, size, strict=True)]
-    factors = ratios if module.scale_factor is None else per_axis(module.scale_factor, len(size))
+    """Nearest neighbours by whole numbers: of others it is a matter of rounding, and so of the device, which are taken."""
+    module, sizes, resized = node.module, node.input_shape[1:], node.output_shape[1:]
+    linear = module.mode == {1: "linear", 2: "bilinear"}.get(len(sizes))
+    known = linear or (module.mode == "nearest" and len(sizes) <= 2)
+    require(known, "mode 'nearest', 'linear' or 'bilinear' on one or two axes", f"{module.mode!r} on {len(sizes)}")
+    scales = None if module.recompute_scale_factor else module.scale_factor
+    ratios = [after / before for after, before in zip(resized, sizes, strict=True)]
+    factors = ratios if scales is None else [float(scale) for scale in per_axis(scales, len(sizes))]
+    if linear:
+        steps = [
+            before / after if scales is None else 1 / f
+            for before, after, f in zip(sizes, resized, factors, strict=True)
+        ]
+        if module.align_corners:
+            steps = [(before - 1) / max(after - 1, 1) for before, after in zip(sizes, resized, strict=True)]
+        kept = all(step == 1 for before, after, step in zip(sizes, resized, steps, strict=True) if before == after > 1)
+        require(kept, "another size, or a factor of 1", f"{factors}: libraries differ on whether that copies an axis")
+        firsts = [0.0 if module.align_corners else 0.5 * step - 0.5 for step in steps]
+        axes = zip(resized, firsts, steps, strict=True)
+        return {"factors": [{"outputs": after, "first": first, "step": step} for after, first, step in axes]}
     whole, shown = all(f == int(f) >= 1 for f in factors), ", ".join(f"{f:g}" for f in factors)
     require(whole, "upsampling by whole numbers", f"{shown}, of which no bound is known")
     return {"factors": [int(factor) for factor in factors]}
+
+
+def _transposed_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "stride", "padding", "output_padding", "dilation")
+    return settings | {"padding": [[p, p] for p in settings["padding"]], "groups": node.module.groups}
+
+
+def _elu_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "alpha")
+    require(node.kind != "CELU" or settings["alpha"] > 0, "an alpha above 0 for CELU", settings["alpha"])
+    return settings
+
+
+def _gelu_settings(node: Node) -> dict[str, Any]:
+    approximate = node.module.approximate
+    require(approximate in ("none", "tanh"), "GELU by 'none' or 'tanh'", approximate)
+    return {"approximate": approximate}
+
+
+def _softplus_settings(node: Node) -> dict[str, Any]:
+    settings = _spell(node, "beta", "threshold")
+    require(settings["beta"] > 0, "a beta above 0 for Softplus", settings["beta"])
+    # Below, the jump to the identity is larger than what float32 rounds there.
+    require(settings["threshold"] >= 15, "a threshold of at least 15 for Softplus", settings["threshold"])
+    return settings
+
+
+def _normalize_settings(node: Node) -> dict[str, Any]:
+    channels = tuple(node.module.mean.shape) == tuple(node.module.std.shape) == tuple(node.input_shape[:1])
+    require(channels, "a mean and an std for each channel", f"{len(node.module.mean)} for {node.input_shape[0]}")
+    return {}
+
+
+def _softmax_settings(node: Node) -> dict[str, Any]:
+    axis, axes = node.module.dim, len(node.input_shape) + 1
+    require(isinstance(axis, int) and axis % axes != 0, "a dim for Softmax other than the batch", axis)
+    return {"dim": axis % axes}
 
 
 def _flatten_settings(node: Node) -> dict[str, Any]:
@@ -548,6 +691,15 @@ _CONVOLUTION = Rule(
 )
 _AVERAGE = Rule(_average_pool, _average, None, _average_pool_settings, True, from_weights=True)
 _BATCH_NORM = Rule(_largest_gain, _normalised, None, _batch_norm_settings, False, _NORM, from_weights=True)
+_ADAPTIVE = Rule(
+    separable_bound, _average, None, lambda node: {"output_size": list(node.output_shape[1:])}, True, from_weights=True
+)
+_UPSAMPLE = Rule(_upsample, _interpolated, None, _upsample_settings)
+_CURVE_SETTINGS: dict[type[nn.Module], Callable[[Node], dict[str, Any]]] = {
+    **dict.fromkeys((nn.ELU, nn.CELU), _elu_settings),
+    nn.GELU: _gelu_settings,
+    nn.Softplus: _softplus_settings,
+}
 _COPYING_PADS = [
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d),
@@ -592,5 +744,22 @@ RULES: dict[type[nn.Module], Rule] = {
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), Rule(_max_pool, _exact, None, _max_pool_settings, True)),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), _AVERAGE),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _BATCH_NORM),
-    nn.Upsample: Rule(_copies, _exact, None, _upsample_settings),
+    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _UPSAMPLE),
+    **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), _select()),
+    **dict.fromkeys((nn.Dropout1d, nn.Dropout2d), _select(image=True)),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _ADAPTIVE),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d), replace(_CONVOLUTION, settings=_transposed_settings)),
+    **{
+        kind: Rule(
+            *(_steepest, _curved, lambda node: (_steepest(node), _steepest(node)), _CURVE_SETTINGS.get(kind, _spell)),
+            assumption=None if kind in (nn.Hardswish, nn.Hardsigmoid) else ULP_ASSUMPTION,
+        )
+        for kind in CURVES
+    },
+    nn.Softmax: Rule(lambda _: 0.5, _softmax, lambda _: (0.5, 0.5), _softmax_settings, assumption=ULP_ASSUMPTION),
+    Normalize: Rule(
+        *(_narrowest, _standardised, lambda node: (_narrowest(node), _narrowest(node)), _normalize_settings),
+        tensors=("mean", "std"),
+        from_weights=True,
+    ),
 }

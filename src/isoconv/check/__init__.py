@@ -8,6 +8,8 @@ only to guess witnesses, which are then verified exactly (see `norms`).
 To read it: `proof` says what is checked, in order; `kinds` is the table of all kinds of module; `relations` follows the
 constants along the graph; `norms` proves the norm of a
 matrix or a convolution; `exact` is the arithmetic; `certificate` and `files` read what others wrote.
+
+The smooth functions among the kinds have a file of their own, `curves`.
 """
 
 

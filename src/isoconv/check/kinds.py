@@ -32,6 +32,25 @@ smallest normal number t, less than a unit of a d above 2⁻⁶⁴: nine roundin
 together at most 3‖z‖. What vanishes of vᵀz, at most 3t, is multiplied by 2|v|/d ≤ 2/√d; what vanishes of the product, t, by
 √d; the last two results may lose t each. Numbers on the way are at most √d·‖z‖, 2‖z‖/√d and 3‖z‖.
 
+Note [Softmax]. p = exp(x − m)/Σ over N numbers, m the largest. The Jacobian diag(p) − ppᵀ is symmetric, and its rows
+have absolute sums of 2pᵢ(1 − pᵢ) ≤ ½: so is its norm. With t = m − x, rounding t changes a term by a relative ut, exp
+by at most 40u (some libraries have a fast one, of 20 units in the last place), a sum of positive terms by (N − 1)u and
+the mean of those, in which Σpᵢtᵢ ≤ log N, as it is an entropy less a logarithm of at least 0. Summed up over i, with
+the quotient (or two roundings for it), that is (82 + N + 2·log N)u ≤ (2N + 84)u, and what is not linear in u has room
+in γ of 4 more. Terms that vanish cost a smallest normal number each, and N of them in Σ.
+
+Note [Interpolation]. Output i of an axis of N pixels is taken at the position first + i·step, kept within it: weights 1
+− λ and λ of two neighbours. Libraries compute positions with at most 5 roundings of numbers up to N + ½, and what the
+settings say may be two roundings away from what the module holds: all within δ = 8u(N + 1). Weights then change by at
+most δ in each of three neighbours. Where step ≥ N/(2·outputs) and at most half a pixel at either end is cut off, c =
+5·max(1, outputs/N) rows have the same two neighbours, so what changes has norm at most 3δ√c. Rows have norms of at
+least √½, so that the operator has at least √(max(1, outputs/N)/2): relative to it 3√10·δ < 76u(N + 1) per axis, and ten
+more for weights, products and sums.
+
+Note [Averages]. Sums over windows, divided by a product of one number per axis, are a Kronecker product of one matrix A
+≥ 0 per axis; so is interpolation. For any v > 0, ‖A‖² ≤ maxᵢ (AAᵀv)ᵢ/vᵢ. Sums of k and of m terms ≥ 0, rounded weights
+and the quotient change it by a relative γ_{k+m+9} at most.
+
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 """
@@ -49,8 +68,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from . import Budget, Invalid, Malformed
 from .certificate import AXES, Node
+from .curves import CURVES
 from .exact import Arithmetic, Floats, Integers, Ints, largest_row_sum, root_up, sum_of_squares
-from .files import Json, Reader, Tensor, anything, as_float64, bound, choice, each, flag, optional, real, whole
+from .files import Json, Reader, Tensor, anything, as_float64, bound, choice, each, flag, optional, real, record, whole
 from .norms import POINT, Axis, Estimate, Window, convolution_norm
 
 Shape = tuple[int, ...]
@@ -59,6 +79,7 @@ Apply = Callable[..., Floats]  # to a batch (or several), in float64
 LARGEST_ACTIVATION = 1 << 25  # numbers in one activation
 _LARGEST_SETTING = 1 << 20  # far beyond any network, and small enough for positions to be computed with
 _PER_WEIGHT = 5_000  # multiplications that the exact sums cost per weight
+_PER_TAP = 20_000  # that the norm of an axis costs per weight
 ZERO, ONE = Fraction(0), Fraction(1)
 
 
@@ -219,6 +240,57 @@ def _sigmoid(place: Place) -> Step:
         return np.where(x >= 0, 1.0, small) / (1 + small)
 
     return _pointwise(place, apply, 0.25, Rounding(16, ZERO, root_up(prod(place.shape)), underflow=1), at_zero=0.5)
+
+
+def _curve(place: Place) -> Step:
+    """A smooth function, see `curves`."""
+    for name in place.settings.keys() & {"alpha", "beta", "threshold"}:
+        place.held(name)
+    smallest, largest, kind = place.arithmetic.smallest, place.arithmetic.largest, place.node.kind
+    if kind in ("CELU", "Softplus"):
+        scale = place["alpha" if kind == "CELU" else "beta"]
+        Malformed.unless(scale >= smallest, f"{place.node}: Expected a normal number above 0. Got {scale!r}.")
+    limit = largest.numerator.bit_length() * 0.69  # log 2 is above that: exp does not overflow
+    fits = 0 <= place.settings.get("threshold", 0.0) <= limit
+    Malformed.unless(fits, f"{place.node}: Expected a threshold from 0 to {limit}. Got another.")
+    place.spend(15_000_000)
+    curve, entries = CURVES[kind](place.settings), root_up(prod(place.shape))
+    underflow = curve.jump / smallest + 8
+    numbers = (curve.growth * max(ONE, curve.amplification), curve.offset * entries)
+    rounding = Rounding(curve.terms, curve.amplification, curve.offset * entries, underflow, numbers)
+    work = 1_000 * prod(place.shape)
+    return Step(place.shape, curve.slope**2, curve.apply, rounding, curve.at_zero * entries, work)
+
+
+def _softmax(place: Place) -> Step:
+    """See Note [Softmax]."""
+    shape, axis = place.shape, _axis(place, "dim")
+    place.require(axis >= 1, "a dim other than the batch", shape)
+    terms, sums = shape[axis - 1], prod(shape) // shape[axis - 1]
+
+    def apply(x: Floats) -> Floats:
+        powers = np.exp(x - x.max(axis=axis, keepdims=True))
+        return powers / powers.sum(axis=axis, keepdims=True)
+
+    rounding = Rounding(2 * terms + 88, ZERO, root_up(sums), terms + 4)
+    return Step(shape, Fraction(1, 4), apply, rounding, root_up(Fraction(sums, terms)), 1_000 * prod(shape))
+
+
+def _normalize(place: Place) -> Step:
+    """(x − μ)/σ of each channel: a difference and a quotient, or a product with 1/σ, also of μ: at most 4 roundings."""
+    shape, mean, std = place.shape, place.tensor("mean"), place.tensor("std")
+    place.spend(100 * shape[0] * _PER_WEIGHT)
+    for tensor in (mean, std):
+        place.require(tensor.shape == shape[:1], f"{shape[0]} numbers", tensor.shape)
+    normal = place.arithmetic.smallest <= std.min()
+    Malformed.unless(bool(normal), f"{place.node}: Expected stds that are normal numbers above 0. Got others.")
+    gain, positions = 1 / Fraction(float(std.min())), prod(shape[1:])
+    shifts = [Fraction(m) / Fraction(s) for m, s in zip(mean.tolist(), std.tolist(), strict=True)]
+    offset = root_up(sum(shift**2 for shift in shifts) * positions)
+    largest = (max(ONE, gain), root_up(sum_of_squares(mean) * positions) + offset)
+    rounding = Rounding(4, gain, offset, gain + 4, largest)
+    column = (-1, *(1 for _ in shape[1:]))
+    return Step(shape, gain**2, lambda x: (x - mean.reshape(column)) / std.reshape(column), rounding, offset)
 
 
 def _batch_norm(place: Place) -> Step:
@@ -468,9 +540,13 @@ def _copy(x: Floats, sources: Sequence[Ints], fill: float = 0.0) -> Floats:
 
 
 def _upsample(place: Place) -> Step:
-    """Each pixel Π factors times, nearest neighbours."""
+    """Each pixel Π factors times, nearest neighbours; or linear interpolation, where an axis says at which positions."""
     place.require(len(place.shape) >= 2, "an input (channels, …)", place.shape)
-    factors = each(whole(1, _LARGEST_SETTING), len(place.shape) - 1)(place["factors"], f"the factors of {place.node}")
+    linear = isinstance(place["factors"], list) and isinstance((place["factors"] or [0])[0], dict)
+    read = each(_POSITIONS if linear else whole(1, _LARGEST_SETTING), len(place.shape) - 1)
+    factors: Any = read(place["factors"], f"the factors of {place.node}")
+    if linear:
+        return _interpolate(place, factors)
     sizes = [n * factor for n, factor in zip(place.shape[1:], factors, strict=True)]
     shape = place.give((place.shape[0], *sizes))
 
@@ -592,20 +668,28 @@ def _average_pool(place: Place) -> Step:
     Malformed.unless(divisor != 0, f"{place.node}: Expected a divisor_override other than 0. Got 0.")
     rows = ONE if divisor is None else Fraction(taps, abs(divisor))
 
+    def seen(axis: Axis) -> tuple[Ints, Ints, Ints]:
+        """Return where the windows along an axis begin and end inside of the image, and what is counted of them."""
+        start = np.arange(axis.outputs) * axis.stride - axis.before
+        end = np.minimum(start + axis.taps, axis.size + axis.before)  # what ceil_mode adds behind is never counted
+        first, last = np.maximum(start, 0), np.minimum(end, axis.size)
+        return first, last, end - start if place["count_include_pad"] else last - first
+
     def divisors() -> Floats:
         """Return what outputs are divided by. It is not kept: a small file may have many nodes of many outputs."""
-        counts = []
-        for axis in window.axes if divisor is None else ():
-            start = np.arange(axis.outputs) * axis.stride - axis.before
-            end = np.minimum(start + axis.taps, axis.size + axis.before)  # what ceil_mode adds behind is never counted
-            inside = np.minimum(end, axis.size) - np.maximum(start, 0)
-            counts.append(end - start if place["count_include_pad"] else inside)
+        counts = [seen(axis)[2] for axis in window.axes if divisor is None]
         return np.multiply.outer(*counts).astype(np.float64) if counts else np.array([float(divisor)])
 
     sizes = np.abs(divisors())
     least, most = Fraction(float(sizes.min())), Fraction(float(sizes.max()))
 
     def prove() -> Estimate:
+        work = _PER_TAP * sum(axis.taps * axis.outputs + axis.size for axis in window.axes)
+        if divisor is None and place.budget.affords(work):
+            place.spend(work)
+            taps = ((_intervals(*seen(axis), axis.size), axis.size) for axis in window.axes)
+            if claim**2 >= prod(_axis_square(*tap, size) for tap, size in taps):
+                return None
         ones = np.ones((1, 1, 1, *(axis.taps for axis in window.axes)))
         estimate = convolution_norm(ones, window, claim * least, place.budget, place.node)
         return None if estimate is None else estimate / float(least)
@@ -619,22 +703,100 @@ def _average_pool(place: Place) -> Step:
     return Step(shape, rows * window.overlap / least, apply, rounding, work=work, prove=prove)
 
 
+_POSITIONS: Reader[Json] = record(dict, {"outputs": whole(1, _LARGEST_SETTING), "first": real, "step": bound})
+
+
+def _interpolate(place: Place, axes: Sequence[Json]) -> Step:
+    """See Note [Interpolation]."""
+    shape, taps = place.give((place.shape[0], *(axis["outputs"] for axis in axes))), []
+    place.spend(sum(shape) * 300_000)
+    for size, axis in zip(place.shape[1:], axes, strict=True):
+        outputs, first, step = axis["outputs"], Fraction(axis["first"]), axis["step"]
+        usual = step >= Fraction(size, 2 * outputs) and first + (outputs - 1) * step <= size - Fraction(1, 2)
+        usual = usual and Fraction(-1, 2) <= first <= step / 2 and (outputs != size or step == 1)
+        usual = usual or size == 1 or (outputs == 1 and 0 <= first < size)
+        Malformed.unless(usual, f"{place.node}: Expected the positions of a resized axis of {size} pixels. Got others.")
+        positions = [min(max(first + i * step, ZERO), Fraction(size - 1)) for i in range(outputs)]
+        lower = [min(int(position), max(size - 2, 0)) for position in positions]
+        shares = [position - low for position, low in zip(positions, lower, strict=True)]
+        weights = np.array([[float(1 - share), float(share)] for share in shares])
+        taps.append((np.minimum(np.array(lower)[:, None] + [0, 1], size - 1), weights))
+    terms = 76 * sum(size + 1 for size in place.shape[1:]) + 10
+    return _separable(place, shape, taps, Rounding(terms, place.node.lipschitz, underflow=10))
+
+
+Taps = tuple[Ints, Floats]  # (outputs, k): output i is the sum of weights[i, k]·x[places[i, k]]
+
+
+def _separable(place: Place, shape: Shape, taps: Sequence[Taps], rounding: Rounding) -> Step:
+    """One matrix of weights ≥ 0 per axis, see Note [Averages]."""
+
+    def apply(x: Floats) -> Floats:
+        for number, (places, weights) in enumerate(taps, start=2):
+            x = np.moveaxis(x, number, -1)
+            columns = (x[..., places[:, k]] * weights[:, k] for k in range(places.shape[1]))
+            x = np.moveaxis(reduce(np.add, columns), -1, number)
+        return x
+
+    square = prod(_axis_square(*tap, size) for tap, size in zip(taps, place.shape[1:], strict=True))
+    work = 100 * sum(places.shape[1] for places, _ in taps) * max(prod(shape), prod(place.shape))
+    return Step(shape, square, apply, rounding, work=work)
+
+
+def _axis_square(places: Ints, weights: Floats, size: int) -> Fraction:
+    """Return at least ‖A‖², see Note [Averages]."""
+    vector, flat = np.ones(len(places)), places.ravel()
+    for _ in range(65):
+        before = vector
+        seen = np.bincount(flat, (weights * before[:, None]).ravel(), size)
+        vector = (weights * seen[places]).sum(axis=1)
+        ratio, vector = float((vector / before).max()), np.maximum(vector / vector.max(), 1e-200)
+    terms = places.shape[1] + int(np.bincount(flat).max()) + 9
+    return Fraction(ratio) * (1 + Fraction(terms, 2**53 - terms))
+
+
+def _adaptive_pool(place: Place) -> Step:
+    """Output i of o is the mean of the pixels from ⌊in/o⌋ up to ⌈(i + 1)n/o⌉. The sum may be divided once for each axis."""
+    place.require(len(place.shape) == place.dimensions + 1, f"{place.dimensions + 1} axes", place.shape)
+    shape, taps = place.give((place.shape[0], *place["output_size"])), []
+    for size, outputs in zip(place.shape[1:], place["output_size"], strict=True):
+        place.spend(_PER_TAP * (size + 2 * outputs))
+        number = np.arange(outputs)
+        start, end = number * size // outputs, -(-(number + 1) * size // outputs)
+        taps.append(_intervals(start, end, end - start, size))
+    count = prod(places.shape[1] for places, _ in taps)
+    largest = (place.node.lipschitz * count, ZERO)
+    return _separable(
+        place, shape, taps, Rounding(count + 2, place.node.lipschitz, underflow=count + 2, largest=largest)
+    )
+
+
+def _intervals(start: Ints, end: Ints, divisor: Ints, size: int) -> Taps:
+    places = start[:, None] + np.arange(int((end - start).max()))
+    return np.minimum(places, size - 1), (places < end[:, None]) / divisor[:, None]
+
+
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
-def _affine(place: Place, kernel: Floats, window: Window, shape: Shape, apply: Apply, work: int = 0) -> Step:
-    """A convolution with kernel (groups, outputs, inputs, taps, taps), or a matrix, and a bias.
+def _affine(
+    place: Place, kernel: Floats, window: Window, shape: Shape, apply: Apply, work: int = 0, transposed: bool = False
+) -> Step:
+    """A convolution with kernel (groups, outputs, inputs, taps, taps), or its transpose, or a matrix, and a bias.
 
     A sum of n products and a bias is off by at most γ_{n+1} times the sum of absolute values, plus what underflows.
     ‖W‖ ≤ ‖|W|‖, of which the square is at most the largest row sum times the largest column sum times the copies.
     """
     groups, outputs, inputs, *_ = kernel.shape
-    channels, products = groups * outputs, kernel[0, 0].size
+    channels, products = (
+        groups * (inputs if transposed else outputs),
+        kernel[0, :, 0].size if transposed else kernel[0, 0].size,
+    )
     bias = place.tensor("bias", np.zeros(channels))
     place.require(bias.shape == (channels,), f"a bias of {channels} numbers", bias.shape)
     norm = root_up(sum_of_squares(bias) * (prod(shape) // channels))
     place.spend(kernel.size * _PER_WEIGHT)
-    row_sum = largest_row_sum(kernel.reshape(channels, -1))
+    row_sum = largest_row_sum(kernel.reshape(groups * outputs, -1))
     square = row_sum * largest_row_sum(kernel.swapaxes(1, 2).reshape(groups * inputs, -1)) * window.copies
     rounding = Rounding(products + 1, root_up(square), norm, products + 1)
     prove = partial(convolution_norm, kernel, window, place.node.lipschitz, place.budget, place.node)
@@ -674,6 +836,43 @@ def _convolution(place: Place) -> Step:
 
     work = prod(taps) * (100_000 + 20 * shape[0] * window.outputs)
     return _affine(place, kernel, window, result, apply, work=work)
+
+
+def _transposed(place: Place) -> Step:
+    """The transpose of a convolution with zero padding, from the image that is given to the one that is taken.
+
+    Of the windows of that convolution there are as many as the image that is taken has pixels. Pixels that none of them
+    sees hold the bias alone: `output_padding` adds some at the end.
+    """
+    shape, weight, groups, d = place.shape, place.tensor("weight"), place["groups"], place.dimensions
+    place.require(len(shape) == d + 1, f"an input of {d + 1} axes", shape)
+    place.require(weight.ndim == d + 2, f"a kernel of {d} axes", weight.shape)
+    inputs, per_group, *taps = weight.shape
+    taps = [1] * (2 - d) + taps
+    place.require(shape[0] == inputs and inputs % groups == 0, f"{inputs} channels in {groups} groups", shape)
+    axes, names = [], ("stride", "dilation", "padding", "output_padding")
+    numbers = zip((1,) * (2 - d) + shape[1:], taps, *(place[name] for name in names), strict=True)
+    for size, k, stride, dilation, (before, after), extra in numbers:
+        reached = (size - 1) * stride + (k - 1) * dilation + 1
+        place.give((reached,))
+        axes.append(Axis(reached - before - after + extra, k, stride, dilation, before, after - extra))
+    window, channels = Window((axes[0], axes[1])), groups * per_group
+    result = place.give((channels, *(axis.size for axis in axes[2 - d :])))
+    kernel = weight.reshape(groups, -1, per_group, *taps)
+
+    def apply(x: Floats, bias: Floats) -> Floats:
+        padded = (max(axis.padded, axis.before + axis.size) for axis in axes)
+        total = np.zeros((len(x), groups, per_group, *padded))
+        x = x.reshape(len(x), groups, inputs // groups, -1)
+        for t, u in np.ndindex(*taps):
+            part = (kernel[..., t, u].swapaxes(1, 2) @ x).reshape(*total.shape[:3], *(axis.outputs for axis in axes))
+            total[..., axes[0].seen(t), axes[1].seen(u)] += part
+        rows, columns = (slice(axis.before, axis.before + axis.size) for axis in axes)
+        inside = total[..., rows, columns].reshape(len(x), channels, -1)
+        return (inside + bias[:, None]).reshape(len(x), *result)
+
+    work = prod(taps) * (100_000 + 20 * channels * prod(shape[1:]))
+    return _affine(place, kernel, window, result, apply, work, transposed=True)
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -740,8 +939,22 @@ KINDS: dict[str, Kind] = {
     "Add": Kind(_add, inputs=range(2, sys.maxsize)),
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),
     "PixelShuffle": Kind(_pixel_shuffle, {"factor": _SIZE}),
-    "Upsample": Kind(_upsample, {"factors": anything}),
     "Linear": Kind(_linear),
+    "Normalize": Kind(_normalize),
+    "Softmax": Kind(_softmax, {"dim": anything}, assumes=True),
+}
+KINDS |= dict.fromkeys(
+    ("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"), Kind(_upsample, {"factors": anything})
+)
+KINDS |= dict.fromkeys(("AlphaDropout", "FeatureAlphaDropout", "Dropout1d", "Dropout2d"), KINDS["Dropout"])
+_shapes: dict[str, dict[str, Reader[Any]]] = {
+    "ELU": {"alpha": real},
+    "CELU": {"alpha": real},
+    "GELU": {"approximate": choice("none", "tanh")},
+    "Softplus": {"beta": real, "threshold": real},
+}
+KINDS |= {
+    name: Kind(_curve, _shapes.get(name, {}), assumes=name not in ("Hardswish", "Hardsigmoid")) for name in CURVES
 }
 for _d in (1, 2):
     _ones, _cut = _per_axis(_d, _SIZE, 1), {"padding": _pads(_d, least=-_LARGEST_SETTING)}
@@ -756,6 +969,16 @@ for _d in (1, 2):
     _convolving = {"stride": _ones, "padding": _pads(_d), "dilation": _ones, "groups": _SIZE, **_modes}
     KINDS |= {
         f"Conv{_d}d": Kind(_convolution, _convolving),
+        f"ConvTranspose{_d}d": Kind(
+            _transposed,
+            {
+                **dict.fromkeys(("stride", "dilation"), _ones),
+                "padding": _pads(_d),
+                "output_padding": _per_axis(_d, whole(0, _LARGEST_SETTING), 0),
+                "groups": _SIZE,
+            },
+        ),
+        f"AdaptiveAvgPool{_d}d": Kind(_adaptive_pool, {"output_size": each(_SIZE, _d)}),
         f"BatchNorm{_d}d": Kind(_batch_norm, {"eps": bound}),
         f"MaxPool{_d}d": Kind(_max_pool, {**_pooling, "dilation": _ones}),
         f"AvgPool{_d}d": Kind(_average_pool, {**_pooling, **_counting}),

@@ -5,11 +5,16 @@ The exporter follows the plain network module by module. A few kinds are first w
 same function in operators that keep its numbers:
 
 * GroupSort is `TopK`, the exporter having no stable sort.
-* Average pooling, upsampling and, in float64, convolution are `Gather`, which lays the pixels under each tap side by side,
-  and a sum or `MatMul`: onnxruntime has no `AveragePool`, `Resize` and `Conv` for float64 on the CPU. They add the same
-  products, so that a certificate, which allows for every order of summation, holds for either.
+* Average pooling, upsampling and, in float64, convolution are `Gather`, which lays the pixels under each tap side by
+  side, and a sum or `MatMul`: onnxruntime has no `AveragePool`, `Resize` and `Conv` for float64 on the CPU. They add
+  the same products, so that a certificate, which allows for every order of summation, holds for either.
+* Adaptive pooling, average pooling whose divisor varies and linear interpolation are a `MatMul` for each axis.
+  Transposed convolution in float64, or with more output padding than onnxruntime takes, is `Gather` and `MatMul` too.
+* Smooth activations are written in exp, log and tanh, of which onnxruntime has float64, in a way that does not
+  overflow. It has no erf: there GELU takes it from a Chebyshev series, to a few units in the last place.
 * The norm over positions is products, a sum and a root: what a certificate allows for, whatever a library's norm does.
-* The ε of batch normalisation and the slope of LeakyReLU become constants: ONNX's attributes would round them to float32.
+* The ε of batch normalisation and the slope of LeakyReLU become constants: ONNX's attributes would round them to
+  float32.
 * A convolution's padding is an operator of its own: "same" with a dilation is something that onnxruntime does not run.
 
 The initialisers are the weights of `plain(model)` under their own names, bit for bit, in float64 graphs too: there a
@@ -26,15 +31,17 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.certify import Node
+from isoconv.certify.separable import axis_taps
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
-from isoconv.nn import GroupSort, L2NormPool2d
+from isoconv.nn import GroupSort, L2NormPool2d, Normalize
 from isoconv.records import require
 
 OPSET = 13
@@ -116,7 +123,42 @@ def _convolution(node: Node, module: Any, x: Tensor) -> Tensor:
     return y if bias is None else y + _per_channel(bias, node)
 
 
+def _transposed(node: Node, module: Any, x: Tensor) -> Tensor:
+    names = ("stride", "padding", "output_padding", "dilation", "groups")
+    stride, pads, extra, dilation, groups = (node.settings[name] for name in names)
+    weight, bias = _cast(module.weight, x), _cast(module.bias, x)
+    if x.dtype == torch.float32 and all(e < s for e, s in zip(extra, stride, strict=True)):
+        convolve: Any = F.conv_transpose1d if weight.dim() == 3 else F.conv_transpose2d
+        return convolve(x, weight, bias, stride, [before for before, _ in pads], extra, groups, dilation)
+    size, outputs = node.input_shape[1:], node.output_shape[1:]
+    under, inside = (
+        np.zeros((1, 1), np.int64),
+        np.ones((1, 1), bool),
+    )  # (taps, positions): the pixel that a tap brings there
+    for n, m, k, s, d, (before, _) in zip(size, outputs, weight.shape[2:], stride, dilation, pads, strict=True):
+        reached = np.arange(m) + before - d * np.arange(k)[:, None]
+        here = (reached % s == 0) & (reached >= 0) & (reached < n * s)
+        under = (under[:, None, :, None] * n + (reached // s)[:, None]).reshape(len(under) * k, -1)
+        inside = (inside[:, None, :, None] & here[:, None]).reshape(len(inside) * k, -1)
+    places = torch.from_numpy(np.where(inside, under, size.numel()))  # a zero behind the image
+    columns = F.pad(x.flatten(2), (0, 1)).index_select(2, places.flatten())
+    kernel = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(1, 2).flatten(2)
+    y = (kernel @ columns.reshape(-1, groups, kernel.shape[2], places.shape[1])).reshape(-1, *node.output_shape)
+    return y if bias is None else y + _per_channel(bias, node)
+
+
+def _separable(node: Node, module: Any, x: Tensor) -> Tensor:
+    for axis, (places, weights, size) in enumerate(axis_taps(node), start=2):
+        dense = np.zeros((len(places), size))
+        np.add.at(dense, (np.arange(len(places))[:, None], places.numpy()), weights.numpy())
+        matrix = torch.from_numpy(dense).to(x.dtype)
+        x = matrix @ x if axis < x.dim() - 1 else x @ matrix.T
+    return x
+
+
 def _average_pool(node: Node, module: Any, x: Tensor) -> Tensor:
+    if node.settings["ceil_mode"] or not node.settings["count_include_pad"]:
+        return _separable(node, module, x)
     taps = node.settings["kernel_size"]
     columns = _columns(_pad(node, x), taps, node.settings["stride"], [1] * len(taps))
     return columns.sum(dim=2).reshape(-1, *node.output_shape) / (node.settings["divisor_override"] or math.prod(taps))
@@ -142,6 +184,8 @@ def _columns(x: Tensor, taps: Sequence[int], stride: Sequence[int], dilation: Se
 
 
 def _upsample(node: Node, module: Any, x: Tensor) -> Tensor:
+    if isinstance(node.settings["factors"][0], dict):
+        return _separable(node, module, x)
     size = node.input_shape[1:]
     taken = node.module(torch.arange(size.numel(), dtype=torch.float64).reshape(1, 1, *size)).flatten().long()
     return x.flatten(2).index_select(2, taken).reshape(-1, *node.output_shape)
@@ -164,6 +208,54 @@ def _leaky(node: Node, module: Any, x: Tensor) -> Tensor:
     return torch.where(x > 0, x, x * node.settings["negative_slope"])
 
 
+def _normalize(node: Node, module: Any, x: Tensor) -> Tensor:
+    return (x - _per_channel(_cast(module.mean, x), node)) / _per_channel(_cast(module.std, x), node)
+
+
+def _elu(node: Node, module: Any, x: Tensor) -> Tensor:
+    alpha, scale = node.settings.get("alpha", 1.6732632423543772), 1.0507009873554805 if node.kind == "SELU" else 1.0
+    left = alpha * (torch.exp(x.clamp(max=0) / (alpha if node.kind == "CELU" else 1.0)) - 1)
+    return scale * torch.where(x > 0, x, left)
+
+
+def _softplus(node: Node, module: Any, x: Tensor) -> Tensor:
+    beta = node.settings.get("beta", -1.0)  # LogSigmoid is −Softplus(−x)
+    z = x * beta
+    return (z.clamp(min=0) + torch.log(1 + torch.exp(-z.abs()))) / beta
+
+
+def _mish(node: Node, module: Any, x: Tensor) -> Tensor:
+    return x * torch.tanh(x.clamp(min=0) + torch.log(1 + torch.exp(-x.abs())))
+
+
+def _gate(node: Node, module: Any, x: Tensor) -> Tensor:
+    gate = (x + 3).clamp(0, 6)
+    return (x * gate if node.kind == "Hardswish" else gate) / 6
+
+
+# log erfc(z) + z² as a Chebyshev series in 2/(2 + z), from 1 at z = 0 to ¼ at z = 6; off by less than 3e-16.
+_ERFC = (
+    *(-1.0739143679162135, 1.1670031322180163, -0.10820315673623807, 0.019883924220231, -0.00615809769543211),
+    *(0.001753072669482793, -0.000463523027480092, 0.000127986519745969, -3.7689331204858e-05, 1.133744752291e-05),
+    *(-3.405791596245e-06, 1.02682207882e-06, -3.13013388302e-07, 9.6406389159e-08, -2.9877368477e-08),
+    *(9.296636289e-09, -2.904094336e-09, 9.10889503e-10, -2.86771834e-10, 9.0567637e-11, -2.8680553e-11, 9.104791e-12),
+    *(-2.896934e-12, 9.23658e-13, -2.95058e-13, 9.4419e-14, -3.0262e-14, 9.714e-15, -3.122e-15, 1.005e-15, -3.24e-16),
+)
+
+
+def _gelu(node: Node, module: Any, x: Tensor) -> Tensor:
+    if x.dtype == torch.float32 or node.settings["approximate"] == "tanh":
+        return F.gelu(x, approximate=node.settings["approximate"])
+
+    z = (x.abs() * math.sqrt(0.5)).clamp(max=6)  # where erfc is 2e-17
+    s, later, last = (2 / (2 + z) - 0.625) / 0.375, torch.zeros_like(z), torch.zeros_like(z)
+    first, *others = _ERFC
+    for coefficient in reversed(others):  # Clenshaw's recurrence
+        later, last = 2 * s * later - last + coefficient, later
+    tail = torch.exp(s * later - last + first - z * z) / 2
+    return x * torch.where(x > 0, 1 - tail, tail)
+
+
 def _group_sort(node: Node, module: Any, x: Tensor) -> Tensor:
     size, axis, shape = node.settings["group_size"], node.settings.get("axis", 0), list(node.input_shape)
     groups = x.reshape(-1, *shape[:axis], size, shape[axis] // size, *shape[axis + 1 :])
@@ -181,7 +273,15 @@ _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     L2NormPool2d: _norm_pool,
     nn.Linear: _linear,
     nn.LeakyReLU: _leaky,
-    nn.Upsample: _upsample,
+    Normalize: _normalize,
+    nn.GELU: _gelu,
+    nn.Mish: _mish,
+    **dict.fromkeys((nn.ELU, nn.CELU, nn.SELU), _elu),
+    **dict.fromkeys((nn.Softplus, nn.LogSigmoid), _softplus),
+    **dict.fromkeys((nn.Hardswish, nn.Hardsigmoid), _gate),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _separable),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d), _transposed),
+    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _upsample),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d), _convolution),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), _average_pool),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),

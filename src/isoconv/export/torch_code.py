@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+import isoconv.nn
 from isoconv.certify import Node
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
@@ -100,6 +101,9 @@ def _expression(node: Node) -> str:
     Refuse a module that was changed after it was made, so that its constructor would make another.
     """
     module, kind, empty = node.module, type(node.module), inspect.Parameter.empty
+    if kind is isoconv.nn.Normalize:
+        numbers = ([float(str(value)) for value in tensor.numpy()] for tensor in (module.mean, module.std))
+        return f"Normalize({', '.join(map(str, numbers))})"
     if kind is nn_graph.Translate:
         return f"Translate(torch.zeros({tuple(module.bias.shape)}))"
     names = [name for name in inspect.signature(kind).parameters if hasattr(module, name)]
@@ -208,6 +212,22 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class Normalize(nn.Module):
+    """(x − mean)/std for each channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = (-1, *[1] * (x.dim() - 2))
+        return (x - self.mean.view(channels)) / self.std.view(channels)
 
 
 class ChannelShift(nn.Module):
@@ -347,7 +367,7 @@ class Graph(nn.Module):
 _OURS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (
-        *(MaxMin, GroupSort, Householder, Abs, Scale, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
+        *(MaxMin, GroupSort, Householder, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
         *(BatchCentering, LayerCentering),
         *(Add, Concat, Slice, Reshape, Permute, Translate, Graph),
     )

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from isoconv.nn.activations import GroupSort as GroupSort
     from isoconv.nn.activations import Householder as Householder
     from isoconv.nn.activations import MaxMin as MaxMin
+    from isoconv.nn.activations import Normalize as Normalize
     from isoconv.nn.activations import Scale as Scale
     from isoconv.nn.bcop import BCOPConv1d as BCOPConv1d
     from isoconv.nn.bcop import BCOPConv2d as BCOPConv2d

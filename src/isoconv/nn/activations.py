@@ -5,6 +5,7 @@ the checks.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,6 +104,38 @@ class Scale(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.factor:g}"
+
+
+class Normalize(nn.Module):
+    """(x − mean)/std for each channel of (N, C, …): the normalisation of inputs, made part of the network.
+
+    Its Lipschitz constant is 1/(the least std). Perturbations and radii are then those of the image before it.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        listed = isinstance(mean, (list, tuple)) and isinstance(std, (list, tuple)) and len(mean) == len(std) > 0
+        listed = listed and all(isinstance(value, (int, float)) and abs(value) < 1e38 for value in (*mean, *std))
+        expected = "lists of a finite mean and an std above 0 for each channel"
+        require(listed and min(std) >= 1e-37, expected, f"{mean} and {std}")  # as float32 can hold them
+        self.register_buffer("mean", torch.tensor([float(value) for value in mean]))
+        self.register_buffer("std", torch.tensor([float(value) for value in std]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalize(x, self.mean, self.std)
+
+    def extra_repr(self) -> str:
+        return f"{self.mean.tolist()}, {self.std.tolist()}"
+
+
+@torch.fx.wrap
+def normalize(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return what `Normalize` does to `x`."""
+    channels = [-1] + [1] * (x.dim() - 2)
+    return (x - mean.view(channels)) / std.view(channels)
 
 
 @torch.fx.wrap

@@ -96,7 +96,7 @@ class _BCOP(OrthogonalisedConvolution):
         W = (W.mT if self._swapped else W).movedim(self._tap_axes, self._last_axes)
         if self.groups > 1:
             W = W.flatten(-3 - self.dimensions, -2 - self.dimensions)
-        return (W if self.folded else unfold_stride(W, self._factors)).contiguous()
+        return self._finish(W).contiguous()
 
 
 class _BCOP2d(_BCOP):
@@ -127,9 +127,9 @@ class BCOPConv2d(_BCOP2d):
 
     Replaces `torch.nn.Conv2d` and takes its arguments in its order. By default the padding is circular and "same", and the
     layer orthogonal for images of any size that the stride divides; with other arguments it is always 1-Lipschitz, but
-    not always orthogonal. The page "Use it in your own model" has a table. `weight` is the kernel that is convolved with,
-    (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is dilated,
-    (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
+    not always orthogonal. The page "Put orthogonal layers into your own model" has a table. `weight` is the kernel that is
+    convolved with, (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is
+    dilated, (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
 
     orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
     frozen : not trained; the paper's BCOP-Fixed
@@ -172,11 +172,13 @@ class BCOPConvTranspose2d(_BCOP2d):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int, ...] = 1,
-        *arguments: Any,
+        padding_mode: str = "circular",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        sizes = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
-        super().__init__(*sizes, *arguments, **options)
+        sizes = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
+        super().__init__(*sizes, bias, padding_mode, device, dtype, **options)
         self.output_padding = per_axis(output_padding, "output_padding", 2, least=0)
         most = [0 if self.padding == "same" else s - 1 for s in self.stride]
         fits = all(p <= limit for p, limit in zip(self.output_padding, most, strict=True))

@@ -92,7 +92,7 @@ class LipschitzConvolution(BuiltWeight):
         self.folded = len(set(s)) == 1 and self._factors == s and set(self.dilation) == {1}
         if self.folded and self._same:  # of the downsampled image
             amounts = [same_padding(taps // s[0]) for taps in k]
-        self._pads, self._extension = tuple(amounts), [0] * d
+        self._pads, self._extension, self.fits_always = tuple(amounts), [0] * d, self._same and set(s) == {1}
         factor, (c_out, c_in) = s[0] if self.folded else 1, (out_channels, in_channels)
         c_out, c_in = (c_in, c_out) if self._is_adjoint else (c_out, c_in)
         #: The shape of `weight`.
@@ -119,10 +119,8 @@ class LipschitzConvolution(BuiltWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         batch = self._as_batch(x)
-        if not self._same or any(map(mod, batch.shape[2:], self.stride)):
+        if not self.fits_always:
             batch = self._extend(batch)
-        elif any(self._extension):
-            self._extension = [0] * self.dimensions
         if self.folded and self._same:
             batch = downsample(batch, self.stride[0]) if self.stride[0] > 1 else batch
             y = convolve_same(batch, self.weight, self.bias, self.padding_mode, self._pads, groups=self.groups)
@@ -151,6 +149,10 @@ class LipschitzConvolution(BuiltWeight):
     def _extend(self, batch: Tensor) -> Tensor:
         """Return a batch extended by zeros, where its size needs it. Remember by how many, for `plain`."""
         sizes = tuple(batch.shape[2:])
+        if self._same and not any(map(mod, sizes, self.stride)):
+            if any(self._extension):
+                self._extension = [0] * self.dimensions
+            return batch
         covered = self._same or all(
             n + p + q >= r for n, (p, q), r in zip(sizes, self._pads, self.reaches, strict=True)
         )

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -31,12 +32,18 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
     evaluation; MaxMin and the like stay; a BatchCentering behind a convolution becomes part of its bias. Other modules are
     copied. The model itself is left alone.
 
-    With `input_shape` (without the batch) a network that is no `nn.Sequential` of such modules becomes a
+    Layers whose stride does not divide their images extend them by zeros, and the plain form those of one size. It is that
+    of `input_shape` (without the batch), or else of the last image that the model saw.
+
+    With `input_shape` a network that is no `nn.Sequential` of such modules becomes a
     `isoconv.nn.Graph` of them in evaluation mode: its forward is traced for inputs of that shape, and what cannot be
     traced is refused by name and line. `DataParallel`, `DistributedDataParallel`, `AveragedModel` and what
     `torch.compile` returns are unwrapped.
     """
-    network = _plain(unwrap(model), {})
+    model = unwrap(model)
+    if input_shape is not None:
+        show_image(model, input_shape)
+    network = _plain(model, {})
     if input_shape is None or is_chain(network):
         return network
     graph = trace(copy.deepcopy(network), input_shape)
@@ -72,6 +79,21 @@ def unwrap(model: nn.Module, once: bool = False) -> nn.Module:
 def is_chain(model: nn.Module) -> bool:
     """Return whether a network is a leaf module, or a sequence of chains."""
     return is_leaf(model) or (is_ordinary_sequence(model) and all(map(is_chain, model.children())))
+
+
+@torch.no_grad()
+def show_image(model: nn.Module, input_shape: Sequence[int]) -> None:
+    """Let a model see an image of this shape in evaluation mode, if it has layers that must know the size for `plain`."""
+    modes = [(module, module.training) for module in model.modules()]
+    probe = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if probe is None or all(module.fits_always for module, _ in modes if isinstance(module, LipschitzConvolution)):
+        return
+    try:
+        with suppress(Exception):  # a model that cannot take the image: whoever runs the plain form finds out
+            model.eval()(probe.new_zeros(1, *input_shape))
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:

@@ -1,0 +1,386 @@
+"""Every argument of torch's convolutions: what the layer computes, when it is orthogonal, and what `plain` makes of it.
+
+A table of arguments is sampled. What a layer must compute is written down again here, by indices; and so is when it must be
+orthogonal, as in the table of the page "Put orthogonal layers into your own model".
+"""
+
+import inspect
+import math
+import random
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import isoconv
+from helpers import jacobian, made, polar_by_svd, randomised, singular_values
+from isoconv import IsoconvError
+from isoconv.certify import lipschitz_bound
+from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, RKL2NEConv2d, RKOConv2d, StandardConv2d
+from isoconv.nn.convolution import unfold_stride
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+class Case(NamedTuple):
+    """Arguments of a convolution in torch's order, and the size of its image."""
+
+    c_in: int
+    c_out: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: str
+    size: tuple[int, ...]
+
+    def make(self, kind: Any, **options: Any) -> Any:
+        arguments = self.c_in, self.c_out, self.kernel, self.stride, self.padding, self.dilation, self.groups, True
+        return kind(*arguments, self.padding_mode, **options)
+
+    @property
+    def reaches(self) -> list[int]:
+        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+
+    @property
+    def outputs(self) -> list[int]:
+        """Sizes of the output: ⌈n/s⌉ for "same", torch's for numbers."""
+        if self.padding == "same":
+            return [-(-n // s) for n, s in zip(self.size, self.stride, strict=True)]
+        axes = zip(self.size, self.padding, self.reaches, self.stride, strict=True)
+        return [(n + 2 * p - r) // s + 1 for n, p, r, s in axes]
+
+    @property
+    def is_orthogonal(self) -> bool:
+        """What the documentation promises of BCOP."""
+        o, i = self.c_out // self.groups, self.c_in // self.groups
+        shared = [math.gcd(s, d) for s, d in zip(self.stride, self.dilation, strict=True)]
+        pixels = i * math.prod(s // e for s, e in zip(self.stride, shared, strict=True))
+        circular, pads = (
+            self.padding_mode == "circular",
+            self.padding if self.padding != "same" else (None,) * len(self.size),
+        )
+        axes = list(zip(self.size, self.stride, self.outputs, self.reaches, pads, strict=True))
+        rows = all(p == 0 or ((circular or (p is None and r == s)) and n % s == 0) for n, s, _, r, p in axes)
+        columns = all(m * s >= n if circular else (p or 0) >= r - 1 for n, s, m, r, p in axes) and set(shared) == {1}
+        return (o <= pixels and rows) or (o >= pixels and columns)
+
+
+def sample(count: int, axes: int, seed: int) -> list[Case]:
+    """Cases drawn at random: all that a layer takes, with images of a few pixels."""
+    draw, cases = random.Random(seed), []
+    while len(cases) < count:
+        kernel = tuple(draw.choice((1, 2, 3, 3, 4, 5)) for _ in range(axes))
+        stride = tuple(draw.randint(1, min(k, 3)) for k in kernel)
+        dilation = tuple(draw.choice((1, 1, 2, 3)) for _ in range(axes))
+        groups, mode = draw.choice((1, 1, 2, 3)), draw.choice(("circular", "circular", "zeros"))
+        reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+        padding: Any = tuple(draw.randint(0, (r - 1) // (2 if mode == "circular" else 1)) for r in reaches)
+        padding = draw.choice(("same", "same", padding))
+        least, pixel = draw.choice((reaches, (1,) * axes)), draw.choice((stride, (1,) * axes))
+        size = tuple((draw.randint(0, 3) + -(-n // s)) * s for n, s in zip(least, pixel, strict=True))
+        c_in, c_out = groups * draw.randint(1, 3), groups * draw.choice((1, 2, 3, 5, 9, 13))
+        case = Case(c_in, c_out, kernel, stride, padding, dilation, groups, mode, size)
+        if min(case.outputs) >= 1 and c_in * math.prod(size) <= 400:
+            cases.append(case)
+    return cases
+
+
+CASES_2D, CASES_1D = sample(130, 2, seed=1), sample(40, 1, seed=2)
+KINDS = {"bcop": BCOPConv2d, "bcop-bjorck": partial(BCOPConv2d, orthogonalisation="bjorck")}
+KINDS |= {"rko": RKOConv2d, "rkl2ne": RKL2NEConv2d, "standard": StandardConv2d}
+
+
+def named(case: Case) -> str:
+    return "-".join(map(str, case)).replace(" ", "")
+
+
+cases_2d = pytest.mark.parametrize("case", CASES_2D, ids=named)
+cases = pytest.mark.parametrize("case", [*CASES_2D, *CASES_1D], ids=named)
+
+
+def kernel_of(layer: Any) -> Tensor:
+    """The kernel as torch's layer would have it, from the layer's `weight`."""
+    return unfold_stride(layer.weight, layer.stride) if layer.weight.shape[2:] != layer.kernel_size else layer.weight
+
+
+def convolve_by_index(x: Tensor, layer: Any, case: Case) -> Tensor:
+    """Σ_t W_t x[i·s + t·d − p], the image extended by zeros to a multiple of the stride, and periodic or zero beyond."""
+    weight = kernel_of(layer).detach()
+    for axis, (s, d, r, m) in enumerate(zip(case.stride, case.dilation, case.reaches, case.outputs, strict=True)):
+        n, axis_of_x = case.size[axis], 2 + 2 * axis
+        period = -(-n // s) * s
+        if case.padding == "same":  # half of what is missing; where a kernel is k/s blocks of s pixels, whole blocks
+            whole = layer.weight.shape[2:] != layer.kernel_size or s == 1 == d
+            p = s * (case.kernel[axis] // s // 2) if whole else (r - s + 1) // 2
+        else:
+            p = case.padding[axis]
+        index = torch.arange(m)[:, None] * s + torch.arange(case.kernel[axis]) * d - p
+        index = index % period if case.padding_mode == "circular" else index
+        inside = ((index >= 0) & (index < n)).to(x.dtype)
+        taken = x.index_select(axis_of_x, index.clamp(0, n - 1).flatten())
+        x = taken.unflatten(axis_of_x, index.shape) * inside.reshape(*index.shape, *[1] * (taken.dim() - axis_of_x - 1))
+    g = case.groups
+    if len(case.size) == 1:
+        y = torch.einsum("ngimk,goik->ngom", x.unflatten(1, (g, -1)), weight.unflatten(0, (g, -1)))
+    else:
+        y = torch.einsum("ngimkwl,goikl->ngomw", x.unflatten(1, (g, -1)), weight.unflatten(0, (g, -1)))
+    return y.flatten(1, 2) + layer.bias.detach().reshape(-1, *[1] * len(case.size))
+
+
+@cases
+@torch.no_grad()
+def test_what_is_computed_and_its_plain_form(case):
+    """By indices, and by torch's own layers, which wrap around only once."""
+    kinds = KINDS if len(case.size) == 2 else {"1d": BCOPConv1d}
+    x = torch.randn(2, case.c_in, *case.size, dtype=torch.float64)
+    for kind in kinds.values():
+        layer = case.make(kind, dtype=torch.float64).eval()
+        y = layer(x)
+        assert list(y.shape[2:]) == case.outputs
+        assert (y - convolve_by_index(x, layer, case)).abs().max() <= 1e-11
+        assert torch.equal(layer(x[0]), y[0]) or (layer(x[0]) - y[0]).abs().max() <= 1e-12
+        if case.padding_mode == "zeros" or all(r <= n for r, n in zip(case.reaches, case.size, strict=True)):
+            assert (isoconv.plain(layer)(x) - y).abs().max() <= 1e-11
+
+
+@cases
+def test_bcop_is_orthogonal_where_that_is_promised_and_never_expands(case):
+    kind = BCOPConv2d if len(case.size) == 2 else BCOPConv1d
+    for dtype, tolerance in TOLERANCE.items():
+        layer = case.make(kind, dtype=dtype).eval()
+        values = singular_values(layer, case.c_in, *case.size)
+        assert values.max() <= 1 + tolerance, dtype
+        assert not case.is_orthogonal or values.min() >= 1 - tolerance, dtype
+
+
+def test_the_promise_is_kept_to_and_not_empty():
+    """Most samples of circular padding are orthogonal; and of those that are not promised to be hardly one is."""
+    circular = [case for case in CASES_2D if case.padding_mode == "circular"]
+    assert sum(case.is_orthogonal for case in circular) >= len(circular) / 2 >= 40
+    others = [case for case in CASES_2D if not case.is_orthogonal]
+    smallest = [float(singular_values(case.make(BCOPConv2d), case.c_in, *case.size).min()) for case in others]
+    assert sum(value < 0.999 for value in smallest) >= 0.9 * len(others) >= 20
+
+
+@pytest.mark.parametrize("name", ["bcop-bjorck", "rko", "rkl2ne"])
+@pytest.mark.parametrize("case", CASES_2D[::3], ids=named)
+def test_no_other_method_expands(case, name):
+    for dtype, tolerance in TOLERANCE.items():
+        layer = randomised(case.make(KINDS[name], dtype=dtype)).eval()
+        assert singular_values(layer, case.c_in, *case.size).max() <= 1 + tolerance
+
+
+@cases_2d
+def test_the_proved_bound_of_the_plain_form(case):
+    layer = case.make(BCOPConv2d).eval()
+    layer(torch.zeros(1, case.c_in, *case.size))
+    if case.padding_mode == "zeros" or all(r <= n for r, n in zip(case.reaches, case.size, strict=True)):
+        bound = lipschitz_bound(layer, (case.c_in, *case.size)).value
+        assert bound <= 1 + (1e-5 if case.is_orthogonal else 1e-4)
+        assert bound >= float(singular_values(layer, case.c_in, *case.size).max()) - 1e-6
+
+
+@cases_2d
+@torch.no_grad()
+def test_the_transposed_layer_is_the_adjoint(case):
+    """As dense matrices; the plain form and, with zeros, torch's own layer compute the same."""
+    extra = (0, 0)
+    if case.padding == "same":
+        size = tuple(-(-n // s) * s for n, s in zip(case.size, case.stride, strict=True))
+    else:
+        size, axes = case.size, zip(case.size, case.padding, case.reaches, case.stride, strict=True)
+        extra = tuple((n + 2 * p - r) % s for n, p, r, s in axes)
+    layer = case.make(BCOPConv2d, dtype=torch.float64).eval()
+    adjoint = layer.transposed(extra)
+    forward, backward = jacobian(layer, case.c_in, *size), jacobian(adjoint, case.c_out, *case.outputs)
+    assert forward.shape == backward.mT.shape
+    assert (forward - backward.mT).abs().max() <= 1e-12
+    own = BCOPConvTranspose2d(
+        case.c_out, case.c_in, case.kernel, case.stride, case.padding, extra, case.groups, True, case.dilation,
+        case.padding_mode, dtype=torch.float64,
+    ).eval()  # fmt: skip
+    y = torch.randn(2, case.c_out, *case.outputs, dtype=torch.float64)
+    assert list(own(y).shape) == [2, case.c_in, *size]
+    if case.padding_mode == "zeros" and case.padding != "same":
+        geometry = case.stride, case.padding, extra, case.groups, case.dilation
+        expected = F.conv_transpose2d(y, kernel_of(own), own.bias, *geometry)
+        assert (own(y) - expected).abs().max() <= 1e-11
+    if case.padding_mode == "zeros" or all(r <= n for r, n in zip(case.reaches, case.outputs, strict=True)):
+        assert (isoconv.plain(own)(y) - own(y)).abs().max() <= 1e-11
+
+
+def test_arguments_have_the_order_and_the_names_of_torchs():
+    for kind, torchs in [(BCOPConv2d, nn.Conv2d), (BCOPConvTranspose2d, nn.ConvTranspose2d)]:
+        ours, theirs = (list(inspect.signature(k.__init__).parameters) for k in (kind, torchs))
+        assert ours[: len(theirs)] == theirs
+    for kind in (BCOPConv2d, RKOConv2d, RKL2NEConv2d, StandardConv2d):
+        arguments = (4, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, False, "zeros")
+        layer, torchs = kind(*arguments), nn.Conv2d(*arguments)
+        for name in ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "bias"):
+            assert getattr(layer, name) == getattr(torchs, name), name
+        assert layer.weight.shape == torchs.weight.shape
+    assert BCOPConv1d(2, 4, 3, 2, 1, 1, 2, False, "zeros", "cpu", torch.float64).weight.dtype == torch.float64
+
+
+# The traps: what looks right and is not 1-Lipschitz, or not orthogonal --------------------------------------------------
+
+
+def norm_of(module: nn.Module, *shape: int) -> float:
+    return float(singular_values(module, *shape).max())
+
+
+def test_wrapping_an_image_that_the_stride_does_not_divide_would_expand():
+    layer = BCOPConv2d(3, 12, 3, 2, 1, bias=False).eval()
+    assert norm_of(isoconv.plain(layer), 3, 5, 5) > 1.1  # torch's own circular padding
+    values = singular_values(layer, 3, 5, 5)
+    assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
+    assert norm_of(isoconv.plain(layer), 3, 5, 5) <= 1 + 1e-5  # it has seen what it is for
+    for size, ways in [((6, 6), 0), ((5, 6), 1)]:
+        plain = isoconv.plain(layer.train(), (3, *size))
+        assert layer.training and sum(isinstance(module, nn.ZeroPad2d) for module in plain.modules()) == ways
+        x = torch.randn(2, 3, *size)
+        assert (plain(x) - layer(x)).abs().max() <= 1e-5
+
+
+def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():
+    kernel, x = kernel_of(BCOPConv2d(4, 4, 4, 2, bias=False)).detach(), torch.eye(4 * 64).reshape(-1, 4, 8, 8)
+    dilated = F.conv2d(F.pad(x, (3, 3, 3, 3), mode="circular"), kernel, None, 2, 0, 2)
+    assert torch.linalg.matrix_norm(dilated.flatten(1), 2) > 1.5
+    values = singular_values(BCOPConv2d(4, 4, 4, 2, dilation=2), 4, 8, 8)
+    assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
+
+
+@pytest.mark.parametrize("c_out", [1, 4, 11, 12, 13, 23, 24, 31])
+def test_strides_that_do_not_divide_the_kernel_are_orthogonal_whatever_the_channels(c_out):
+    geometries = [(3, 2), (5, 2), ((3, 5), (2, 3)), ((4, 3), 2)]
+    for (kernel, stride), way in product(geometries, ("manifold", "bjorck")):
+        layer = BCOPConv2d(3, c_out, kernel, stride, orthogonalisation=way).eval()
+        values = singular_values(layer, 3, 6, 6)
+        assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
+
+
+def test_circular_padding_that_would_repeat_outputs_is_refused():
+    for padding, kernel in [(2, 3), ((1, 2), 3), (1, 2), (1, 1)]:
+        with pytest.raises(IsoconvError, match="outputs would repeat"):
+            BCOPConv2d(2, 2, kernel, padding=padding)
+        assert norm_of(BCOPConv2d(2, 2, kernel, padding=padding, padding_mode="zeros"), 2, 5, 5) <= 1 + 1e-5
+
+
+# Parameters, gradients ------------------------------------------------------------------------------------------------
+
+NEW = {
+    "groups": partial(BCOPConv2d, 4, 6, 3, groups=2),
+    "strided": partial(BCOPConv2d, 2, 3, 3, 2),
+    "strided, wide, groups": partial(BCOPConv2d, 4, 20, (3, 4), 2, groups=2),
+    "dilated": partial(BCOPConv2d, 2, 4, 3, dilation=(2, 1), padding=(1, 0)),
+    "transposed": partial(BCOPConvTranspose2d, 4, 6, 3, 2, 1, 1, 2),
+    "rko": partial(RKOConv2d, 4, 6, 3, 2, groups=2),
+}
+
+
+@pytest.mark.parametrize("way", ["manifold", "bjorck"])
+@pytest.mark.parametrize("name", NEW)
+def test_gradients_of_parameters_and_inputs(name, way):
+    """Of parameters along directions that keep their matrices orthonormal, by differences through the nearest ones."""
+    layer = NEW[name](dtype=torch.float64, orthogonalisation=way)
+    x = torch.randn(1, layer.in_channels, 5, 4, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(layer, x)
+    y = torch.randn_like(layer(x))
+    (layer(x).tanh() * y).sum().backward()
+    for parameter, p in layer.named_parameters():
+        assert p.grad.abs().max() > 1e-6
+        if parameter == "bias" or way == "bjorck":
+            continue
+        origin, gradient, losses = p.detach().clone(), p.grad.clone(), []
+        direction = torch.randn_like(origin)
+        for h in (1e-5, -1e-5):
+            with torch.no_grad():
+                p.copy_(polar_by_svd(origin + h * direction))
+                losses.append(float((layer(x).tanh() * y).sum()))
+        with torch.no_grad():
+            p.copy_(origin)
+        # The difference along the manifold is the product of the gradient, which is tangent, with any direction.
+        assert float((gradient * direction).sum()) == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-4, abs=1e-7)
+
+
+def test_groups_are_convolutions_of_their_own():
+    """Each group has the parameters of a layer for its channels."""
+    for kernel, stride, c_out in [(3, 1, 6), (4, 2, 6), (3, 2, 20)]:
+        grouped = BCOPConv2d(4, c_out, kernel, stride, groups=2, bias=False, dtype=torch.float64).eval()
+        x, parts = torch.randn(2, 4, 6, 6, dtype=torch.float64), []
+        for group, half in enumerate(x.chunk(2, 1)):
+            alone = BCOPConv2d(2, c_out // 2, kernel, stride, bias=False, dtype=torch.float64).eval()
+            halves = {name: p.detach().chunk(2)[group] for name, p in grouped.named_parameters()}
+            alone.load_state_dict({name: p.reshape(halves[name].shape[-alone.get_parameter(name).dim():]) for name, p in halves.items()})  # fmt: skip  # noqa: E501
+            parts.append(alone(half))
+        assert (grouped(x) - torch.cat(parts, 1)).abs().max() <= 1e-12
+
+
+def test_parameters_have_the_names_and_shapes_that_earlier_versions_wrote():
+    shapes = {name: tuple(p.shape) for name, p in BCOPConv2d(3, 16, 4, 2).state_dict().items()}
+    assert shapes == {"O": (12, 16), "MN": (2, 16, 8), "bias": (16,)}
+    shapes = {name: tuple(p.shape) for name, p in BCOPConv2d(8, 5, 3, padding=1).state_dict().items()}
+    assert shapes == {"O": (5, 8), "MN": (4, 8, 4), "bias": (5,)}
+    assert tuple(RKOConv2d(3, 8, 4, 2).matrix.shape) == (8, 48)
+    assert tuple(BCOPConv1d(3, 4, 3).M0.shape) == (4, 2)
+
+
+def test_a_layer_that_is_not_downsampled_has_the_same_parameters_and_kernel():
+    """Whether padding is "same" or a number of pixels, and with a dilation."""
+    layer = BCOPConv2d(3, 5, 4, 2, dtype=torch.float64)
+    for options in ({"padding": 1}, {"padding": 0, "padding_mode": "zeros"}, {"dilation": 3}):
+        other = BCOPConv2d(3, 5, 4, 2, dtype=torch.float64, **options)
+        other.load_state_dict(layer.state_dict())
+        assert torch.equal(kernel_of(other), kernel_of(layer))
+
+
+def test_bad_arguments_are_refused_in_one_line():
+    for arguments, match in [
+        ({"groups": 3}, "groups=3 divides"),
+        ({"groups": 0}, "groups"),
+        ({"kernel_size": 2, "stride": 3}, "stride of at most the kernel size"),
+        ({"stride": (1, 4)}, "stride of at most the kernel size"),
+        ({"dilation": 0}, "dilation"),
+        ({"dilation": (1, 2, 3)}, "dilation"),
+        ({"padding": -1}, "padding"),
+        ({"padding": "full"}, "padding"),
+        ({"padding": None}, "padding"),
+    ]:
+        for kind in (BCOPConv2d, RKOConv2d, BCOPConvTranspose2d):
+            with pytest.raises(IsoconvError, match=f"Expected.*{match}") as caught:
+                kind(**{"in_channels": 4, "out_channels": 4, "kernel_size": 3} | arguments)
+            assert "\n" not in str(caught.value)
+    with pytest.raises(IsoconvError, match=r"images of at least \(5, 5\).*Got images of \(4, 6\)"):
+        BCOPConv2d(2, 2, 3, dilation=2, padding=0)(torch.zeros(1, 2, 4, 6))
+    for extra in (2, (0, 2), -1):
+        with pytest.raises(IsoconvError, match="output_padding"):
+            BCOPConvTranspose2d(2, 2, 3, 2, 1, extra)
+    with pytest.raises(IsoconvError, match="output_padding"):
+        BCOPConvTranspose2d(2, 2, 3, 2, "same", 1)
+    with pytest.raises(IsoconvError, match="inputs that give an image"):
+        BCOPConvTranspose2d(2, 2, 3, 1, 2, padding_mode="zeros")(torch.zeros(1, 2, 1, 1))
+
+
+@pytest.mark.parametrize("name", ["ossn", "svcm"])
+def test_methods_for_one_image_size_refuse_what_they_cannot_do(name):
+    layer, _ = made(name)
+    for options in (
+        {"groups": 2},
+        {"dilation": 2},
+        {"padding": 0},
+        {"kernel_size": 3, "stride": 2},
+        {"stride": (1, 2)},
+    ):
+        arguments = {"in_channels": 4, "out_channels": 4, "kernel_size": 4, "input_size": 6} | options
+        with pytest.raises(IsoconvError, match=f"Expected {type(layer).__name__} with one group"):
+            type(layer)(**arguments)
+    rectangular = type(layer)(2, 3, (3, 2), input_size=(5, 6))
+    if name == "svcm":
+        rectangular.project()
+    assert norm_of(rectangular.eval(), 2, 5, 6) <= 1.05
