@@ -158,6 +158,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "global average": (lambda: nn.AdaptiveAvgPool2d(1), (2, 4, 6)),
     "layer norm": (lambda: nn.LayerNorm((4, 4)), (2, 4, 4)),
     "batch norm of vectors": (lambda: nn.BatchNorm1d(4), (4,)),
+    "inputs normalised": (lambda: isoconv.nn.Normalize([0.5, 0.4], [0.2, 2.0]), (2, 3, 3)),
     "repeated pixels": (lambda: nn.Upsample(scale_factor=2), (2, 3, 3)),
 }
 

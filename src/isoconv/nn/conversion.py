@@ -34,7 +34,7 @@ from isoconv.linalg.bounds import fold_stride
 from isoconv.linalg.manifold import project_to_tangent, retract
 from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import descend
-from isoconv.nn.activations import Abs, MaxMin, Scale
+from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.centring import BatchCentering, LayerCentering
@@ -380,6 +380,10 @@ def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method)
     yield nn.Sequential(centring, *bias) if bias else centring, "subtracts means; its scale is gone"
 
 
+def _centre_input(module: Normalize, *_: Any) -> Iterator[tuple[nn.Module, str]]:
+    yield Normalize(module.mean.tolist(), [1.0] * len(module.mean)), "subtracts means; its scale is gone"
+
+
 def _activate(
     module: nn.Module, before: tuple[int, ...], after: Any, method: Method
 ) -> Iterator[tuple[nn.Module, str]]:
@@ -429,6 +433,7 @@ def _repeat(
 
 _RULES: Mapping[type[nn.Module], _Rule] = {
     Scale: _scale,
+    Normalize: _centre_input,
     nn.LayerNorm: _centre_layer,
     nn.Upsample: _repeat,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
