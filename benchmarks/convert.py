@@ -214,6 +214,7 @@ def main() -> None:
         large, seconds = make_model(configure()), report.figures["resnet"]["train_seconds"]
         timed = train(make_model(configure(epochs=2)), configure(epochs=2), data, device)["train_seconds"] / 2
         epochs = 1 if asked.small else max(1, round(seconds / timed))
+        figures["gradient_norms"] = gradient_norms(large, as_float(data.take(64).images, torch.float32))
         figures |= train(large, configure(epochs=epochs), data, device)
         evaluate(large, test, 64 if asked.small else 1000, figures)
 
