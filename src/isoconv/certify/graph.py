@@ -79,7 +79,11 @@ def naming(node: Node) -> Iterator[None]:
 def _steps(network: nn.Module) -> Iterator[tuple[str, str, Sequence[str], nn.Module]]:
     """Yield the name, the path, the inputs and the module of each step, in the order in which they are made."""
     if type(network) is Graph:
-        yield from ((*node, network.get_submodule(node.path)) for node in network.nodes)
+        for node in network.nodes:
+            module = network.get_submodule(node.path)
+            separate = not getattr(module, "inplace", False)  # others may take the value that it would change
+            require(separate, "modules of a Graph that work out of place", f"{type(module).__name__} at {node.path}")
+            yield *node, module
         return
     source = INPUT
     for path, module in _leaves(network):

@@ -85,15 +85,26 @@ def is_chain(model: nn.Module) -> bool:
 def show_image(model: nn.Module, input_shape: Sequence[int]) -> None:
     """Let a model see an image of this shape in evaluation mode, if it has layers that must know the size for `plain`."""
     modes = [(module, module.training) for module in model.modules()]
-    probe = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if probe is None or all(module.fits_always for module, _ in modes if isinstance(module, LipschitzConvolution)):
-        return
+    strided = [one for one, _ in modes if isinstance(one, LipschitzConvolution) and not one.fits_always]
+    seen: dict[nn.Module, set[tuple[int, ...]]] = {layer: set() for layer in strided}
+
+    def note(layer: nn.Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
+        seen[layer].add(tuple(layer._extension))  # type: ignore[arg-type]
+
+    hooks = [layer.register_forward_hook(note) for layer in strided]
+    probe = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     try:
         with suppress(Exception):  # a model that cannot take the image: whoever runs the plain form finds out
-            model.eval()(probe.new_zeros(1, *input_shape))
+            if strided:
+                model.eval()(probe.new_zeros(1, *input_shape))
     finally:
+        for hook in hooks:
+            hook.remove()
         for module, mode in modes:
             module.training = mode
+    for layer, extensions in seen.items():
+        alike = "one number of zeros to extend the images of a layer by, so that its stride divides them"
+        require(len(extensions) < 2, alike, f"{type(layer).__name__} for images that need {sorted(extensions)}")
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
