@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import isoconv
 from benchmarks.convert import ResNet18, gradient_norms
 from certify.certificates import check, write_all
+from certify.random_graphs import RandomGraph
 from isoconv import IsoconvError, convert
 from isoconv.certify import lipschitz_bound
 from isoconv.export import export_onnx
@@ -135,6 +136,19 @@ def test_joins_keep_norms() -> None:
     network, _ = convert(Halves(), input_shape=(2, 4, 4))
     singular = torch.linalg.svdvals(jacobian(network, torch.rand(2, 4, 4)))
     assert torch.allclose(singular, torch.ones_like(singular), atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs(seed: int) -> None:
+    """Sums, slices, concatenations and shared modules in any order; the weights of sums are whatever training made them."""
+    model = RandomGraph(seed, steps=4 + seed % 5).eval()
+    network, _ = convert(model, input_shape=(4, 3, 3), carry_weights=False)
+    for module in network.modules():
+        if isinstance(module, ConvexSum) and module.logit is not None:
+            nn.init.normal_(module.logit, std=2.0)
+    x = torch.randn(4, 3, 3)
+    assert network.eval()(x[None]).shape == model(x[None]).shape
+    assert torch.linalg.matrix_norm(jacobian(network, x), 2) <= bound_of(network, (4, 3, 3)) + 1e-9 <= 1.001
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -7,9 +7,9 @@ Note [Joins]
 Every value of the new network is to be 1-Lipschitz in the network's input. Of a value v and a base b that v is computed
 from (the input, or a value that is taken more than once) a relation (f, S) says ‖Δv‖ ≤ f·‖(Δb)_S‖, S a set of entries of
 b; as b is 1-Lipschitz, v is f-Lipschitz. Relations pass through modules and joins as in Note [Relations] of
-`isoconv.certify.composition`, without its care for rounding: nothing is proved here. A concatenation whose smallest f is
-above 1 is divided by it: disjoint slices of one value by nothing, a value and its branch by √2. A sum stays if its f is
-at most 1, and becomes a convex combination otherwise.
+`isoconv.certify.composition`, without its care for rounding: nothing is proved here. A sum stays if its smallest f is at
+most 1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has a smallest
+f above 1 is divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch by √2.
 
 Note [Beginnings]
 (x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
@@ -241,14 +241,10 @@ class _Conversion:
         parts = [self.relations[source] for source in node.inputs]
         bases = set.intersection(*map(set, parts))
         joined = {base: _joined(type(module), [part[base] for part in parts]) for base in bases}
-        factor, after, note = min(relation.factor for relation in joined.values()), _describe(module), ""
-        if factor <= 1 + _ROUNDING or type(module) is Concat:
+        after, notes = _describe(module), list[str]()
+        if type(module) is Concat or _smallest(joined) <= 1 + _ROUNDING:
             self._emit(node, module, [self.names[source] for source in node.inputs])
-        if factor > 1 + _ROUNDING and type(module) is Concat:
-            self._emit(node, Scale(1 / factor), [self.names[node.name]])
-            after, note = f"{after}, Scale", f"divided by {factor:.4g}, the norm of what is put together"
-            joined = {base: _Relation(relation.factor / factor, relation.entries) for base, relation in joined.items()}
-        elif factor > 1 + _ROUNDING:
+        else:
             first, *others = sorted(node.inputs, key=self.depths.__getitem__)
             self.names[node.name] = self.names[first]
             for other in others:
@@ -256,9 +252,14 @@ class _Conversion:
                 if self.depths[first] < self.depths[other] and mixture.logit is not None:
                     mixture.logit.fill_(math.log(_BRANCH / (1 - _BRANCH)))
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
-            after, note = _describe(mixture), "learned weights that add up to 1"
+            after, notes = _describe(mixture), ["learned weights that add up to 1"]
             joined = {b: _Relation(max(part[b].factor for part in parts), r.entries) for b, r in joined.items()}
-        self.rows.append(Replacement(node.name, _describe(module), after, note))
+        factor = _smallest(joined)
+        if factor > 1 + _ROUNDING:
+            self._emit(node, Scale(1 / factor), [self.names[node.name]])
+            after, notes = f"{after}, Scale", [*notes, f"divided by {factor:.4g}, the norm of what is joined"]
+            joined = {base: _Relation(relation.factor / factor, relation.entries) for base, relation in joined.items()}
+        self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
         self._relate(node, joined)
 
     def _relate(self, node: GraphNode, relations: dict[str, _Relation]) -> None:
@@ -303,6 +304,10 @@ def _describe(module: nn.Module) -> str:
 def _begin(shape: Sequence[int]) -> _Relation:
     count = math.prod(shape)
     return _Relation(1.0, torch.ones(count, dtype=torch.bool), torch.arange(count).view(*shape))
+
+
+def _smallest(relations: Mapping[str, _Relation]) -> float:
+    return min(relation.factor for relation in relations.values())
 
 
 def _pass(module: nn.Module, relation: _Relation, factor: float) -> _Relation:
