@@ -170,6 +170,12 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "average": (lambda: nn.AvgPool2d(3, 2, 1), (2, 8, 8)),
     "adaptive average": (lambda: nn.AdaptiveAvgPool2d((2, 1)), (2, 4, 6)),
     "global average": (lambda: nn.AdaptiveAvgPool2d(1), (2, 4, 6)),
+    "adaptive average of one pixel": (lambda: nn.AdaptiveAvgPool2d(3), (2, 1, 1)),
+    "depthwise": (lambda: nn.Conv2d(12, 12, 3, 2, 1, groups=12), (12, 6, 6)),
+    "depthwise, one axis": (lambda: nn.Conv1d(4, 4, 3, padding=1, groups=4), (4, 6)),
+    "average, one axis": (lambda: nn.AvgPool1d(3), (2, 7)),
+    "overlapping average, one axis": (lambda: nn.AvgPool1d(4, 2), (2, 8)),
+    "adaptive average, one axis": (lambda: nn.AdaptiveAvgPool1d(2), (2, 8)),
     "layer norm": (lambda: nn.LayerNorm((4, 4)), (2, 4, 4)),
     "batch norm of vectors": (lambda: nn.BatchNorm1d(4), (4,)),
     "inputs normalised": (lambda: isoconv.nn.Normalize([0.5, 0.4], [0.2, 2.0]), (2, 3, 3)),
@@ -187,7 +193,9 @@ def test_each_module(name: str, dtype: str) -> None:
     x = torch.randn(shape, dtype=DTYPES[dtype])
     assert network(x[None]).shape == model(x[None]).shape
     norm = float(torch.linalg.matrix_norm(jacobian(network, x), 2))
-    assert (0.6 if name in ("average", "much padding") else 1 - 1e-5) <= norm <= 1 + 1e-5
+    assert (
+        (0.6 if name in ("average", "overlapping average, one axis", "much padding") else 1 - 1e-5) <= norm <= 1 + 1e-5
+    )
     assert norm <= bound_of(network, shape) + 1e-6 and bound_of(network, shape) <= 1.001
 
 
@@ -250,6 +258,17 @@ def test_the_scale_of_a_batch_norm_counts() -> None:
     scaled = convolution.weight[:, :, 0, 0] * (norm.weight / (norm.running_var + norm.eps).sqrt())[:, None]
     left, _, right = torch.linalg.svd(scaled.detach())
     assert torch.allclose(network[0].weight[:, :, 0, 0], left @ right, atol=1e-5)
+
+
+def test_depthwise_convolutions() -> None:
+    """A channel alone can only be shifted. In groups there are kernels that look around, and shifts are still found."""
+    shifts = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
+    nn.init.zeros_(shifts.weight)
+    for channel, tap in enumerate(((0, 1), (1, 0), (1, 2), (2, 1))):
+        shifts.weight.data[channel, 0][tap] = 2.0
+    network, table = convert(nn.Sequential(shifts), input_shape=(4, 5, 5))
+    assert table.rows[0].distance is not None and table.rows[0].distance < 0.3
+    assert network[0].groups == 1 and network[0].weight.shape == (4, 4, 3, 3)
 
 
 def test_weights_that_say_nothing() -> None:

@@ -52,6 +52,7 @@ from isoconv.records import require
 #: what `_describe` says of a module
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
 _ROUNDING = 1e-12
+_TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
 _BRANCH = 0.1  # the weight that the deeper side of a sum begins with: Note [Beginnings]
 _STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
 
@@ -351,8 +352,14 @@ def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) 
     orthogonal = {nn.Conv1d: BCOPConv1d, nn.ConvTranspose2d: BCOPConvTranspose2d}.get(type(module))
     require(orthogonal is None or method.name == "bcop", "method 'bcop', the only one for it", repr(method.name))
     make, kernel = orthogonal or load(method.layer), tuple(map(max, module.kernel_size, module.stride))
-    grown = kernel != module.kernel_size
-    options: dict[str, Any] = {"groups": module.groups, "dilation": module.dilation, "bias": module.bias is not None}
+    grown, groups = kernel != module.kernel_size, module.groups
+    alone = (
+        module.in_channels == module.out_channels == groups > 1
+        and make in (BCOPConv1d, BCOPConv2d)
+        and math.prod(kernel) > 1
+    )
+    groups //= math.gcd(groups, _TOGETHER) if alone else 1
+    options: dict[str, Any] = {"groups": groups, "dilation": module.dilation, "bias": module.bias is not None}
     options |= {"output_padding": module.output_padding} if isinstance(module, nn.ConvTranspose2d) else {}
     options |= dict(method.options) | ({"input_size": before[2:]} if method.sized else {})
     sizes, error = (module.in_channels, module.out_channels, kernel, module.stride), None
@@ -365,6 +372,7 @@ def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) 
             continue
         other = mode != module.padding_mode and any(map(any, layer._pads))
         notes = [f"{mode} padding"] * other + ["kernel grown to the stride, which skipped pixels"] * grown
+        notes += [f"{groups} groups: a channel alone can only be shifted"] * (groups != module.groups)
         yield layer, ", ".join(notes)
     if error:
         raise error
@@ -404,6 +412,8 @@ def _average(
     """Averages over whole images become L2 norms: as good for gradients, and signs that differ do not cancel."""
     if after[2:] == (1, 1):
         yield L2NormPool2d((before[2], before[3])), "the norm over all positions"
+    if after[2:] != before[2:] and not any(m % n for n, m in zip(before[2:], after[2:], strict=True)):
+        yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
     sizes = [(n // m, n % m) for n, m in zip(before[2:], after[2:], strict=True)]
     if isinstance(module, nn.AvgPool2d):
         yield ScaledAvgPool2d(module.kernel_size, module.stride, module.padding), "norm one"
@@ -411,6 +421,18 @@ def _average(
         yield ScaledAvgPool2d((sizes[0][0], sizes[1][0])), "norm one"
     else:
         raise IsoconvError("windows of different sizes")
+
+
+def _average_line(
+    module: Any, before: tuple[int, ...], after: tuple[int, ...], method: Method
+) -> Iterator[tuple[nn.Module, str]]:
+    """As `ScaledAvgPool2d`, along one axis."""
+    if isinstance(module, nn.AdaptiveAvgPool1d):
+        require(before[2] % after[2] == 0, "windows of one size", f"{before[2]} pixels to {after[2]}")
+        module = nn.AvgPool1d(before[2] // after[2])
+    (size,), (stride,) = module.kernel_size, module.stride
+    pool = nn.AvgPool1d(size, stride, module.padding)
+    yield nn.Sequential(pool, Scale(math.sqrt(size / -(-size // stride)))), "norm one"
 
 
 def _take_maximum(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
@@ -447,6 +469,7 @@ _RULES: Mapping[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU), _activate),
     **dict.fromkeys((nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish), _activate),
     **dict.fromkeys((nn.AvgPool2d, nn.AdaptiveAvgPool2d), _average),
+    **dict.fromkeys((nn.AvgPool1d, nn.AdaptiveAvgPool1d), _average_line),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _take_maximum),
     **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d), _keep),
     **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
@@ -489,6 +512,10 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     if scale is not None and not isinstance(module, nn.ConvTranspose2d):
         target = target * scale.to(target)[(..., *(None,) * (target.dim() - 1))]
     if isinstance(layer, LipschitzConvolution):
+        if layer.groups != module.groups:  # channels on their own are now in groups: the diagonals
+            width = layer.in_channels // layer.groups
+            diagonals = torch.eye(width).to(target).repeat(layer.groups, 1)
+            target = target * diagonals[(..., *(None,) * (target.dim() - 2))]
         grown = zip(reversed(layer.kernel_size), reversed(target.shape[2:]), strict=True)
         target = nn.functional.pad(target, [n for new, old in grown for n in (0, new - old)])
     with full_precision(target):
