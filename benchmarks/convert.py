@@ -3,7 +3,8 @@
 python -m benchmarks.convert --data DIR --out results/convert/resnet18.json      # --small: a minute on a CPU, means nothing
 
 Trains the converted network by isoconv's engine, then Large for as many seconds; certifies both on the test set, attacks
-both, and has the certificate file of the first examined by the checker. What fails is written down, and the rest goes on.
+both, and has the certificate file of the first examined by the checker, which takes many minutes on a CPU; with --keep it
+can be done elsewhere. What fails is written down, and the rest goes on.
 """
 
 import argparse
@@ -137,19 +138,18 @@ def evaluate(network: nn.Module, test: ImageSet, attacked: int, figures: dict[st
     return accuracy
 
 
-def check(accuracy: Any, test: ImageSet, count: int) -> dict[str, Any]:
-    """Write a certificate file for some images, and have the checker examine it."""
-    certifier = accuracy.certifier
-    images = as_float(test.take(count).images, torch.float64)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        write_certificate(folder / "certificate.jsonl", certifier, certifier(images).cpu(), test.take(count).labels)
-        state = certifier.deployed.state_dict().items()
-        save_file({name: tensor.cpu().contiguous() for name, tensor in state}, folder / "model.safetensors")
-        np.save(folder / "images.npy", images.cpu().numpy())
-        files = [str(folder / name) for name in ("certificate.jsonl", "model.safetensors")]
-        command = [sys.executable, "-m", "isoconv.check", *files, "--images", str(folder / "images.npy")]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+def check(accuracy: Any, test: ImageSet, count: int, folder: Path, seconds: float) -> dict[str, Any]:
+    """Write a certificate file for some images, the network and the images, and have the checker examine them."""
+    certifier, some = accuracy.certifier, test.take(count)
+    images = as_float(some.images, torch.float64)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_certificate(folder / "certificate.jsonl", certifier, certifier(images).cpu(), some.labels)
+    state = certifier.deployed.state_dict().items()
+    save_file({name: tensor.cpu().contiguous() for name, tensor in state}, folder / "model.safetensors")
+    np.save(folder / "images.npy", images.cpu().numpy())
+    files = [str(folder / name) for name in ("certificate.jsonl", "model.safetensors")]
+    command = [sys.executable, "-m", "isoconv.check", *files, "--images", str(folder / "images.npy"), "--unlimited"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     return {"images": count, "exit": run.returncode, "says": (run.stdout or run.stderr).strip().splitlines()[-1:]}
 
 
@@ -164,6 +164,8 @@ def main() -> None:
     parser.add_argument(
         "--branch", type=float, help="the weight that branches begin with in sums, instead of the usual"
     )
+    parser.add_argument("--keep", type=Path, help="keep the certificate, the network and the images in this folder")
+    parser.add_argument("--check-seconds", type=float, default=1800, help="of the checker, which works on the CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="a narrow network and 512 images, to see that it runs")
     asked = parser.parse_args()
@@ -200,7 +202,7 @@ def main() -> None:
     with report.part("resnet") as figures:
         config = configure(**({"lr": asked.lr} if asked.lr else {}))
         figures |= train(run["resnet"], config, data, device) | {"lr": config.lr}
-        accuracy = evaluate(run["resnet"], test, 64 if asked.small else 1000, figures)
+        run["accuracy"] = evaluate(run["resnet"], test, 64 if asked.small else 1000, figures)
         figures["weights of sums"] = {
             name: float(torch.as_tensor(module.weight).detach())
             for name, module in run["resnet"].named_modules()
@@ -208,8 +210,6 @@ def main() -> None:
         }
         pixels = as_float(test.take(64).images, torch.float32).to(device)
         figures["gradient_norms"] = gradient_norms(run["resnet"].eval(), pixels)
-    with report.part("checker") as figures:
-        figures |= check(accuracy, test, 4)
     with report.part("large") as figures:
         large, seconds = make_model(configure()), report.figures["resnet"]["train_seconds"]
         timed = train(make_model(configure(epochs=2)), configure(epochs=2), data, device)["train_seconds"] / 2
@@ -217,6 +217,8 @@ def main() -> None:
         figures["gradient_norms"] = gradient_norms(large, as_float(data.take(64).images, torch.float32))
         figures |= train(large, configure(epochs=epochs), data, device)
         evaluate(large, test, 64 if asked.small else 1000, figures)
+    with report.part("checker") as figures, tempfile.TemporaryDirectory() as place:
+        figures |= check(run["accuracy"], test, 4, asked.keep or Path(place), asked.check_seconds)
 
 
 if __name__ == "__main__":
