@@ -25,7 +25,7 @@ from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
 from isoconv.nn.graph import INPUT, Graph, check_shape
-from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, unwrap
+from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, replace_peers, unwrap
 from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
 from isoconv.records import require
 
@@ -45,6 +45,7 @@ def plain_network(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
 
     A model that is plain already is copied. Every certification calls this once.
     """
+    model = replace_peers(model, input_shape) if isinstance(model, nn.Module) else model
     refuse_strangers(model)
     containers = (Graph, nn.Module) if type(model) is Graph else (nn.Sequential,)
     is_plain = all(type(module) in containers or type(module) in RULES for module in model.modules())
