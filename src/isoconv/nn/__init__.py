@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from isoconv.nn.built_weight import fixed_weights as fixed_weights
     from isoconv.nn.centring import BatchCentering as BatchCentering
     from isoconv.nn.centring import LayerCentering as LayerCentering
+    from isoconv.nn.conversion import convert as convert
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from isoconv.nn.pooling import ScaledAvgPool2d as ScaledAvgPool2d
     from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
     from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
+    from isoconv.nn.residual import ConvexSum as ConvexSum
     from isoconv.nn.residual import Residual as Residual
     from isoconv.nn.shift import ChannelShift as ChannelShift
     from isoconv.nn.shift import HalfAbs as HalfAbs
