@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from isoconv.nn.cayley import CayleyConv2d as CayleyConv2d
     from isoconv.nn.centring import BatchCentering as BatchCentering
     from isoconv.nn.centring import LayerCentering as LayerCentering
+    from isoconv.nn.conversion import convert as convert
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
     from isoconv.nn.cpl import CPLConv2d as CPLConv2d
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from isoconv.nn.potential import ConvexPotential2d as ConvexPotential2d
     from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
     from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
+    from isoconv.nn.residual import ConvexSum as ConvexSum
     from isoconv.nn.residual import Residual as Residual
     from isoconv.nn.shift import ChannelShift as ChannelShift
     from isoconv.nn.shift import HalfAbs as HalfAbs
