@@ -199,7 +199,7 @@ def test_each_module(name: str, dtype: str) -> None:
     assert norm <= bound_of(network, shape) + 1e-6 and bound_of(network, shape) <= 1.001
 
 
-@pytest.mark.parametrize("method", ["rko", "ossn", "rkl2ne", "bcop-fixed"])
+@pytest.mark.parametrize("method", ["rko", "ossn", "rkl2ne", "bcop-fixed", "aol", "cayley", "soc", "bro", "sll", "cpl"])
 def test_other_methods(method: str) -> None:
     network, _ = convert(vgg(), method, input_shape=(3, 8, 8))
     assert network(torch.rand(2, 3, 8, 8)).shape == (2, 5)

@@ -44,8 +44,10 @@ from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
 from isoconv.nn.plain_model import is_chain, unwrap
 from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
+from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
+from isoconv.nn.torus import TorusConv2d
 from isoconv.nn.trace import OPAQUE, is_leaf, our_kinds, trace
 from isoconv.records import require
 
@@ -507,6 +509,8 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     the best U is G's polar factor. A matrix, a kernel of size 1 or a reshaped kernel is nothing but U. Other kernels have
     bases of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
     """
+    if isinstance(layer, (TorusConv2d, PotentialConv2d)):  # whose parameter is no kernel like the module's
+        return math.sqrt(2)
     target = _unfolded(module, module.weight.detach()).to(constraint_dtype(module.weight))
     bias_scale = float(target.norm())
     if scale is not None and not isinstance(module, nn.ConvTranspose2d):
