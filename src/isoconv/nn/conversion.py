@@ -374,7 +374,9 @@ def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) 
             continue
         other = mode != module.padding_mode and any(map(any, layer._pads))
         notes = [f"{mode} padding"] * other + ["kernel grown to the stride, which skipped pixels"] * grown
-        notes += [f"{groups} groups: a channel alone can only be shifted"] * (groups != module.groups)
+        notes += [f"{groups} group{'s' * (groups > 1)}: a channel alone can only be shifted"] * (
+            groups != module.groups
+        )
         yield layer, ", ".join(notes)
     if error:
         raise error
