@@ -48,6 +48,8 @@ def plain_network(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
     refuse_strangers(model)
     containers = (Graph, nn.Module) if type(model) is Graph else (nn.Sequential,)
     is_plain = all(type(module) in containers or type(module) in RULES for module in model.modules())
+    # In place a module of a graph may change a value that others take: tracing finds out what that gives.
+    is_plain &= type(model) is not Graph or not any(getattr(m, "inplace", False) is True for m in model.modules())
     network = copy.deepcopy(model) if is_plain else plain(model, check_shape(input_shape))
     return network.eval().requires_grad_(False)
 

@@ -198,8 +198,9 @@ class _Recorder(TorchFunctionMode):
         if name in _QUESTIONS:
             return self.device if name == "device" else function(*arguments, **keywords)
         out = keywords.get("out")
-        self.function = f"{getattr(function, '__module__', None) or 'torch.Tensor'}.{name}"
-        known = (getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch"
+        home = getattr(function, "__module__", None) or "torch.Tensor"
+        self.function = f"{home}.{name}"
+        known = home.partition(".")[0] == "torch" and not home.startswith("torch._ops")  # where users have theirs
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
         base = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_") if in_place else name
         translate = _TRANSLATIONS.get(base.strip("_")) if known else None
