@@ -1,11 +1,15 @@
 """Random networks that are no chains, of all kinds, and what must hold of each.
 
-As a script, `PYTHONPATH=src:tests python tests/certify/random_graphs.py COUNT SEED [FILE.json]`. Certificates of some of
-the graphs are written to files, which the checker must accept.
+As a script, `PYTHONPATH=src:tests python tests/certify/random_graphs.py WHAT COUNT SEED [FILE.json]`, with WHAT one of
+bounds : slopes and rounding; certificates of some of the graphs are written to files, which the checker must accept
+radii : certified radii are attacked
+files : certificate files are changed, and the checker must have an answer
 """
 
+import copy
 import io
 import json
+import math
 import platform
 import random
 import sys
@@ -13,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +28,8 @@ from torch.nn import functional as F
 
 import isoconv
 import isoconv.nn as inn
+from check.evidence import mutate
+from isoconv.attacks import rounding_search
 from isoconv.certify import Certifier, write_certificate
 from isoconv.check.__main__ import main as run_checker
 
@@ -219,46 +225,106 @@ def check_graph(seed: int, kinds: Counter[str] | None = None, folder: Path | Non
 
 def check_file(certifier: Certifier, folder: Path, generator: torch.Generator) -> None:
     """Assert that the checker accepts what is written of some images."""
-    images = torch.rand(2, *SHAPE, generator=generator).double()
+    write_file(certifier, folder, generator)
+    code, output = run_check(folder, "--images", str(folder / "images.npy"))
+    assert code == 0, f"{code} {output}"
+
+
+def write_file(certifier: Certifier, folder: Path, generator: torch.Generator) -> None:
+    images, state = torch.rand(2, *SHAPE, generator=generator).double(), certifier.deployed.state_dict()
     write_certificate(folder / "certificate", certifier, certifier(images))
-    save_file(
-        {k: t.clone().contiguous() for k, t in certifier.deployed.state_dict().items()}, folder / "model.safetensors"
-    )
+    save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
     np.save(folder / "images.npy", images.numpy())
-    with redirect_stdout(io.StringIO()) as output:
-        code = run_checker(
-            [str(folder / name) for name in ("certificate", "model.safetensors")]
-            + ["--images", str(folder / "images.npy")]
-        )
-    assert code == 0, f"{code} {output.getvalue()}"
 
 
-def measure(count: int, start: int, path: Path | None) -> None:
-    kinds, ratios, broken, begun = Counter[str](), list[float](), list[str](), time.process_time()
+def run_check(folder: Path, *options: str) -> tuple[int, str]:
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
+        code = run_checker([str(folder / name) for name in ("certificate", "model.safetensors")] + [*options])
+    return code, output.getvalue()
+
+
+def attack_graph(seed: int) -> Counter[str]:
+    """Assert that no float within the certified radii of some images has another prediction. Return what was attacked."""
+    images = torch.rand(16, *SHAPE, generator=torch.Generator().manual_seed(seed)).double()
+    certifier = Certifier(RandomGraph(seed, steps=seed % 5).eval().requires_grad_(False), SHAPE)
+    certified = certifier(images)
+    result = rounding_search(
+        certifier.network, images, certified.prediction, certified.radius, steps=20, rounds=3, candidates=16
+    )
+    assert not result.success.any(), seed
+    return Counter(radii=int((certified.radius > 0).sum()))
+
+
+def mutate_files(seed: int, folder: Path, count: int = 10) -> Counter[str]:
+    """Assert that the checker answers files that were changed, and proves nothing false of them. Return its verdicts."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    certifier = Certifier(RandomGraph(seed, steps=2 + seed % 6).eval().requires_grad_(False), SHAPE)
+    write_file(certifier, folder, generator)
+    honest, verdicts = (folder / "certificate").read_text(), Counter[str]()
+    for _ in range(count):
+        lines = [json.loads(line) for line in honest.splitlines()]
+        nodes, rewired = lines[0]["nodes"], draw.random() < 0.5
+        if rewired:  # a node takes other values, and the graph is another, or none
+            node, names = draw.choice(nodes), ["input", *(other["name"] for other in nodes)]
+            node["inputs"][draw.randrange(len(node["inputs"]))] = draw.choice(names)
+        for _ in range(0 if rewired else draw.choice((1, 1, 1, 2, 3))):
+            mutate(lines, draw)
+        text = "\n".join(map(json.dumps, lines)) + "\n"
+        if draw.random() < 0.05:
+            place = draw.randrange(len(text))
+            text, rewired = text[:place] + chr(draw.randrange(1, 300)) + text[place + draw.randrange(3) :], False
+        (folder / "certificate").write_text(text)
+        begun, images = time.process_time(), ["--images", str(folder / "images.npy")] if draw.random() < 0.5 else []
+        code, output = run_check(folder, *images)
+        answered = code in (0, 1, 2) and output.count("\n") == 1 and "cannot be checked" not in output
+        assert answered and time.process_time() - begun < 10, (seed, output)
+        verdicts[f"rewired, verdict {code}" if rewired else f"changed, verdict {code}"] += 1
+        if code == 0 and rewired:
+            modules = {node["module"]: certifier.network.get_submodule(node["module"]) for node in nodes}
+            graph = inn.Graph(
+                copy.deepcopy(modules), [(node["name"], node["module"], node["inputs"]) for node in nodes]
+            )
+            point = torch.randn(SHAPE, generator=generator).double()
+            jacobian = torch.func.jacrev(lambda p, run=graph: run(p[None].clone())[0])(point).flatten(1)
+            slope = float(torch.linalg.matrix_norm(jacobian, 2)) * (1 - 1e-7)
+            assert slope <= number(lines[0]["lipschitz"]) + 1e-9, (seed, slope, output)
+        elif code == 0:  # what is still valid claims no more than before
+            header, *claims = (json.loads(line) for line in honest.splitlines())
+            radii = {claim["index"]: number(claim["radius"]) * (1 + 1e-6) for claim in claims}
+            assert all(number(line["radius"]) <= radii.get(line["index"], math.inf) for line in lines[1:]), seed
+            assert number(lines[0]["lipschitz"]) >= number(header["lipschitz"]) * (1 - 1e-8), (seed, output)
+    return verdicts
+
+
+def number(value: str | float) -> float:
+    return float.fromhex(value) if isinstance(value, str) else float(value)
+
+
+def measure(what: str, count: int, start: int, path: Path | None) -> None:
+    kinds, ratios, totals = Counter[str](), list[float](), Counter[str]()
+    broken, begun = list[str](), time.process_time()
     with tempfile.TemporaryDirectory() as name:
         for number, seed in enumerate(range(start, start + count), start=1):
             try:
-                ratios.append(check_graph(seed, kinds, Path(name) if seed % 10 < 2 else None))
+                if what == "bounds":
+                    file = Path(name) if seed % 10 < 2 else None
+                    ratios.append(check_graph(seed, kinds, file))
+                    totals["files accepted by the checker"] += file is not None
+                else:
+                    totals += attack_graph(seed) if what == "radii" else mutate_files(seed, Path(name))
             except Exception as error:  # written down, and the others follow
                 broken.append(f"{seed}: {type(error).__name__}: {error}"[:500])
-            if number % 500 == 0 or number == count:
-                result = {
-                    "graphs": number,
-                    "first seed": start,
-                    "violations and refusals": broken,
-                    "files accepted by the checker": sum(s % 10 < 2 for s in range(start, seed + 1)) - len(broken),
-                    "bound over the largest slope seen": {
-                        "least": min(ratios, default=0), "median": sorted(ratios)[len(ratios) // 2] if ratios else 0
-                    },
-                    "networks with": dict(sorted(kinds.items())),
-                    "processor seconds": round(time.process_time() - begun),
-                    "versions": {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
-                }  # fmt: skip
-                if path is None:
-                    print(json.dumps(result, indent=1))
-                else:
-                    path.write_text(json.dumps(result, indent=1) + "\n")
+            if number % 100 == 0 or number == count:
+                versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+                result = {"what": what, "count": number, "first seed": start, "violations": broken, **totals}
+                if ratios:
+                    middle = sorted(ratios)[len(ratios) // 2]
+                    result["bound over the largest slope seen"] = {"least": min(ratios), "median": middle}
+                    result["networks with"] = dict(sorted(kinds.items()))
+                result |= {"processor seconds": round(time.process_time() - begun), "versions": versions}
+                text = json.dumps(result, indent=1) + "\n"
+                print(text) if path is None else path.write_text(text)
 
 
 if __name__ == "__main__":
-    measure(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)
+    measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]) if len(sys.argv) > 4 else None)

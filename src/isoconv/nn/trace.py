@@ -204,6 +204,9 @@ class _Recorder(TorchFunctionMode):
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
         base = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_") if in_place else name
         translate = _TRANSLATIONS.get(base.strip("_")) if known else None
+        strangers = [kind.__name__ for kind in types if kind not in (Tensor, nn.Parameter)]
+        if strangers:
+            self.refuse("plain tensors", f"{', '.join(strangers)} in {self.function}, which may compute anything")
         if name in _CONTROL:
             self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
         if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
