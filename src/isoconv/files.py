@@ -87,7 +87,9 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[st
     """Write a safetensors file."""
     from safetensors.torch import save
 
-    write_bytes(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, metadata))
+    # Copies: safetensors refuses tensors that share memory, as those of a layer used twice do.
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    write_bytes(path, save(copies, metadata))
 
 
 def read_bytes(path: Path) -> bytes:

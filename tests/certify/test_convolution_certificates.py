@@ -28,10 +28,11 @@ LAYERS = {
 def test_the_checker_accepts_what_is_certified(name, tmp_path, capsys):
     torch.manual_seed(0)
     make, shape = LAYERS[name]
-    layer = make()
-    features = layer(torch.zeros(1, *shape)).numel()
+    layer = make()  # has seen no image when it is certified
+    features = make()(torch.zeros(1, *shape)).numel()
     model = nn.Sequential(layer, MaxMin(), nn.Flatten(), OrthogonalLinear(features, 3)).eval()
     x = torch.rand(2, *shape, dtype=torch.float64)
-    assert (Certifier(model, shape).deployed.double()(x) - model.double()(x)).abs().max() <= 1e-6
+    deployed = Certifier(model, shape).deployed
+    assert (deployed.double()(x) - model.double()(x)).abs().max() <= 1e-6
     assert check(write_all(model.float(), x, tmp_path)) == 0
     assert "Lipschitz constant at most 1.0000" in capsys.readouterr().out or name == "rko"

@@ -7,26 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify import Certifier, lipschitz_bound
+from isoconv import plain
+from isoconv.certify import lipschitz_bound
 from isoconv.errors import IsoconvError
 from isoconv.nn import Add, Graph, Scale, Slice
 
 
-@pytest.mark.parametrize("start", [("input",), ("piece",)], ids=["whole", "part"])
-def test_a_graph_with_a_module_in_place_is_bounded_as_it_runs(start: tuple[str]) -> None:
-    """The leaky ReLU changes the value that the sum takes, too."""
+@pytest.mark.parametrize("start", ["input", "piece"], ids=["whole", "part"])
+def test_a_graph_with_a_module_in_place_is_no_graph_of_its_nodes(start: str) -> None:
+    """The leaky ReLU changes the value that the sum takes, too: its slope is 4.04, not 1.04."""
     modules = {"piece": Slice(1, 0, 4), "leaky": nn.LeakyReLU(4.0, inplace=True), "scale": Scale(0.01), "add": Add()}
-    nodes = [("piece", "piece", ("input",)), ("leaky", "leaky", start), ("scale", "scale", ("leaky",))]
+    nodes = [("piece", "piece", ("input",)), ("leaky", "leaky", (start,)), ("scale", "scale", ("leaky",))]
     graph = Graph(modules, [*nodes, ("add", "add", ("input", "scale"))])
-    x, y = -torch.rand(2, 1, 4).double()
-    slope = float((graph(x.clone()) - graph(y.clone())).norm() / (x - y).norm())
-    try:
-        certifier = Certifier(graph, (4,), input_range=(-1, 0))
-    except IsoconvError:  # what was changed through a part of it
-        assert start == ("piece",)
-        return
-    assert slope == pytest.approx(4.04) and slope <= certifier.lipschitz.value * (1 + 1e-12)
-    assert torch.equal(certifier.logits(x), graph(x.clone()))
+    with pytest.raises(IsoconvError, match="Expected"):
+        lipschitz_bound(graph, (4,))
+    if start == "input":  # what it computes can be said
+        assert lipschitz_bound(plain(graph, (4,)), (4,)).value == pytest.approx(4.04)
 
 
 @torch.library.custom_op("isoconv_tests::relu", mutates_args=())

@@ -83,17 +83,19 @@ def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
         ({"activation": "relu", "optimiser": "rmsprop", "lr": 0.002, "schedule": "cosine", "loss": "cross-entropy",
           "temperature": 0.5, "offset": 0.3, "orthogonalisation": "bjorck", "precision": "bf16",
           "conv": "rko"}, {"epochs": 2, "batch_size": 16, "model": "small"}),
+        ({"augment": "0.5,0.25"}, {}),
         ({"recipe": "paper", "loss-option": "margin=0.7"},
          {"optimiser": "adam", "orthogonalisation": "bjorck", "loss_options": {"margin": 0.7}}),
         ({"loss": "hinge", "margin": 0.9}, {}),
     ],
-    ids=["each", "recipe", "hinge"],
+    ids=["each", "augmented", "recipe", "hinge"],
 )  # fmt: skip
 def test_options_reach_the_configuration(isoconv, pictures, options, expected):
     words = [part for name, value in options.items() for part in (f"--{name}", value)]
     assert isoconv("train", pictures, "--out", "run", *words, *TINY).code == 0
     config = json.loads(Path("run/config.json").read_text())
     options.pop("loss-option", None)
+    expected |= {"augment": [0.5, 0.25]} if options.pop("augment", None) else {}
     assert {name: config[name] for name in (*options, *expected)} == options | expected
 
 

@@ -248,6 +248,16 @@ def test_wrapping_an_image_that_the_stride_does_not_divide_would_expand():
         assert (plain(x) - layer(x)).abs().max() <= 1e-5
 
 
+def test_a_strided_layer_for_images_of_two_kinds_has_no_plain_form():
+    """7 becomes 4, of which half is 2: zeros are needed the first time alone."""
+    layer = BCOPConv2d(4, 4, 3, 2)
+    with pytest.raises(IsoconvError, match=r"Expected one number of zeros.*BCOPConv2d"):
+        isoconv.plain(nn.Sequential(layer, layer), (4, 7, 7))
+    plain, x = isoconv.plain(nn.Sequential(layer, layer), (4, 8, 8)), torch.randn(1, 4, 8, 8)
+    assert (plain(x) - layer(layer(x))).abs().max() <= 1e-5
+    assert not layer._forward_hooks
+
+
 def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():
     kernel, x = kernel_of(BCOPConv2d(4, 4, 4, 2, bias=False)).detach(), torch.eye(4 * 64).reshape(-1, 4, 8, 8)
     dilated = F.conv2d(F.pad(x, (3, 3, 3, 3), mode="circular"), kernel, None, 2, 0, 2)

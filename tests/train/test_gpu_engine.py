@@ -74,6 +74,43 @@ def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
     assert one == pytest.approx(other, rel=2e-2)
 
 
+def shift_learner(half: bool, optimiser: str = "steepest") -> tuple[Learner, EpochBatches, TrainConfig]:
+    data, precision = images(), "bf16" if half else "float32"
+    settings = recipe_settings("default", "cifar10", "bcop", "shift-s") | {"optimiser": optimiser, "epochs": 4}
+    settings |= {"precision": precision, "lr": 3e-3 if optimiser == "steepest" else 1e-4}
+    config = TrainConfig(data="cifar10", input_shape=data.shape, classes=data.classes, model="shift-s", **settings)
+    batches = EpochBatches(data, 128, device="cuda", augment=(0.5, 0.5))
+    made = Learner.from_config(config, make_model(config), Classification(config), len(batches), device="cuda")
+    return made, batches, config
+
+
+@pytest.mark.parametrize(("half", "optimiser"), [(True, "steepest"), (False, "steepest"), (True, "adam")])
+def test_a_compiled_captured_step_in_batches_is_the_eager_step(half: bool, optimiser: str) -> None:
+    captured, eager = shift_learner(half, optimiser), shift_learner(half, optimiser)
+    stepper = Stepper([captured[0]])
+    (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]], captured=False), True)
+    group = stepper.groups[0]
+    # Steepest descent in bfloat16 comes back to the manifold in some steps and not in others: a graph for each.
+    assert len(group.graphs) == (2 if half and optimiser == "steepest" else 1)
+    assert group.update is not None and any(stack.wholes for stack in group.update.stacks)
+    assert group.update.compiled == half and (captured[0].called is not captured[0].model) == half
+    assert one == pytest.approx(other, rel=2e-2) and one[-1] < one[0]
+    stepper.wait()
+    stepper.end()
+    plains = [plain(each[0].model.eval()) for each in (captured, eager)]
+    x = images(64).images.cuda() / 255
+    with torch.no_grad():
+        difference = (plains[0](x) - plains[1](x)).norm() / plains[1](x).norm()
+    assert float(difference) < 0.1
+
+
+def test_distorted_images_are_those_of_the_cpu_but_for_rounding() -> None:
+    data = images(300)
+    there, here = (EpochBatches(data, 100, device=device, augment=(0.5, 1.0)).epoch(1) for device in ("cuda", "cpu"))
+    for (a, _), (b, _) in zip(there, here, strict=True):
+        assert (a.cpu().int() - b.int()).abs().max() <= 1
+
+
 def test_the_host_may_run_ahead_of_the_device() -> None:
     """A batch's memory must not be given to a later batch before the step has copied it."""
     (ahead,), (slow,) = (

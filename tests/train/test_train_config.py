@@ -22,10 +22,12 @@ from train.toys import toy_config
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, precision="bf16")
+    config = toy_config(
+        conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, precision="bf16", augment=(0.5, 1.0)
+    )
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
-    assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options"}
+    assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}
     assert json.loads(toy_config(loss_options={"margin": 0.5}).to_json())["loss_options"] == {"margin": 0.5}
     assert fields["input_shape"] == [1, 8, 8] and fields["classes"] == list("abcd") and fields["seed"] == 3
 

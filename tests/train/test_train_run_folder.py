@@ -150,6 +150,6 @@ def test_bf16_is_not_float32_and_keeps_the_constraint(tmp_path):
 
 def test_each_network_is_built_once(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("isoconv.train.classifier.make_model", lambda config: made.append(config) or make_model(config))
+    monkeypatch.setattr("isoconv.train.classifier.make_model", lambda c, *build: made.append(c) or make_model(c))
     train_toy(tmp_path / "run", toy_config(epochs=1), seeds=(0, 1))
     assert [config.seed for config in made] == [0, 1]

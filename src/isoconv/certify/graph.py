@@ -25,7 +25,7 @@ from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
 from isoconv.nn.graph import INPUT, Graph, check_shape
-from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, unwrap
+from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, replace_peers, unwrap
 from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
 from isoconv.records import require
 
@@ -45,11 +45,10 @@ def plain_network(model: nn.Module, input_shape: Sequence[int]) -> nn.Module:
 
     A model that is plain already is copied. Every certification calls this once.
     """
+    model = replace_peers(model, input_shape) if isinstance(model, nn.Module) else model
     refuse_strangers(model)
     containers = (Graph, nn.Module) if type(model) is Graph else (nn.Sequential,)
     is_plain = all(type(module) in containers or type(module) in RULES for module in model.modules())
-    # In place a module of a graph may change a value that others take: tracing finds out what that gives.
-    is_plain &= type(model) is not Graph or not any(getattr(m, "inplace", False) is True for m in model.modules())
     network = copy.deepcopy(model) if is_plain else plain(model, check_shape(input_shape))
     return network.eval().requires_grad_(False)
 
@@ -81,7 +80,11 @@ def naming(node: Node) -> Iterator[None]:
 def _steps(network: nn.Module) -> Iterator[tuple[str, str, Sequence[str], nn.Module]]:
     """Yield the name, the path, the inputs and the module of each step, in the order in which they are made."""
     if type(network) is Graph:
-        yield from ((*node, network.get_submodule(node.path)) for node in network.nodes)
+        for node in network.nodes:
+            module = network.get_submodule(node.path)
+            separate = not getattr(module, "inplace", False)  # others may take the value that it would change
+            require(separate, "modules of a Graph that work out of place", f"{type(module).__name__} at {node.path}")
+            yield *node, module
         return
     source = INPUT
     for path, module in _leaves(network):

@@ -69,6 +69,13 @@ def parse_interval(text: str, name: str) -> tuple[float, float]:
     return low, high
 
 
+def parse_augmentation(text: str) -> tuple[float, float]:
+    """Return a share of images and a strength, which is 1 if not given: 0.5, 0.5,0.5."""
+    share, *strength = parse_numbers(text)
+    require(len(strength) <= 1, "a share and a strength, such as 0.5,0.5", repr(text))
+    return share, (strength or [1.0])[0]
+
+
 def parse_setting(text: str) -> tuple[str, float]:
     """Return a name and its number: temperature=0.5."""
     name, _, number = text.partition("=")
@@ -105,3 +112,5 @@ Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, train
 Search = Annotated[
     Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
 ]
+_AUGMENT = "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5"
+Augment = Annotated[Any, parsed(parse_augmentation, "--augment", "<share[,strength]>", _AUGMENT)]

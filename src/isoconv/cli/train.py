@@ -20,6 +20,7 @@ from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
+_MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
@@ -31,7 +32,7 @@ def train(
     folder: cli.Data = None,
     download: cli.Download = False,
     size: cli.Sides = None,
-    model: Annotated[str | None, typer.Option(help=list_choices(CLASSIFIERS, "large"))] = None,
+    model: Annotated[str | None, typer.Option(help=_MODELS)] = None,
     conv: Annotated[str | None, typer.Option(help=list_choices(METHODS, "bcop"))] = None,
     activation: Annotated[str | None, typer.Option(help=list_choices(ACTIVATIONS, "maxmin"))] = None,
     recipe: Annotated[str | None, typer.Option(help=_RECIPES)] = None,
@@ -48,13 +49,12 @@ def train(
         list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", _LOSS_OPTIONS)
     ] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
-    precision: Annotated[
-        str | None, typer.Option(help=f"of convolutions: {list_choices(PRECISIONS, 'float32')}")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help=f"of products: {list_choices(PRECISIONS, 'float32')}")] = None,
     crop_padding: Annotated[int | None, typer.Option(help="pad with this many zeros, then crop at random")] = None,
     flip: Annotated[
         bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random (default: yes; {_NOT_MIRRORED}: no)")
     ] = None,
+    augment: cli.Augment = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,
     search: cli.Search = None,
@@ -94,6 +94,6 @@ def train(
         return
     if results[0].clean is not None:
         epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"
-        print_results(results, f"{config.model}, {config.conv}, {Path(config.data).name}, {epochs_done}")
+        print_results(results, ", ".join([*config.network[:2], Path(config.data).name, epochs_done]))
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
     print_line(f"The run is in {out}. For a report: isoconv report {words}")

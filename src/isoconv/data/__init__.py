@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from isoconv.data.seeds import epoch_generator as epoch_generator
     from isoconv.data.stream import EpochBatches as EpochBatches
     from isoconv.data.stream import crop_and_flip as crop_and_flip
+    from isoconv.data.stream import distort as distort
     from isoconv.data.stream import draw as draw
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

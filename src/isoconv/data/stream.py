@@ -1,13 +1,14 @@
 """Shuffled, augmented batches: the same ones wherever the data lives and however many processes share them.
 
-Random crops and mirror images are made on the device that holds the images, for a whole epoch at once where they fit.
+Random crops, mirror images and distortions are made on the device that holds the images, where they fit for a whole
+epoch at once.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import grid_sample, pad
 
 from isoconv.data.image_set import ImageSet
 from isoconv.data.seeds import epoch_generator
@@ -18,6 +19,7 @@ Batch = tuple[Tensor, Tensor]
 # Bytes of padded images to work on at a time. A core is fastest in its cache; a GPU wants few launches, but the index of
 # a piece takes eight bytes for each pixel.
 _PIECE = {"cpu": 1 << 21, "other": 1 << 27}
+_NUMBERS = 11  # that decide how an image is distorted
 
 
 def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -59,11 +61,50 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) 
     return result
 
 
+@torch.no_grad()
+def distort(images: Tensor, numbers: Tensor, share: float, strength: float) -> Tensor:
+    """Change contrast, brightness and saturation of a share of the images, and turn, stretch, shear and move a share.
+
+    images : bytes (N, C, H, W); the result is rounded to bytes again
+    numbers : uniform ones in [0, 1), float32 (N, 11), on the images' device; an image depends on its own alone
+    strength : 1 changes colours by up to 40 % (saturation 60 %), turns by 20°, stretches and shears by a fifth and
+        moves by 6 % of the side; other values in proportion. What comes in from outside is black.
+    """
+    fits = images.ndim == 4 and images.dtype == torch.uint8 and numbers.shape == (len(images), _NUMBERS)
+    shapes = f"{images.dtype} {tuple(images.shape)} and {tuple(numbers.shape)}"
+    require(fits, f"bytes (N, C, H, W) and numbers (N, {_NUMBERS})", shapes)
+    N, C, H, W = images.shape
+    y, x = ((2 * torch.arange(n, device=images.device) + 1) / n - 1 for n in (H, W))  # centres of pixels, from −1 to 1
+    result, piece = torch.empty_like(images), max(1, _PIECE.get(images.device.type, _PIECE["other"]) // (8 * C * H * W))
+    for start in range(0, N, piece):
+        bytes_, drawn = images[start : start + piece], numbers[start : start + piece].T[..., None, None, None]
+        # How much of each change: nothing for the images that are not of the share.
+        colour, turning = ((drawn[k] < share) * strength for k in (0, 4))
+        contrast, brightness, saturation = (
+            1 + colour * r * (2 * drawn[k] - 1) for k, r in ((1, 0.4), (2, 0.4), (3, 0.6))
+        )
+        # Sums of bytes are exact, and three channels are added in order: no result depends on what is beside it.
+        mean = bytes_.sum(dim=(1, 2, 3), keepdim=True) / (C * H * W)
+        pixels = (bytes_ - mean) * contrast + mean * brightness
+        grey = sum(pixels.split(1, 1)) / C
+        pixels = ((pixels - grey) * saturation + grey).clamp(0, 255)
+        ranges = (0.35, 0.2, 0.2, 0.2, 0.12, 0.12)
+        angle, wide, high, shear, right, down = (
+            (turning * r * (2 * drawn[k] - 1))[..., 0] for k, r in enumerate(ranges, start=5)
+        )
+        column = (1 + wide) * angle.cos() * x + (shear - angle.sin()) * (H / W) * y[:, None] + right
+        row = angle.sin() * (W / H) * x + (1 + high) * angle.cos() * y[:, None] + down
+        turned = grid_sample(pixels, torch.stack([column, row], dim=-1), padding_mode="zeros", align_corners=False)
+        result[start : start + piece] = turned.round().clamp(0, 255).to(torch.uint8)
+    return result
+
+
 class EpochBatches:
     """Batches (images uint8, labels int64) on `device`; `batches.epoch(e)` iterates over those of epoch e.
 
-    Which images are in which batch, and how each is cropped (from `padding` zeros around it) and mirrored (if `flip`),
-    is drawn on the CPU from (seed, e) alone: the same on every device, and for a run that resumes at epoch e.
+    Which images are in which batch, and how each is cropped (from `padding` zeros around it), mirrored (if `flip`) and
+    distorted (by `augment`, a share and a strength; see `distort`), is drawn on the CPU from (seed, e) alone: the same on
+    every device, but for the rounding of distorted pixels, and for a run that resumes at epoch e.
 
     If the images fit on the device (or if `resident`) they stay there, are augmented an epoch at a time, and batches are
     selected there. Otherwise batches are sent from pinned host memory, one ahead of the one in use. The batches are the
@@ -83,6 +124,7 @@ class EpochBatches:
         drop_last: bool = True,
         padding: int = 0,
         flip: bool = False,
+        augment: tuple[float, float] = (0.0, 1.0),
         resident: bool | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -97,7 +139,10 @@ class EpochBatches:
         require(padding >= 0, "a padding of 0 or more pixels", padding)
         self.data, self.batch_size, self.seed, self.drop_last = data, batch_size, seed, drop_last
         self.padding, self.flip, self.rank, self.world_size = padding, flip, rank, world_size
-        self.device, self._augmented = torch.device(device), padding > 0 or flip
+        fits_in = 0 <= augment[0] <= 1 and 0 <= augment[1] <= 2
+        require(fits_in, "a share of images from 0 to 1 and a strength from 0 to 2", augment)
+        self.augment = augment
+        self.device, self._augmented = torch.device(device), padding > 0 or flip or augment[0] > 0
         copies = (data.images.device != self.device) + self._augmented
         self.resident = fits(data.images.nbytes * copies, self.device) if resident is None else resident
         self._data = data.to(self.device if self.resident else "cpu")
@@ -107,11 +152,19 @@ class EpochBatches:
         return len(self.data) // self.batch_size if self.drop_last else -(-len(self.data) // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        draws = None
+        draws: list[Tensor] = []
         if self._augmented:
-            drawn = draw(len(self.data), self.padding, self.flip, epoch_generator(self.seed, epoch, "augmentation"))
-            draws = drawn[0].to(self.device), drawn[1].to(self.device)
+            draws += draw(len(self.data), self.padding, self.flip, epoch_generator(self.seed, epoch, "augmentation"))
+        if self.augment[0]:
+            random = epoch_generator(self.seed, epoch, "distortion")
+            draws.append(torch.rand(len(self.data), _NUMBERS, generator=random))
+        draws = [drawn.to(self.device) for drawn in draws]
         return (self._select if self.resident else self._send)(self.indices(epoch), draws)
+
+    def _augment(self, images: Tensor, draws: Sequence[Tensor]) -> Tensor:
+        if draws:
+            images = crop_and_flip(images, draws[0], draws[1], self.padding)
+        return distort(images, draws[2], *self.augment) if len(draws) == 3 else images
 
     def indices(self, epoch: int) -> list[Tensor]:
         """Return this process's part of each batch, as indices into the data set."""
@@ -119,13 +172,12 @@ class EpochBatches:
         batches = order.split(self.batch_size)[: len(self)]
         return [batch.chunk(self.world_size)[self.rank] for batch in batches]
 
-    def _select(self, parts: Sequence[Tensor], draws: Batch | None) -> Iterator[Batch]:
-        images, labels = self._data.images, self._data.labels
-        images = images if draws is None else crop_and_flip(images, *draws, self.padding)
+    def _select(self, parts: Sequence[Tensor], draws: Sequence[Tensor]) -> Iterator[Batch]:
+        images, labels = self._augment(self._data.images, draws), self._data.labels
         for index in torch.cat(list(parts)).to(self.device).split(len(parts[0])):
             yield images.index_select(0, index), labels.index_select(0, index)
 
-    def _send(self, parts: Sequence[Tensor], draws: Batch | None) -> Iterator[Batch]:
+    def _send(self, parts: Sequence[Tensor], draws: Sequence[Tensor]) -> Iterator[Batch]:
         indices = torch.cat(list(parts)).to(self.device).split(len(parts[0]))
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         transfers = (_Transfer(self._data, index, self.device, stream) for index in parts)
@@ -133,9 +185,7 @@ class EpochBatches:
         for index in indices:
             transfer, ahead = ahead, next(transfers, ahead)
             images, labels = transfer.receive()
-            if draws is not None:
-                images = crop_and_flip(images, draws[0][index], draws[1][index], self.padding)
-            yield images, labels
+            yield self._augment(images, [drawn[index] for drawn in draws]), labels
 
 
 def fits(size: int, device: torch.device | str) -> bool:

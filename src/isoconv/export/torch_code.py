@@ -106,10 +106,7 @@ def _expression(node: Node) -> str:
         return f"Normalize({', '.join(map(str, numbers))})"
     if kind is nn_graph.Translate:
         return f"Translate(torch.zeros({tuple(module.bias.shape)}))"
-    names = [name for name in inspect.signature(kind).parameters if hasattr(module, name)]
-    arguments = {name: getattr(module, name) for name in names if name not in ("device", "dtype", "inplace")}
-    if "bias" in arguments:
-        arguments["bias"] = module.bias is not None or not getattr(module, "affine", True)
+    arguments = nn_graph.arguments_of(module)
     with torch.device("meta"):
         twin = kind(**arguments)
     shape = node.input_shape

@@ -90,24 +90,31 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
         tall, wide = as_tall(matrix)
         rounding = orthonormality_tolerance(tall)
         residual = gram_residual(tall)
-        size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
+        norm = size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
         # What has been retracted must count as orthonormal when it is looked at again, rounded in another order perhaps:
         # hence two thresholds, the stricter one for stopping.
         if size <= 2 * rounding:
             return matrix
-        if not size < 0.5:
+        if not size < 0.5:  # perhaps many small errors: ‖R⁴‖_F^¼ bounds the operator norm too, and more closely
+            square = residual @ residual
+            norm = float(frobenius(square @ square).amax()) ** 0.25
+        if not norm < 0.9:
             return _polar_or_svd(matrix)
+        if norm >= 0.5:  # the series would be long: iterate in Gram space, and look again
+            tall = _retract_blindly(tall, 3, precision)
+            residual = gram_residual(tall)
+            norm = size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
         while size > rounding:
-            # The series of order p leaves a residual of at most r^(p+1): take the first order that is enough. Its products
-            # are of small matrices; another look and another step would be two more of the large one.
+            # The series of order p leaves a residual of at most ‖R‖_F·‖R‖^p: take the first order that is enough. Its
+            # products are of small matrices; another look and another step would be two more of the large one.
             order = 1
-            while order < _HIGHEST_ORDER and size ** (order + 1) > rounding / 8:
+            while order < _HIGHEST_ORDER and size * norm**order > rounding / 8:
                 order += 1
             tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
-            size **= order + 1
+            size *= norm**order
             if size > rounding / 8:
                 residual = gram_residual(tall)
-                size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
+                norm = size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).amax())
         return tall.mT if wide else tall
 
 

@@ -1,13 +1,15 @@
 """Networks that are no chains: the modules that join, select and move values, and `Graph`, which holds such a network."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.records import require
+from isoconv.records import Record, require
 
 INPUT = "input"  # the name of the network's own input
 
@@ -116,6 +118,22 @@ class GraphNode(NamedTuple):
     inputs: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ModuleRecord(Record):
+    """A module as data: the name of its class, and the arguments that make it."""
+
+    kind: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GraphRecord(Record):
+    """A `Graph` as data, without its weights: modules by their paths, and the name, path and inputs of each node."""
+
+    modules: dict[str, ModuleRecord]
+    nodes: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
 class Graph(nn.Module):
     """A network as data: modules by their paths, and the order in which values pass through them.
 
@@ -151,6 +169,65 @@ class Graph(nn.Module):
                 if last_use[source] == k:
                     del values[source]
         return values[self.nodes[-1].name]
+
+    def to_record(self) -> GraphRecord:
+        """Return the graph as data. Its weights are in its `state_dict`."""
+        records = {}
+        for _, path, _ in self.nodes:
+            module = self.get_submodule(path)
+            usual = inspect.signature(type(module)).parameters
+            settings = {name: value for name, value in arguments_of(module).items() if value != usual[name].default}
+            records[path] = ModuleRecord(type(module).__name__, settings)
+        return GraphRecord(records, tuple(map(tuple, self.nodes)))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_record(cls, record: GraphRecord, kinds: Mapping[str, type[nn.Module]]) -> "Graph":
+        """Return the graph that a record describes, without weights: load them with `assign=True`.
+
+        Only classes among `kinds` are made, with numbers, names and sizes as their arguments: no code comes from a record.
+        """
+        modules = {}
+        for path, module in record.modules.items():
+            kind, settings = module.kind, module.settings
+            require(kind in kinds, "modules of known kinds", f"{kind} at {path}")
+            known = [name for name in inspect.signature(kinds[kind]).parameters if name not in _NOT_KEPT]
+            odd = [name for name in settings if name not in known]
+            require(not odd, f"settings of {kind} at {path}: {', '.join(known) or 'none'}", ", ".join(map(repr, odd)))
+            try:
+                arguments = {name: _as_argument(value) for name, value in settings.items()}
+                with torch.device("meta"):
+                    shaped = kinds[kind] is Translate
+                    modules[path] = Translate(torch.empty(arguments["bias"])) if shaped else kinds[kind](**arguments)
+            except Exception as error:  # whatever a constructor may have to say
+                reason = (str(error).splitlines() or [""])[0].rstrip(".")
+                raise IsoconvError(f"Expected settings that make a {kind} at {path}. Got: {reason}.") from None
+        try:
+            return cls(modules, record.nodes)
+        except KeyError as error:  # torch's, of names that no module can have
+            raise IsoconvError(f"Expected paths of modules. Got: {error}.") from None
+
+
+# Where a module is, and what saves memory: nothing that says what it computes.
+_NOT_KEPT = {"device", "dtype", "inplace"}
+
+
+def arguments_of(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments that make a module like this one, as its attributes have them; of Translate's, the shape."""
+    names = [name for name in inspect.signature(type(module)).parameters if name not in _NOT_KEPT]
+    arguments = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    if type(module) is Translate:
+        arguments["bias"] = tuple(module.bias.shape)
+    elif "bias" in arguments:
+        arguments["bias"] = module.bias is not None or not getattr(module, "affine", True)
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+
+
+def _as_argument(value: Any) -> Any:
+    """Return numbers, names, and tuples of them, which JSON has as lists; refuse anything else."""
+    if type(value) in (list, tuple):
+        return tuple(map(_as_argument, value))
+    require(value is None or type(value) in (bool, int, float, str), "numbers, names and sizes", type(value).__name__)
+    return value
 
 
 def check_shape(input_shape: Sequence[int]) -> torch.Size:

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -15,10 +15,12 @@ from isoconv.errors import IsoconvError
 from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
+from isoconv.nn.graph import check_shape
 from isoconv.nn.linear import LipschitzLinear
+from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
 from isoconv.nn.residual import Residual
-from isoconv.nn.trace import is_leaf, trace
+from isoconv.nn.trace import children_of, is_leaf, trace
 from isoconv.records import require
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -38,9 +40,9 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
     With `input_shape` a network that is no `nn.Sequential` of such modules becomes a
     `isoconv.nn.Graph` of them in evaluation mode: its forward is traced for inputs of that shape, and what cannot be
     traced is refused by name and line. `DataParallel`, `DistributedDataParallel`, `AveragedModel` and what
-    `torch.compile` returns are unwrapped.
+    `torch.compile` returns are unwrapped. Layers of deel-torchlip and orthogonium become ordinary modules too.
     """
-    model = unwrap(model)
+    model = replace_peers(unwrap(model), input_shape)
     if input_shape is not None:
         show_image(model, input_shape)
     network = _plain(model, {})
@@ -53,7 +55,7 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
     return graph
 
 
-def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int], seed: int) -> None:
+def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int], seed: int = 0) -> None:
     """Refuse a network that does something else than what was traced."""
     probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
     x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(seed)).to(probe)
@@ -65,6 +67,52 @@ def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int], s
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * (1 + expected.abs().amax())
     same = expected.shape == found.shape and bool(((found - expected).abs() <= tolerance).all())
     require(same or not bool(expected.isfinite().all()), "a forward that does what was traced", "one that does not")
+
+
+@torch.no_grad()
+def replace_peers(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Module:
+    """Return a model with ordinary modules in place of other libraries' layers, or the model itself if it has none.
+
+    The weights are those of evaluation mode, read once from a copy: such layers may change when they are used. With
+    `input_shape` (without the batch) both models are run, and a model that does not do what is known of its layers is
+    refused.
+    """
+    modules = list(_modules(model))
+    if all(find_converter(module) is None for module in modules):
+        return model
+    tensors = [value for module in modules for value in vars(module).values() if type(value) is Tensor]
+    try:  # tensors with a history, which batch statistics have after training, cannot be copied as they are
+        original, copied = (copy.deepcopy(model, {id(t): t.detach().clone() for t in tensors}).eval() for _ in range(2))
+        result = _replace_peers(copied, {})
+    except IsoconvError:
+        raise
+    except Exception as error:  # whatever another library may raise
+        got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise IsoconvError(f"Expected layers of deel-torchlip or orthogonium that can be read. Got {got}.") from None
+    if input_shape is not None:
+        _compare(original, result.eval(), check_shape(input_shape))
+    return result.train(model.training)
+
+
+def _modules(module: nn.Module) -> Iterator[nn.Module]:
+    yield module
+    for _, child in children_of(module, ""):
+        yield from _modules(child)
+
+
+def _replace_peers(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module in done:
+        return done[module]
+    convert, result = find_converter(module), module
+    if convert is not None:
+        hooks = any(vars(module)[name] for name in ("_forward_hooks", "_forward_pre_hooks"))
+        expected = "layers without hooks and methods of their own"
+        require(not hooks and not is_patched(module), expected, f"{type(module).__name__}, which has some")
+        result = convert(module)
+    done[module] = result
+    for name, child in result._modules.items():
+        result._modules[name] = child and _replace_peers(child, done)
+    return result
 
 
 def unwrap(model: nn.Module, once: bool = False) -> nn.Module:
@@ -86,15 +134,26 @@ def is_chain(model: nn.Module) -> bool:
 def show_image(model: nn.Module, input_shape: Sequence[int]) -> None:
     """Let a model see an image of this shape in evaluation mode, if it has layers that must know the size for `plain`."""
     modes = [(module, module.training) for module in model.modules()]
-    probe = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if probe is None or all(module.fits_always for module, _ in modes if isinstance(module, LipschitzConvolution)):
-        return
+    strided = [one for one, _ in modes if isinstance(one, LipschitzConvolution) and not one.fits_always]
+    seen: dict[nn.Module, set[tuple[int, ...]]] = {layer: set() for layer in strided}
+
+    def note(layer: nn.Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
+        seen[layer].add(tuple(layer._extension))  # type: ignore[arg-type]
+
+    hooks = [layer.register_forward_hook(note) for layer in strided]
+    probe = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     try:
         with suppress(Exception):  # a model that cannot take the image: whoever runs the plain form finds out
-            model.eval()(probe.new_zeros(1, *input_shape))
+            if strided:
+                model.eval()(probe.new_zeros(1, *input_shape))
     finally:
+        for hook in hooks:
+            hook.remove()
         for module, mode in modes:
             module.training = mode
+    for layer, extensions in seen.items():
+        alike = "one number of zeros to extend the images of a layer by, so that its stride divides them"
+        require(len(extensions) < 2, alike, f"{type(layer).__name__} for images that need {sorted(extensions)}")
 
 
 def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:

@@ -139,7 +139,7 @@ class _Recorder(TorchFunctionMode):
             raise
         except Exception as error:  # whatever a user's code may raise
             frames = traceback.extract_tb(error.__traceback__)
-            got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]} ({_line(frames)})"
+            got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]} ({users_line(frames)})"
             raise IsoconvError(f"Expected a forward that takes {tuple(self.input.shape)}. Got {got}.") from None
         finally:
             for module in self.modules.values():
@@ -277,7 +277,7 @@ class _Recorder(TorchFunctionMode):
 
     def refuse(self, expected: str, got: str) -> NoReturn:
         scope = f" in {self.scopes[-1]}" if self.scopes[-1] else ""
-        raise IsoconvError(f"Expected {expected}. Got {got} ({_line(traceback.extract_stack())}{scope}).")
+        raise IsoconvError(f"Expected {expected}. Got {got} ({users_line(traceback.extract_stack())}{scope}).")
 
     def _name(self, tensor: Tensor) -> str:
         _, name, version = self.values[id(tensor)]
@@ -301,8 +301,8 @@ class _Recorder(TorchFunctionMode):
         return value.to("meta")
 
 
-def _line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return where the forward was, by the line of the user's code that was reached last."""
+def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return where a user's code was, by the line of it that was reached last."""
     start = max((k for k, frame in enumerate(frames) if (frame.filename, frame.name) == (__file__, "run")), default=-1)
     ours, torchs = str(Path(isoconv.__file__).parent), str(Path(torch.__file__).parent)
     users = [frame for frame in frames[start + 1 :] if not frame.filename.startswith((ours, torchs, "<"))]

@@ -23,6 +23,7 @@ class SteepestDescent(Optimizer):
 
     lr : the step's operator norm; a float, or a tensor so that a captured CUDA graph follows a schedule
     momentum : the share of the old momentum that stays
+    half : compute the directions of large matrices in bfloat16; parameters and momentum stay as they are
     vector_lr : Adam's learning rate for vectors; follows the schedule of `lr` in proportion when given as None
     """
 
@@ -35,6 +36,7 @@ class SteepestDescent(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         steps: int = 3,
+        half: bool = False,
     ) -> None:
         for rate in (lr, 0 if vector_lr is None else vector_lr):
             require(isinstance(rate, Tensor) or 0 <= rate < math.inf, "a learning rate of at least 0", rate)
@@ -43,7 +45,7 @@ class SteepestDescent(Optimizer):
         require(0 <= momentum < 1, "momentum in [0, 1)", momentum)
         require(steps >= 1, "at least one step", steps)
         defaults = {"lr": lr, "momentum": momentum, "vector_lr": vector_lr, "betas": betas, "eps": eps, "steps": steps}
-        super().__init__(params, defaults)
+        super().__init__(params, {**defaults, "half": half})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -79,7 +81,7 @@ class SteepestDescent(Optimizer):
         precise = momentum.to(torch.promote_types(momentum.dtype, torch.float32))
         matrix = precise.flatten(1) if p.dim() > 3 else precise
         moved = p.to(matrix.dtype).contiguous()  # the parameter itself, unless it is in half precision or strided
-        descend(moved.view(matrix.shape), matrix, group["lr"], group["steps"])
+        descend(moved.view(matrix.shape), matrix, group["lr"], group["steps"], group.get("half", False))
         if moved is not p:
             p.copy_(moved)
 

@@ -13,9 +13,9 @@ from isoconv.train.run_folder import seeds_in
 # What the command line can set; everything else follows from the data, the recipe and the method.
 _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
-    *("optimiser", "lr", "schedule", "epochs", "batch_size", "crop_padding", "flip", "precision"),
+    *("optimiser", "lr", "schedule", "epochs", "batch_size", "crop_padding", "flip", "augment", "precision"),
 )
-_APART = ("data", "input_shape", "classes", "listing", "seed", "recipe")
+_APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 
 
 def command_of(run: RunFiles) -> str | None:
@@ -54,7 +54,7 @@ def train_command(
             words += [word for pair in value.items() for word in ("--loss-option", f"{pair[0]}={pair[1]}")]
             continue
         words.append(f"--no-{option}" if value is False else f"--{option}")
-        words += [] if isinstance(value, bool) else [str(value)]
+        words += [] if isinstance(value, bool) else [",".join(map(str, value)) if name == "augment" else str(value)]
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]

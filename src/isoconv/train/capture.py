@@ -8,8 +8,19 @@ The pieces of a step that happen to the weights (retraction, building, their gra
 many and independent: one after the other they would leave the device idle. So
 * each layer's weight is built on a side stream, and waited for only by the layer that uses it (`prepare_weights`);
 * each matrix moves on a side stream as soon as its own gradient is there (`_SideMoves`);
-* like layers of several networks are built, and moved, in one batch (`LayerStack`): those of five networks take as many
-  kernels as those of one. The passes through the networks run on a stream each.
+* like layers, of one network and of several, are built, and moved, in one batch (`LayerStack`): those of five networks
+  take as many kernels as those of one. The passes through the networks run on a stream each.
+
+Note [Back to the manifold]
+A step of steepest descent at rate r moves a matrix U by r in operator norm, so steps whose rates add up to s leave at most
+‖UᵀU − I‖ ≤ 2s + s². (Not s²: that would need steps along the tangent space, and the momentum still points along older
+tangents. With momentum 0.9 it is 0.3s to 0.5s for square matrices, and up to 1.7s for others.) A captured step
+* uses matrices as they are while s ≤ 5e-4: off by 1e-3 at most, as TF32 leaves them. Where the network runs in bfloat16,
+  whose rounding of the weights alone is 2e-3, while s ≤ 0.01;
+* then, up to s = 0.0125, brings them back by a Newton–Schulz step of order 1, which leaves ¾(2s + s²)² ≤ 5e-4; its Gram
+  matrix is in TF32 where the network runs in bfloat16;
+* beyond that, and after steps of other optimisers, whose length nobody knows, by one of order 3 that never diverges.
+Whoever looks at a weight (evaluation, `plain`, what is saved as the network, an eager step) settles it exactly, as ever.
 
 Note [Streams of one's own]
 Graphs that were captured on one stream share a cuBLAS workspace, and corrupt each other when they are replayed side by
@@ -17,17 +28,21 @@ side. So each captures on streams of its own, and all together use no more of th
 priority, and thereby streams of another pool, over what is built beside it.
 """
 
+import copy
 import itertools
+import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.linalg.matrices import full_precision
+from isoconv.linalg.manifold import retract
+from isoconv.linalg.matrices import add_product, as_tall, full_precision, gram_residual, matmul_precision
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.svcm import project_together
 from isoconv.optim import SteepestDescent
@@ -42,8 +57,10 @@ STREAMS_IN_POOL = 32
 _SIDE_STREAMS = 10  # per network, while there are enough of them
 _SIDE_STREAMS_STACKED = 24  # the networks' own are out of use by then
 _BLIND_STEPS = 1  # enough after a step of 0.02 in operator norm; what a longer one leaves, the next retraction takes
-_EAGER_RUNS = 2  # with a batch of a new shape, before a step with it is captured
-_MOST_GRAPHS = 4  # of one step, for batches of different shapes; others run eagerly
+_UNSEEN = {False: 5e-4, True: 0.01}  # how far a matrix may move unretracted, in bfloat16 or not
+_NEAR = 0.0125  # how far a step of order 1 leads back; see Note [Back to the manifold]
+_EAGER_RUNS = 2  # with a batch of a new shape, before a step with it is captured: they compile what is compiled
+_MOST_GRAPHS = 8  # of one step, for batches of different shapes; others run eagerly
 
 
 def lay_out(values: Tensor) -> Tensor:
@@ -132,7 +149,7 @@ def are_alike(learners: "Sequence[Learner]") -> bool:
 
     def kind(one: "Learner") -> tuple[object, ...]:
         layout = [(type(module), *(p.shape for p in module.parameters(False))) for module in one.model.modules()]
-        return layout, one.update, one.choice, one.momentum, one.lr, one.schedule
+        return layout, one.update, one.choice, one.momentum, one.lr, one.schedule, one.precision
 
     return all(kind(one) == kind(learners[0]) and one.update is None for one in learners)
 
@@ -143,6 +160,7 @@ class _Group:
     def __init__(self, learners: "Sequence[Learner]", streams: int) -> None:
         self.learners, self.device, self.side_streams = list(learners), learners[0].device, streams
         self.stream = torch.cuda.Stream(self.device, priority=-1)
+        self.pool = torch.cuda.graph_pool_handle()  # its graphs never run side by side
         self.update: SharedUpdate | None = None
         self.steps = 0
         self.inputs: dict[object, list[list[Tensor]]] = {}
@@ -176,24 +194,26 @@ class _Group:
                 if part.is_cuda:
                     # The host runs ahead: without this, the batch's memory would hold a later batch when it is copied.
                     part.record_stream(self.stream)
-        self.runs[kind] += 1
         return self.inputs[kind]
 
     def _run(self, kind: object, inputs: list[list[Tensor]]) -> None:
         if self.update is None:
             torch.cuda.synchronize(self.device)
-            self.update = SharedUpdate(self.learners, self.side_streams)
+            self.update = SharedUpdate(self.learners, self.side_streams, compiled=self.learners[0].half)
             torch.cuda.synchronize(self.device)
-        if kind not in self.graphs and self.runs[kind] > _EAGER_RUNS and len(self.graphs) < _MOST_GRAPHS:
+        self.runs[kind] += 1
+        settle = self.update.choose_settling(max(one.scheduled_rate() for one in self.learners))
+        key = kind, settle
+        if key not in self.graphs and self.runs[kind] > _EAGER_RUNS and len(self.graphs) < _MOST_GRAPHS:
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self.device)
-            with torch.cuda.graph(graph, stream=self.stream):
-                self.update(inputs)
-            self.graphs[kind] = graph
-        if kind in self.graphs:
-            self.graphs[kind].replay()
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                self.update(inputs, settle)
+            self.graphs[key] = graph
+        if key in self.graphs:
+            self.graphs[key].replay()
         else:
-            self.update(inputs)
+            self.update(inputs, settle)
 
 
 class SharedUpdate:
@@ -202,27 +222,38 @@ class SharedUpdate:
     Like parameters of several networks lie in stacks from now on. Each network goes on having its parameters and its
     optimiser's state, as parts of what all have: so it can be saved and evaluated. What it must not do any more is to
     step, or to be loaded, on its own. With no side streams (on a CPU) everything runs in a row.
+
+    way : how far matrices may have moved since they were on the manifold; see Note [Back to the manifold]
     """
 
-    def __init__(self, learners: "Sequence[Learner]", side_streams: int = 0) -> None:
-        self.learners = learners
+    def __init__(self, learners: "Sequence[Learner]", side_streams: int = 0, compiled: bool = False) -> None:
+        self.learners, self.compiled = learners, compiled and not learners[0].update
         models, device, several = [one.model for one in learners], learners[0].device, len(learners) > 1
-        self.stacks = list[LayerStack]() if learners[0].update else stack_layers(models)
-        self.optimiser = _join_optimisers(learners, self.stacks) if several else learners[0].optimiser
+        # An optimiser of the user's own may treat a tensor as a whole: it gets each parameter as it is.
+        named = isinstance(learners[0].choice, str)
+        self.stacks = list[LayerStack]() if learners[0].update else stack_layers(models, apart=not named)
+        joint = several or any(stack.wholes for stack in self.stacks)
+        self.optimiser = _join_optimisers(learners, self.stacks) if joint else learners[0].optimiser
+        short = isinstance(self.optimiser, SteepestDescent) and not learners[0].update
+        self.way = 1.0 if short else math.inf  # of the steps before this nobody knows
+        for one in learners if self.compiled else ():
+            one.called = compile_network(one.model)
         # The passes of several networks run on streams of their own; those that build and move weights are others.
         self.branches = SideStreams(device, len(models) if several and side_streams else 0, priority=-1)
         count = min(_SIDE_STREAMS_STACKED if several else _SIDE_STREAMS, side_streams)
         self.streams = SideStreams(device, count, spare=count * 2 // 5)
         self.moves = None
-        if side_streams and isinstance(self.optimiser, SteepestDescent) and not learners[0].update:
+        if side_streams and short and isinstance(self.optimiser, SteepestDescent):
             self.moves = _SideMoves(self.optimiser, self.streams)
 
-    def __call__(self, batches: "Sequence[Batch]") -> None:
+    def __call__(self, batches: "Sequence[Batch]", settle: int = 3) -> None:
+        """Update each network; `settle` as for `prepare_weights`."""
         if self.learners[0].update:  # it changes parameters in between: nothing can be prepared for it
             self.learners[0].step(batches[0])
             return
         self.optimiser.zero_grad(set_to_none=True)
-        with prepare_weights(self.stacks, self.streams):
+        half = self.learners[0].half
+        with prepare_weights(self.stacks, self.streams, settle, half, ahead=self.compiled):
             losses = []
             self.branches.fork()
             for k, (learner, batch) in enumerate(zip(self.learners, batches, strict=True)):
@@ -235,10 +266,19 @@ class SharedUpdate:
         for learner in self.learners:
             learner.project_in_step()
 
+    def choose_settling(self, rate: float) -> int:
+        """Return `settle` of the next step, which has this rate."""
+        far = self.way > _UNSEEN[self.learners[0].half] or self.way + rate > _NEAR  # or would be after the step
+        settle = 3 if self.way > _NEAR else int(far)
+        self.way = math.inf if self.way == math.inf else rate if settle else self.way + rate
+        return settle
+
     def end(self) -> None:
         """Leave the networks as any others."""
         for hook in self.moves.hooks if self.moves else ():
             hook.remove()
+        for one in self.learners if self.compiled else ():
+            one.called = one.model
 
 
 def _join_optimisers(learners: "Sequence[Learner]", stacks: "Sequence[LayerStack]") -> torch.optim.Optimizer:
@@ -250,9 +290,10 @@ def _join_optimisers(learners: "Sequence[Learner]", stacks: "Sequence[LayerStack
     joint = learners[0].make_optimiser([*stacked, *(p for p in owners if p in alone)])
     for whole, parts in stacked.items():
         states = [owners[p].state[p] for p in parts]
-        for key, value in states[0].items():
+        for key, value in max(states, key=len).items():
             if isinstance(value, Tensor) and value.shape == parts[0].shape:
-                value = torch.stack([state[key] for state in states]).flatten(0, -3)
+                # A layer that no pass has used yet has no state, which is one of zeros.
+                value = torch.stack([state.get(key, torch.zeros_like(value)) for state in states]).flatten(0, -3)
                 values = _split(value, parts)
             else:  # a count of steps, the same for all
                 values = (value,) * len(states)
@@ -268,11 +309,18 @@ def _join_optimisers(learners: "Sequence[Learner]", stacks: "Sequence[LayerStack
 
 
 @contextmanager
-def prepare_weights(stacks: "Sequence[LayerStack]", streams: "SideStreams") -> Iterator[None]:
+def prepare_weights(
+    stacks: "Sequence[LayerStack]", streams: "SideStreams", settle: int = 3, half: bool = False, ahead: bool = False
+) -> Iterator[None]:
     """Let every layer use one weight, built on entry. The parameters must not change within the context.
 
     On a GPU the stacks are built on side streams; each layer waits for its own weight only, and its gradient runs on the
     same stream too. Stacks that share a parameter are built on one stream, since each may bring it back to the manifold.
+
+    settle : 0 uses orthonormal matrices as they are; 1 brings them back to the manifold, which they are near, 3 from
+        anywhere; see Note [Back to the manifold]
+    half : give the weights in bfloat16
+    ahead : wait for all weights at once; compiled code knows no streams
     """
     turns: dict[Tensor, int] = {}  # whose turn it was to be used for a parameter
     try:
@@ -283,12 +331,16 @@ def prepare_weights(stacks: "Sequence[LayerStack]", streams: "SideStreams") -> I
             turns |= dict.fromkeys(sources, turn)
             ready = None
             with streams.use(turn) as stream:
-                weights = stack.build(streams)
-                if stream is not None:
+                weights = stack.build(streams, settle, half)
+                if stream is not None and not ahead:
                     ready = torch.cuda.Event()
                     ready.record(stream)
             for layer, weight in zip(stack.layers, weights, strict=True):
                 layer.weight_source = partial(_take, weight, ready)
+                if stream is not None and ahead:
+                    weight.record_stream(torch.cuda.current_stream(weight.device))
+        if ahead:
+            streams.join()
         yield
     finally:
         for stack in stacks:
@@ -307,7 +359,7 @@ def _take(weight: Tensor, ready: "torch.cuda.Event | None") -> Tensor:
 
 
 class LayerStack:
-    """One layer, or orthogonalised layers of one kind and shape, one of each model, that are built in one batch.
+    """One layer, or orthogonalised layers of one kind and shape, that are built in one batch.
 
     wholes : of several layers, a tensor (count·b, m, n) for each parameter that they have: a batch of matrices, that of
         all layers. The layers' parameters become views of it. It has the gradient, and they none.
@@ -324,19 +376,19 @@ class LayerStack:
                 layer.refresh()  # what it keeps holds on to the memory of its old parameters
             self.wholes = dict(map(_stack, zip(*(one._sources() for one in layers), strict=True)))
 
-    def build(self, streams: "SideStreams") -> tuple[Tensor, ...]:
-        """Return the weights of the layers, joined to their gradients. The parameters are retracted.
+    def build(self, streams: "SideStreams", settle: int = 3, half: bool = False) -> tuple[Tensor, ...]:
+        """Return the weights of the layers, joined to their gradients. The parameters are retracted as `settle` says.
 
         One graph leads to all of them, so what is computed with them is to be back-propagated at once.
         """
         if self.frozen is not None:
-            return (self.frozen,)
+            return (self.frozen.to(torch.bfloat16) if half else self.frozen,)
         first = self.layers[0]
         if not self.wholes:
             first._before_training_forward()
-            return (_build(first, first._sources(), None, streams),)
+            return (_build(first, first._sources(), None, streams, settle, half),)
         shapes = [(len(parts), *parts[0].shape) for parts in self.wholes.values()]
-        weights = _build(first, list(self.wholes), shapes, streams)
+        weights = _build(first, list(self.wholes), shapes, streams, settle, half)
         torch.autograd.graph.increment_version([p for parts in self.wholes.values() for p in parts])
         return weights.unbind()
 
@@ -355,27 +407,22 @@ def _split(whole: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return whole.detach().view(len(parameters), *parameters[0].shape).unbind()
 
 
-def stack_layers(models: Sequence[nn.Module]) -> list[LayerStack]:
-    """Return all layers that are built: like ones of several models in stacks, if they train matrices of their own.
-
-    Several models must be built alike.
-    """
+def stack_layers(models: Sequence[nn.Module], apart: bool = False) -> list[LayerStack]:
+    """Return all layers that are built: like ones in stacks, if they train matrices of their own, unless `apart`."""
     modules = [module for model in models for module in model.modules()]
     owners: Counter[Tensor] = Counter(p for module in modules for p in module.parameters(recurse=False))
-    stacks = []
-    for same in zip(*(model.modules() for model in models), strict=True) if len(models) > 1 else ():
-        layers = [layer for layer in same if isinstance(layer, OrthogonalisedLayer)]
-        matrices = [matrix for layer in layers for matrix in layer._sources()]
-        alike = all(_settings(layer) == _settings(layers[0]) for layer in layers)
-        if layers and alike and all(matrix.requires_grad and owners[matrix] == 1 for matrix in matrices):
-            stacks.append(LayerStack(layers))
-    stacked = {layer for stack in stacks for layer in stack.layers}
-    built = (module for module in modules if isinstance(module, BuiltWeight) and module._sources())
-    return stacks + [LayerStack([layer]) for layer in built if layer not in stacked]
+    stacks: dict[object, list[BuiltWeight]] = {}
+    for layer in (module for module in modules if isinstance(module, BuiltWeight) and module._sources()):
+        own = all(matrix.requires_grad and owners[matrix] == 1 for matrix in layer._sources())
+        alike = isinstance(layer, OrthogonalisedLayer) and own and not apart
+        stacks.setdefault(_kind(layer) if alike else layer, []).append(layer)
+    return [LayerStack(layers) for layers in stacks.values()]
 
 
-def _settings(layer: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(layer).items() if isinstance(value, (int, float, str, tuple))}
+def _kind(layer: BuiltWeight) -> object:
+    """Return what layers that can be built in one batch have in common."""
+    settings = ((name, value) for name, value in vars(layer).items() if isinstance(value, (int, float, str, tuple)))
+    return type(layer), *settings, *((source.shape, source.dtype) for source in layer._sources())
 
 
 def _build(
@@ -383,6 +430,8 @@ def _build(
     sources: Sequence[Tensor],
     shapes: Sequence[tuple[int, ...]] | None,
     streams: "SideStreams",
+    settle: int,
+    half: bool,
 ) -> Tensor:
     """Build the weight of these sources for a training step, joined to their gradient. Nothing is kept.
 
@@ -390,26 +439,78 @@ def _build(
     the numbers: it retracts blindly.
     """
     steps = _BLIND_STEPS if sources[0].is_cuda and torch.cuda.is_current_stream_capturing() else None
+    retraction = partial(_return, half=half) if settle == 1 else partial(_retract_in_place, steps=steps)
     with full_precision(sources[0]):
         precise = [source.to(constraint_dtype(source)) for source in sources]
         points: Sequence[Tensor] = precise
         with torch.no_grad():
             if not layer._writes_back:
                 points = layer._settle(*precise, steps=steps)
-            elif isinstance(layer, OrthogonalisedLayer):  # each matrix settles by itself
-                streams.run([partial(_settle_in_place, layer, [source], steps) for source in sources])
-            else:
-                _settle_in_place(layer, sources, steps)
+            elif settle:  # each matrix by itself
+                streams.run([partial(retraction, source) for source in sources])
         joined = layer._join(precise, points)
         if shapes is not None:
             joined = [point.view(shape) for point, shape in zip(joined, shapes, strict=True)]
-        return layer._build(*joined).to(sources[0].dtype)
+        return layer._build(*joined).to(torch.bfloat16 if half else sources[0].dtype)
 
 
-def _settle_in_place(layer: BuiltWeight, sources: Sequence[Tensor], steps: int | None) -> None:
-    for source, point in zip(sources, layer._settle(*sources, steps=steps), strict=True):
-        if point.data_ptr() != source.data_ptr():
-            source.copy_(point)
+def _retract_in_place(matrix: Tensor, steps: int | None) -> None:
+    # A step that works blindly is one of training, where ten bits of the correction are enough.
+    point = retract(matrix, steps, "highest" if steps is None else "high")
+    if point.data_ptr() != matrix.data_ptr():
+        matrix.copy_(point)
+
+
+def _return(matrix: Tensor, half: bool) -> None:
+    """Bring matrices that are near the manifold back to it, by a Newton–Schulz step of order 1."""
+    tall, _ = as_tall(matrix.detach())
+    with matmul_precision(tall, "high" if half else "highest"):
+        residual = gram_residual(tall)
+    with matmul_precision(tall, "high"):
+        tall.copy_(add_product(tall, tall, residual, 0.5))
+
+
+# Compiled passes ------------------------------------------------------------------------------------------------------
+
+
+def compile_network(model: nn.Module) -> nn.Module:
+    """Return the same network, which shares all its modules, with compiled passes.
+
+    A Sequential is cut before each module that multiplies by a matrix: nothing is fused across those anyway, and like
+    pieces share their code, so that many like blocks compile as fast as a few. Where there is no compiler, it says so in one
+    warning and runs as it is.
+    """
+    pieces: list[list[nn.Module]] = [[]]
+    for module in model.children() if type(model).forward is nn.Sequential.forward else [model]:
+        if pieces[-1] and any(p.dim() > 1 for p in module.parameters()):
+            pieces.append([])
+        pieces[-1].append(module)
+    twin, run = copy.copy(model), torch.compile(_run_in_turn, dynamic=False)
+
+    def forward(*inputs: Any, **options: Any) -> Any:
+        try:
+            # torch warns of weights that are no leaves, which is what they are meant to be.
+            limit = torch._dynamo.config.patch(recompile_limit=max(8, 2 * len(pieces)))
+            with limit, warnings.catch_warnings(action="ignore"):
+                result = run(pieces[0], *inputs, **options)
+                for piece in pieces[1:]:
+                    result = run(piece, result)
+            return result
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"Expected a compiler, to train faster. The network runs uncompiled: {reason}", stacklevel=2)
+            twin.forward = model.forward
+            return model(*inputs, **options)
+
+    twin.forward = forward
+    return twin
+
+
+def _run_in_turn(modules: Sequence[nn.Module], *inputs: Any, **options: Any) -> Any:
+    result = modules[0](*inputs, **options)
+    for module in modules[1:]:
+        result = module(result)
+    return result
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, fit
 from isoconv.train.losses import LOSSES
+from isoconv.train.own_model import Build
 from isoconv.train.run_folder import Finding, RunFolder, locked
 
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
@@ -64,13 +65,9 @@ class Classification:
 
     def __init__(self, config: TrainConfig) -> None:
         self.function, self.options = LOSSES[config.loss].function, config.options_of_loss()
-        self.half = config.precision == "bf16"
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        pixels = lay_out(images) / 255
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
-            logits = model(pixels)
-        logits = logits.float()
+        logits = model(lay_out(images) / 255).float()
         loss = self.function(logits, labels, **self.options)
         return loss, {"accuracy": (logits.argmax(dim=1) == labels).sum()}
 
@@ -117,22 +114,25 @@ def train_classifiers(
             }
             result = TrainResult(config.seed, config.epochs, fitted.seconds, len(configs), **figures)
             if folders and processes.first:
-                folders[k].finish(model.eval(), result.to_fields())
+                folders[k].finish(model.eval(), result.to_fields(), config)
             results.append(result)
         processes.wait()
     return results
 
 
 def build_networks(
-    configs: Sequence[TrainConfig], train: ImageSet, device: str, processes: Processes
+    configs: Sequence[TrainConfig], train: ImageSet, device: str, processes: Processes, build: Build | None = None
 ) -> list[nn.Module]:
-    """Build the network of each configuration; raise if they cannot be trained, before anything is written."""
+    """Build the network of each configuration; raise if they cannot be trained, before anything is written.
+
+    build : the function of a network that is the user's own
+    """
     count = len(configs)
     require(processes.count == 1 or count == 1, "one seed at a time under torchrun", count)
     most = STREAMS_IN_POOL if device == "cuda" else count
     require(count <= most, f"at most {most} seeds side by side on a GPU", count)
     _batches(configs[0], train, torch.device("cpu"), processes)
-    return [make_model(config) for config in configs]
+    return [make_model(config, build) for config in configs]
 
 
 def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
     options: dict[str, Any] = {"seed": config.seed, "padding": config.crop_padding, "flip": config.flip}
-    options |= {"device": device, "rank": processes.rank, "world_size": processes.count}
+    options |= {"augment": config.augment, "device": device, "rank": processes.rank, "world_size": processes.count}
     return EpochBatches(train, config.batch_size, **options)
 
 

@@ -1,7 +1,7 @@
 """All that is needed to repeat a run, and the recipes that fill it in. Does not import torch."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,12 +39,12 @@ class Optimiser:
     kind: str
     warm_up: int = 20
     on_gpu: tuple[str, ...] = ()
-    has_momentum: bool = False
+    is_ours: bool = False
 
-    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float) -> "Optimizer":
-        """Return the optimiser of these parameters, with the learning rate in a tensor."""
+    def make(self, parameters: "Iterable[Tensor]", rate: "Tensor", momentum: float, half: bool = False) -> "Optimizer":
+        """Return the optimiser of these parameters, with the learning rate in a tensor; the rest is for ours alone."""
         options: dict[str, Any] = dict.fromkeys(self.on_gpu, rate.is_cuda)
-        options |= {"momentum": momentum} if self.has_momentum else {}
+        options |= {"momentum": momentum, "half": half} if self.is_ours else {}
         return load(self.kind)(parameters, lr=rate, **options)  # type: ignore[no-any-return]
 
 
@@ -52,11 +52,16 @@ _STEEPEST = "steepest descent under the operator norm"
 OPTIMISERS = {
     optimiser.name: optimiser
     for optimiser in (
-        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, has_momentum=True),
+        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
         Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
         Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
     )
 }
+
+
+def is_own(model: str) -> bool:
+    """Return whether the name of a network is that of a user's function, FILE.py:FUNCTION."""
+    return ":" in model or model.endswith(".py")
 
 
 class Settings(Record):
@@ -132,21 +137,23 @@ class NetworkSettings(Settings):
     def training(self) -> dict[str, Any]:
         """The settings that `fit` takes, as its keyword arguments."""
         names = ("optimiser", "lr", "momentum", "schedule", "epochs", "project_every", "project_iterations")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "precision")}
 
 
 @dataclass(frozen=True)
 class TrainConfig(NetworkSettings):
     """One seed of one run. `config.json` holds it whole.
 
+    model : a name of isoconv's, or FILE.py:FUNCTION of a network of the user's
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
+    graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
+    augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
     """
 
     positive = ("lr", "margin", "temperature")
     choices: ClassVar[Mapping[str, Collection[str]]] = {
         **NetworkSettings.choices,
-        "model": CLASSIFIERS,
         "activation": ACTIVATIONS,
         "loss": LOSSES,
     }
@@ -156,20 +163,28 @@ class TrainConfig(NetworkSettings):
     classes: tuple[str, ...]
     listing: str = ""
     model: str = "large"
+    graph: str = ""
     loss: str = "hinge"
     margin: float = 0.7071
     temperature: float = 0.125
     offset: float = 0.7071
     crop_padding: int = 0
     flip: bool = False
+    augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fits = MODELS[self.model].has_methods or (self.conv, self.activation) == ("bcop", "maxmin")
+        own = is_own(self.model)
+        require(own or self.model in CLASSIFIERS, f"model to be one of {', '.join(CLASSIFIERS)}", repr(self.model))
+        fits = self.has_methods or (self.conv, self.activation) == ("bcop", "maxmin")
         got = f"{self.conv} and {self.activation}"
         require(fits, f"no conv and no activation for {self.model}, which has its own", got)
+        fits = not own or self.orthogonalisation == "manifold"
+        require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
         require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
+        share, strength = self.augment
+        require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         shape = self.input_shape
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
@@ -179,9 +194,20 @@ class TrainConfig(NetworkSettings):
             least = 0 if name in self.positive else -math.inf
             require(least < value < math.inf, f"a number above {least:g} for the option {name}", value)
 
+    @property
+    def has_methods(self) -> bool:
+        """Whether conv and activation say what the network consists of."""
+        return self.model in MODELS and MODELS[self.model].has_methods
+
+    @property
+    def network(self) -> tuple[str, ...]:
+        """The network in words: its name and, where they were chosen, its convolution and activation."""
+        return (self.model, self.conv, self.activation) if self.has_methods else (self.model,)
+
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; `loss_options` only where there are any."""
-        return {name: value for name, value in super().to_fields().items() if name != "loss_options" or value}
+        """Return the fields as plain data; `graph`, `loss_options` and `augment` only where there are any."""
+        there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
+        return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""
@@ -190,12 +216,19 @@ class TrainConfig(NetworkSettings):
         return own | self.loss_options
 
 
-def make_model(config: TrainConfig) -> "nn.Module":
-    """Return the network of a configuration, initialised from its seed, on the CPU so that every device starts alike."""
+def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = None) -> "nn.Module":
+    """Return the network of a configuration, initialised from its seed, on the CPU so that every device starts alike.
+
+    build : the function of a network that is the user's own
+    """
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
+        if is_own(config.model):
+            from isoconv.train.own_model import build_network
+
+            return build_network(build, config)
         options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
         return MODELS[config.model].make(config.input_shape, len(config.classes), **options)  # type: ignore[no-any-return]
 
@@ -213,7 +246,7 @@ def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> 
     settings = {name: getattr(defaults, name) for name in ("margin", "crop_padding", "flip")} | {"recipe": recipe}
     if recipe == "paper":
         adam = {"optimiser": "adam", "lr": 1e-3, "schedule": "exponential", "epochs": 200, "batch_size": 128}
-        return settings | adam | {"orthogonalisation": "bjorck"}
+        return settings | adam | ({} if is_own(model) else {"orthogonalisation": "bjorck"})
     # The best of those tried on a validation split of the training set (results/recipes).
     settings |= {"loss": "cross-entropy", "temperature": 0.18, "offset": defaults.offset}
     if METHODS[conv].on_manifold:

@@ -25,7 +25,7 @@ from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.errors import IsoconvError
 from isoconv.records import Index, Picture, Range, Size, require
-from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.config import TrainConfig, is_own, make_model
 from isoconv.train.run_folder import Finding
 from isoconv.train.runs import Progress, TrainedRun
 
@@ -141,8 +141,9 @@ def complete_run(
 ) -> list[str]:
     """Compute what the report shows and the run's folder lacks; return the names of the files written.
 
-    Without test images, `data`, only the singular values are made. `accuracy` is of this network, if it was certified
-    before. The gallery has so many `images`.
+    Without test images, `data`, only the singular values are made. Those of a user's own network, and its gradients, are
+    not: what its training began with is not kept. `accuracy` is of this network, if it was certified before. The gallery
+    has so many `images`.
     """
     folder, made = run.folder, []
     if data is not None and accuracy is None and not (folder / CERTIFIED).exists():
@@ -151,7 +152,7 @@ def complete_run(
         made.append(CERTIFIED)
     model, config = copy.deepcopy(run.model).cpu(), run.config
     diagnostics, gallery, weights = _current(folder, model)
-    if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
+    if not is_own(config.model) and (diagnostics is None or (diagnostics.gradient_norms is None and data is not None)):
         _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
         made.append(DIAGNOSTICS)
     if gallery is None and data is not None:
@@ -168,7 +169,8 @@ def complete_run(
 def lacks_images(run: TrainedRun) -> bool:
     """Return True if `complete_run` has something to do that it needs test images for."""
     diagnostics, gallery, _ = _current(run.folder, run.model)
-    complete = diagnostics is not None and diagnostics.gradient_norms is not None and gallery is not None
+    complete = is_own(run.config.model) or (diagnostics is not None and diagnostics.gradient_norms is not None)
+    complete = complete and gallery is not None
     return not (complete and (run.folder / CERTIFIED).exists())
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,7 +16,7 @@ from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record, require
 from isoconv.train.capture import Stepper
-from isoconv.train.config import OPTIMISERS, NetworkSettings, Settings
+from isoconv.train.config import OPTIMISERS, PRECISIONS, NetworkSettings, Settings
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.train.schedules import SCHEDULES, Schedule
@@ -106,13 +107,14 @@ class FitConfig(Settings):
     epochs: int
     steps_per_epoch: int
     seed: int
+    precision: str = "float32"
 
     @classmethod
     def of(cls, learner: "Learner", seed: int) -> "FitConfig":
         kinds = learner.choice, learner.schedule
         optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
         length = learner.epochs, learner.steps_per_epoch
-        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed)
+        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed, learner.precision)
 
 
 @dataclass(eq=False)
@@ -120,6 +122,7 @@ class Learner:
     """A network in training: its loss, its optimiser, and how far it has come. `Stepper` advances it.
 
     choice : which optimiser
+    precision : see `fit`
     update : `update(model, optimiser, *batch)` does all of a step itself and returns what a loss returns, for methods
         that are more than one loss and one step of one optimiser; `loss` is not called then
     wrap : hangs a communication layer around the model
@@ -135,16 +138,17 @@ class Learner:
     steps_per_epoch: int = 1
     project_every: int = 100
     project_iterations: int = 50
+    precision: str = "float32"
     update: LossFunction | None = None
     device: torch.device = _CPU
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
 
     def __post_init__(self) -> None:
-        for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES)):
+        for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES), (self.precision, PRECISIONS)):
             require(not isinstance(name, str) or name in known, f"one of {', '.join(known)}", repr(name))
         self.device = torch.device(self.device)  # its name will do
         self.called = self.wrap(self.model.to(self.device).train())
-        self.steps = self.steps_per_epoch * self.epochs
+        self.steps, self.half = self.steps_per_epoch * self.epochs, self.precision == "bf16"
         self.rate = torch.full((), self.lr, device=self.device)  # a tensor: a captured graph follows the schedule
         self.optimiser = self.make_optimiser(p for p in self.model.parameters() if p.requires_grad)
         self.done = 0  # updates so far
@@ -166,7 +170,7 @@ class Learner:
     def make_optimiser(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Return the chosen optimiser of these parameters."""
         if isinstance(self.choice, str):
-            return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum)
+            return OPTIMISERS[self.choice].make(parameters, self.rate, self.momentum, self.half)
         optimiser = self.choice(parameters, self.rate)
         for group in optimiser.param_groups:
             if "capturable" in group and self.rate.is_cuda:
@@ -201,7 +205,8 @@ class Learner:
     def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch, and add it and its metrics to the sums."""
         assert self.loss is not None
-        return self.add_up(self.loss(self.called, *batch))
+        with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
+            return self.add_up(self.loss(self.called, *batch))
 
     def add_up(self, outcome: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Tensor:
         """Add a loss and its metrics to the sums; return the loss."""
@@ -233,6 +238,7 @@ def fit(
     update: LossFunction | None = None,
     project_every: int = 100,
     project_iterations: int = 50,
+    precision: str = "float32",
     folder: Path | str | RunFolder | Sequence[Path | str | RunFolder] | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -254,6 +260,8 @@ def fit(
         and left as they were at the end.
     loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
+    precision : "float32", or "bf16": the loss is computed under autocast, steepest descent finds the directions of large
+        matrices in bfloat16, and on a GPU the network is compiled, which takes a while. Weights are built in float32.
     folder : where the run is kept, a path, or a `RunFolder` that was started and will be finished by the caller. None: no
         file is written.
     resume : resume the run in the folder; on a CPU the weights are bit for bit those of a run never stopped
@@ -266,8 +274,8 @@ def fit(
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes = processes or Processes()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
-    shared = momentum, epochs, steps, project_every, project_iterations, update, torch.device(device), processes.wrap
-    learners = [Learner(*own, *shared) for own in each]  # type: ignore[call-arg]
+    shared = momentum, epochs, steps, project_every, project_iterations, precision, update, torch.device(device)
+    learners = [Learner(*own, *shared, processes.wrap) for own in each]  # type: ignore[call-arg]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = [(folders[k], learners[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]

@@ -14,10 +14,11 @@ from isoconv.data.resizing import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings, refuse_other_options
+from isoconv.train.config import TrainConfig, default_epsilons, is_own, recipe_settings, refuse_other_options
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
 from isoconv.train.losses import LOSSES
+from isoconv.train.own_model import Build, find_function, hash_graph
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
 
@@ -51,9 +52,12 @@ def train(
     search : learning rates to try on a validation split first
     watch : called with the number of steps, and of those done before, when training begins; returns who observes it
     say : called with lines worth showing
-    settings : fields of `TrainConfig` that differ from the recipe's
+    settings : fields of `TrainConfig` that differ from the recipe's. `model` may be a network of your own: a function
+        without arguments, or with `input_shape` and `classes`, or its name, FILE.py:FUNCTION, which is run
     """
-    device, out, models = choose_device(device), Path(out), None
+    device, out, build = choose_device(device), Path(out), None
+    if not isinstance(named := settings.get("model", ""), str) or is_own(named):
+        settings["model"], build = find_function(named)
     processes = processes or Processes.join(device)
     say = say if processes.first else lambda line: None
     new = not resume or not (overwrite or search is not None)
@@ -65,6 +69,8 @@ def train(
         asked = settings | ({} if size is None else {"size": height_and_width(size)})
         asked |= {} if seeds is None else {"seeds": numbers}
         configs = _read_configs(folders, data, asked)
+        if is_own(configs[0].model) and build is None:
+            raise IsoconvError(f"Expected --model again, to resume a network of your own, {configs[0].model}.")
         splits = splits_of(configs[0], folder, download)
     else:
         if data is None:
@@ -74,13 +80,23 @@ def train(
         splits = load_splits(data, folder, size=size, download=download)
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
-        models = build_networks(configs, splits.train, device, processes)
+    models = build_networks(configs, splits.train, device, processes, build)
+    if build is not None:
+        first = configs[0]
+        graph = hash_graph(models[0], first)
+        require(
+            not resume or graph == first.graph,
+            "the network that the run was started with",
+            f"another from {first.model}",
+        )
+        configs = [replace(config, graph=graph) for config in configs]
+    if not resume:
         if len(folders) > 1 and RunFolder(out).exists:
             raise IsoconvError(f"{out} already holds a run of one seed: name another folder for several (--out).")
         for run in folders if processes.first else ():
             run.check_free(overwrite)  # before the search, which takes its time
         if search is not None:
-            best, scores = search_learning_rate(configs[0], splits.train, search, device, processes)
+            best, scores = search_learning_rate(configs[0], splits.train, search, device, processes, build)
             configs = [replace(config, lr=best) for config in configs]
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
@@ -165,6 +181,7 @@ def search_learning_rate(
     rates: Sequence[float],
     device: str,
     processes: Processes,
+    build: Build | None = None,
     validation: float = 0.1,
 ) -> tuple[float, dict[float, tuple[float, float]]]:
     """Choose the learning rate on a validation split of the training set, as the paper did; the test set plays no part.
@@ -179,8 +196,9 @@ def search_learning_rate(
     scores: dict[float, tuple[float, float]] = {}
     for trial in [replace(config, lr=rate) for rate in rates]:  # refuses what is no rate, before any is tried
         with suppress(Diverged):
-            parts = kept, held_out, [radius]
-            (result,) = train_classifiers([trial], None, *parts, device=device, processes=processes)
+            models = build_networks([trial], kept, device, processes, build)
+            options: dict[str, Any] = {"device": device, "processes": processes, "models": models}
+            (result,) = train_classifiers([trial], None, kept, held_out, [radius], **options)
             assert result.clean is not None and result.robust is not None
             scores[trial.lr] = result.clean, result.robust[str(radius)]
     if not scores:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
+from isoconv.nn.graph import GraphRecord
 from isoconv.records import Record
-from isoconv.train.config import Settings, TrainConfig, make_model
+from isoconv.train.config import Settings, TrainConfig, is_own, make_model
+from isoconv.train.own_model import from_graph, to_graph
 
 if TYPE_CHECKING:
     from isoconv.train.engine import Learner
@@ -46,6 +48,7 @@ class RunFolder:
     config.json        all that is needed to repeat the run
     metrics.jsonl      one line per epoch
     model.safetensors  the plain kernels: what is deployed and certified
+    graph.json         of a network that is the user's own: what it computes with them, as data
     state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
     result.json        the final figures
     """
@@ -54,7 +57,7 @@ class RunFolder:
         self.path = path
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
         self.model, self.state = path / "model.safetensors", path / "state.safetensors"
-        self.result = path / "result.json"
+        self.graph, self.result = path / "graph.json", path / "result.json"
         self._release: weakref.finalize[[Path, int], RunFolder] | None = None
         self._handle, self._users = -1, 0  # of the lock's file; contexts that hold the lock
 
@@ -86,7 +89,8 @@ class RunFolder:
         with ExitStack() as failing, self._writing():
             failing.callback(self.unlock)
             self.lock()
-            for old in (self.metrics, self.model, self.state, self.result, *(self.path / name for name in FINDINGS)):
+            files = self.metrics, self.model, self.graph, self.state, self.result
+            for old in (*files, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
             config.write(self.config)
             failing.pop_all()
@@ -197,10 +201,15 @@ class RunFolder:
 
     # Ending -------------------------------------------------------------------------------------------------------
 
-    def finish(self, model: nn.Module, result: Mapping[str, Any]) -> None:
-        """Write the plain model and the final figures."""
+    def finish(self, model: nn.Module, result: Mapping[str, Any], config: TrainConfig | None = None) -> None:
+        """Write the plain model, its graph if the configuration says that it is the user's own, and the final figures."""
         self._check_lock()
-        write_tensors(self.model, plain(model).state_dict(), {"format": "pt"})
+        if config is None or not is_own(config.model):
+            network = plain(model)
+        else:
+            network, graph = to_graph(model, config)
+            graph.write(self.graph)
+        write_tensors(self.model, network.state_dict(), {"format": "pt"})
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
 
@@ -313,8 +322,14 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     if not folder.model.exists():
         raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. Resume it (--resume).")
     config = TrainConfig.read(folder.config)
-    model = plain(make_model(config)).eval()
     weights = read_tensors(folder.model)
+    if is_own(config.model):
+        try:
+            return from_graph(GraphRecord.read(folder.graph), weights, config), config
+        except Exception as error:  # whatever torch may have to say of modules and weights that do not fit
+            reason = (str(error).splitlines() or [""])[-1].strip()
+            raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {reason}") from None
+    model = plain(make_model(config)).eval()
     try:
         if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values()):
             raise RuntimeError

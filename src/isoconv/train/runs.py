@@ -14,14 +14,17 @@ from torch import nn
 
 from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
+from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
+from isoconv.data.resizing import Size as Sides
 from isoconv.errors import IsoconvError
-from isoconv.files import read_tensors, write_json
+from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Percent, Record, Size, require
 from isoconv.train.classifier import Radius, figures_of
-from isoconv.train.config import TrainConfig, default_epsilons
+from isoconv.train.config import TrainConfig, default_epsilons, is_own, make_model
 from isoconv.train.distributed import choose_device
+from isoconv.train.own_model import Build, check_classifier, find_function, load_weights
 from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
@@ -126,11 +129,7 @@ class TrainedRun:
 
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
-        test = splits_of(self.config, folder, download).test
-        if count is None:
-            return test
-        require(1 <= count <= len(test), f"from 1 to {len(test)} images, as many as the test set has", count)
-        return test.take(count)
+        return _take(splits_of(self.config, folder, download).test, count)
 
     def certify(
         self,
@@ -221,6 +220,13 @@ class TrainedRun:
         self.keep(path.name, [*others, *(record.to_fields() for record in records)])
 
 
+def _take(images: ImageSet, count: int | None) -> ImageSet:
+    if count is None:
+        return images
+    require(1 <= count <= len(images), f"from 1 to {len(images)} images, as many as the test set has", count)
+    return images.take(count)
+
+
 def open_runs(path: Path | str) -> list[TrainedRun]:
     """Open the network in a run's folder, one per seed if there are several, or a pretrained one by its name."""
     path = Path(path)
@@ -234,6 +240,34 @@ def open_runs(path: Path | str) -> list[TrainedRun]:
 def open_run(path: Path | str) -> TrainedRun:
     """Open a run of one seed."""
     return _only(open_runs(path))
+
+
+def open_own(
+    model: str | Path | Build,
+    weights: Path | None = None,
+    data: str | Path | None = None,
+    *,
+    folder: Path | None = None,
+    size: Sides | None = None,
+    download: bool = False,
+) -> tuple[TrainedRun, ImageSet]:
+    """Build a user's own network, load its weights, and return it as if it were a run, with the test images of `data`.
+
+    model : the function that builds it, or its name, FILE.py:FUNCTION, which is run
+    weights : a safetensors file; without one the network stays as it is built
+    data, folder, size, download : as for `isoconv.train.train`; without `data` the pictures are those in `folder`
+    """
+    require(data is not None or folder is not None, "data to certify a network of your own on (--data)", "none")
+    name, build = find_function(model)
+    where = (str(folder), None) if data is None else (str(data), folder)
+    splits = load_splits(*where, size=size, download=download, lazy=True)
+    images = splits.test
+    config = TrainConfig(where[0], images.shape, images.classes, splits.listing, name)
+    network = make_model(config, build)
+    if weights is not None:
+        load_weights(network, weights)
+    check_classifier(plain_network(network, config.input_shape), config)
+    return TrainedRun(Path(name), network, config), images
 
 
 def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
@@ -268,9 +302,12 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
 
 
 def certify_run(
-    run: Path | str,
+    run: Path | str | Build,
     epsilons: Sequence[float] = (),
     *,
+    weights: Path | None = None,
+    data: str | Path | None = None,
+    size: Sides | None = None,
     certificate: Path | None = None,
     folder: Path | None = None,
     download: bool = False,
@@ -282,30 +319,46 @@ def certify_run(
 ) -> list[CertifiedRecord]:
     """Certify each network of a run on its test images, and keep what is proved in its certified.json.
 
+    run : a run's folder; or a network of your own, as for `open_own`, with its `weights`, `data` and `size`. Of that one
+        nothing is kept but the certificate, and beside it the plain weights, which it is about
     certificate : a file for the certificates of all images
     folder, download, images : where the data set is, whether to fetch it, and how many of its images to take
     say : called with lines worth showing
     options : arithmetic and criterion of `Certifier`
     """
-    device, runs, records = choose_device(device), open_runs(run), []
+    device, records, own = choose_device(device), [], None
+    if callable(run) or (is_own(str(run)) and not Path(run).is_dir()):
+        own, test = open_own(run, weights, data, folder=folder, size=size, download=download)
+        runs, test = [own], _take(test, images)
+        if weights is None:
+            say(f"No --weights: the network is certified as {own.config.model} builds it.")
+    else:
+        given = [name for name, value in (("weights", weights), ("data", data), ("size", size)) if value is not None]
+        require(not given, "a run, which has its own weights and data", f"{', '.join(given)} with {run}")
+        runs = open_runs(run)
+        test = runs[0].test_images(folder, download, images)
     if certificate is not None:
         _only(runs, " for --certificate")
-    data = runs[0].test_images(folder, download, images)
     for one in runs:
-        accuracy, record = one.certify(data, epsilons, device=device, progress=progress, **options)
+        accuracy, record = one.certify(test, epsilons, device=device, progress=progress, **options)
         records.append(record)
         if certificate is not None:
             write_certificate(certificate, accuracy.certifier, accuracy.certificates, accuracy.labels)
-            check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(one.folder)])
+            model = one.folder if own is None else certificate.with_suffix(".plain.safetensors")
+            if own is not None:
+                write_tensors(model, accuracy.certifier.deployed.state_dict(), {"format": "pt"})
+            check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(model)])
             say(f"Written to {certificate}. To check it: {check}")
+        if own is not None:
+            continue
         path, whole = one.folder / "certified.json", (record.arithmetic, record.criterion) == ("float64", "pairs")
         if path.exists() and (images is not None or not whole):
             say(f"Not kept: {path} holds what was certified before.")
         else:
             one.keep(path.name, record.to_fields())
-    count, most = data.labels.bincount(minlength=len(data.classes)).max(dim=0)
-    if count > 1.5 * len(data) / len(data.classes):
-        say(f"{100 * count / len(data):.1f} % of the images belong to the most frequent class, {data.classes[most]}.")
+    count, most = test.labels.bincount(minlength=len(test.classes)).max(dim=0)
+    if count > 1.5 * len(test) / len(test.classes):
+        say(f"{100 * count / len(test):.1f} % of the images belong to the most frequent class, {test.classes[most]}.")
     return records
 
 

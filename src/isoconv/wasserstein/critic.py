@@ -252,11 +252,8 @@ class CriticTask:
 
     def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor) -> Tensor:
         """Return minus the difference (the largest one, of several columns)."""
-        pixels, bf16 = self.config.pixel_range, self.config.precision == "bf16"
-        values = lay_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))
-        with torch.autocast(values.device.type, torch.bfloat16, enabled=bf16):
-            scores = model(values)
-        scores = scores.float()
+        pixels = self.config.pixel_range
+        scores = model(lay_out(torch.cat([as_values(part, pixels, torch.float32) for part in (xs, ys)]))).float()
         differences = scores[: len(xs)].mean(dim=0) - scores[len(xs) :].mean(dim=0)
         total = differences.sum()
         # The value is that of the best column, the gradient that of all of them.

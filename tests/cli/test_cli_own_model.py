@@ -1,0 +1,212 @@
+"""isoconv train and certify with FILE.py:FUNCTION, and every command on the run that it leaves."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from certify.certificates import check
+from isoconv.certify import robust_accuracy
+from isoconv.data import load_splits
+from isoconv.train import certify_run
+
+NETWORK = """
+import torch
+from torch import nn
+
+from beside import Block
+
+
+class Net(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.block, self.head = Block(channels), nn.Linear(channels * 64, classes)
+
+    def forward(self, x):
+        return self.head(self.block(x).flatten(1))
+
+
+def build(input_shape, classes):
+    return Net(input_shape[0], classes)
+
+
+def fixed():
+    return Net(1, 4)
+
+
+def chain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+"""
+BESIDE = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv, self.offset = nn.Conv2d(channels, channels, 3, padding=1), nn.Parameter(torch.zeros(8, 8))
+
+    def forward(self, x):
+        return 0.5 * x + 0.5 * torch.relu(self.conv(x)) + self.offset
+"""
+BAD = """
+import torch
+from torch import nn
+
+number = 3
+
+
+def fails():
+    raise RuntimeError("first line\\nsecond line")
+
+
+def leaves():
+    raise SystemExit(1)
+
+
+def needs(width):
+    return nn.Linear(width, 4)
+
+
+def nothing():
+    return None
+
+
+def three():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+def other_size():
+    return nn.Sequential(nn.Flatten(), nn.Linear(100, 4))
+
+
+def unknown():
+    return nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 4))
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x.flatten(1)[:, :4] if bool(x[0, 0, 0, 0] > 0) else x.flatten(1)[:, 4:8]
+"""
+
+
+@pytest.fixture
+def files(tmp_path, pictures):
+    """Files of functions, and pictures, in the folder that commands are run in."""
+    for name, text in (("net.py", NETWORK), ("beside.py", BESIDE), ("bad.py", BAD), ("broken.py", "def f(:")):
+        (tmp_path / name).write_text(text)
+    shutil.copytree(pictures, tmp_path / "pics")
+    return tmp_path
+
+
+def weights_of(files, function="build"):
+    """Return weights for a function's network, as a user's own training might leave them, and the network."""
+    namespace = {}
+    exec((files / "beside.py").read_text(), namespace)
+    exec((files / "net.py").read_text().replace("from beside import Block", ""), namespace)
+    torch.manual_seed(5)
+    network = namespace["build"]((1, 8, 8), 4) if function == "build" else namespace[function]()
+    save_file(network.state_dict(), files / "w.safetensors")
+    return network
+
+
+@pytest.mark.parametrize("function", ["build", "fixed", "chain"])
+def test_certify_with_weights_is_the_library_s_answer_and_has_a_valid_certificate(function, isoconv, files):
+    network, before = weights_of(files, function), set(files.iterdir())
+    outcome = isoconv(
+        "certify", f"net.py:{function}", "--weights", "w.safetensors", "--data", "pics", "--epsilon", "0.01",
+        "--certificate", "c.jsonl", "--device", "cpu", "--json",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    (record,) = json.loads(outcome.out)
+    expected = robust_accuracy(network, load_splits(files / "pics").test, [0.01])
+    assert record["radii"] == expected.radii.tolist() and record["clean"] == expected.clean
+    assert record["robust"] == {"0.01": expected.certified[0.01]}
+    assert {path.name for path in set(files.iterdir()) - before} == {"c.jsonl", "c.plain.safetensors"}
+    assert check([str(files / "c.jsonl"), str(files / "c.plain.safetensors")]) == 0
+    (again,) = certify_run(lambda: network, [0.01], folder=files / "pics", device="cpu")
+    assert again.radii == tuple(record["radii"])
+
+
+def test_data_by_name_and_resized(isoconv, files):
+    outcome = isoconv("certify", "net.py:build", "digits", "--size", "8", "--images", "5", "--device", "cpu", "--json")
+    assert outcome.code == 0 and json.loads(outcome.out)[0]["images"] == 5 and "--weights" in outcome.err
+
+
+def test_every_command_reads_the_run_and_never_the_function(isoconv, files):
+    outcome = isoconv("train", "pics", "--model", "net.py:build", "--epochs", "2", "--device", "cpu", "--out", "run")
+    assert outcome.code == 0 and "net.py:build" in outcome.out and "bcop" not in outcome.out
+    (files / "net.py").write_text("raise SystemExit('ran')")
+    assert json.loads((files / "run" / "config.json").read_text())["model"] == "net.py:build"
+    (record,) = json.loads(isoconv("certify", "run", "--certificate", "c.jsonl", "--device", "cpu", "--json").out)
+    assert record["clean"] == json.loads((files / "run" / "result.json").read_text())["clean"]
+    assert check([str(files / "c.jsonl"), str(files / "run")]) == 0
+    (row,) = json.loads(isoconv("attack", "run", "--attack", "fgsm", "--epsilon", "0.1", "--json").out)
+    assert row["certified"] <= row["accuracy"] <= row["clean"] and row["violations"] == 0
+    (said,) = json.loads(isoconv("predict", "run", "pics/a/000.png", "--json").out)
+    assert said["class"] in "abcd" and said["radius"] >= 0
+    assert isoconv("export", "run", "--format", "torch", "--out", "x.safetensors").code == 0
+    assert isoconv("report", "run", "--device", "cpu").code == 0
+    page = (files / "report.html").read_text()
+    assert "net.py:build · seed 0" in page and "--model net.py:build" in page
+    assert isoconv("train", "--resume", "--out", "run").is_refused("--model", "net.py:build")
+    assert isoconv("train", "--resume", "--out", "run", "--model", "net.py:build").is_refused("net.py", "ran")
+
+
+REFUSED = {
+    "no function": ("net.py", "FILE.py:FUNCTION"),
+    "no file": ("nowhere.py:build", "nowhere.py"),
+    "another function": ("net.py:nowhere", "nowhere"),
+    "a number": ("bad.py:number", "number"),
+    "no Python": ("broken.py:f", "SyntaxError"),
+    "one that raises": ("bad.py:fails", "first line (bad.py:"),
+    "one that leaves": ("bad.py:leaves", "SystemExit"),
+    "one that needs more": ("bad.py:needs", "width"),
+    "no network": ("bad.py:nothing", "NoneType"),
+    "too few classes": ("bad.py:three", "4 outputs"),
+    "another input": ("bad.py:other_size", "Linear"),
+    "a module without a rule": ("bad.py:unknown", "LayerNorm"),
+    "control flow": ("bad.py:Branches", "bad.py:"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_network_is_refused_before_anything_is_written(name, isoconv, files):
+    function, named = REFUSED[name]
+    before = sorted(files.rglob("*"))
+    assert isoconv("train", "pics", "--model", function, "--out", "run").is_refused(named)
+    assert isoconv("certify", function, "--data", "pics", "--certificate", "c.jsonl").is_refused(named)
+    assert sorted(files.rglob("*")) == before
+
+
+def test_options_that_do_not_belong_are_refused(isoconv, files):
+    own = "train", "pics", "--model", "net.py:build", "--out", "run"
+    assert isoconv(*own, "--conv", "rko").is_refused("conv", "net.py:build")
+    assert isoconv("certify", "net.py:build").is_refused("--data")
+    assert isoconv("certify", "mnist-small", "--weights", "w.safetensors").is_refused("weights")
+    assert not (files / "run").exists()
+
+
+def test_weights_that_do_not_fit_are_refused(isoconv, files):
+    state = dict(weights_of(files).state_dict())
+    cases = {
+        "head.bias": {name: tensor for name, tensor in state.items() if name != "head.bias"},
+        "more": state | {"more": torch.zeros(1)},
+        "(4, 64)": state | {"head.weight": torch.zeros(4, 63)},
+        "float64": state | {"head.bias": torch.full((4,), 0.1, dtype=torch.float64)},
+        "int64": state | {"head.bias": torch.zeros(4, dtype=torch.int64)},
+    }
+    for named, tensors in cases.items():
+        save_file(tensors, files / "w.safetensors")
+        assert isoconv("certify", "net.py:build", "--weights", "w.safetensors", "--data", "pics").is_refused(named)
+    torch.save(state, files / "w.pt")
+    assert isoconv("certify", "net.py:build", "--weights", "w.pt", "--data", "pics").is_refused("w.pt")
+    half = nn.Linear(64, 4).half()  # numbers that float32 holds are no other numbers
+    save_file({f"1.{name}": tensor for name, tensor in half.state_dict().items()}, files / "w.safetensors")
+    outcome = isoconv("certify", "net.py:chain", "--weights", "w.safetensors", "--data", "pics", "--json")
+    expected = robust_accuracy(nn.Sequential(nn.Flatten(), half.float()), load_splits(files / "pics").test)
+    assert json.loads(outcome.out)[0]["radii"] == expected.radii.tolist()
