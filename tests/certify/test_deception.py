@@ -105,3 +105,14 @@ def test_modules_that_are_no_children_are_bounded() -> None:
     stranger = nn.Linear(4, 4)
     bound = lipschitz_bound(Network(lambda _, x: stranger(x)), (4,)).value
     assert torch.linalg.matrix_norm(stranger.weight.double(), 2) <= bound * (1 + 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_modules_are_refused_or_seen_through() -> None:
+    linear, x = nn.Linear(4, 4), torch.rand(1, 4)
+    for compiled in (torch.jit.script(linear), torch.jit.trace(linear, x), torch.compile(linear, backend="eager")):
+        with pytest.raises(IsoconvError, match=r"^Expected modules .* Got "):
+            lipschitz_bound(nn.Sequential(compiled, nn.ReLU()), (4,))
+    network = Network(lambda net, x: net.linear(x))
+    network.compile(backend="eager")
+    assert torch.linalg.matrix_norm(network.linear.weight.double(), 2) <= lipschitz_bound(network, (4,)).value * 1.001

@@ -57,6 +57,8 @@ def is_leaf(module: nn.Module) -> bool:
 
 def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     """Return a module's children by their paths; no method is asked for them, as it might be one of its own."""
+    scripted = isinstance(module, torch.jit.ScriptModule)  # type: ignore[attr-defined]
+    require(not scripted, "modules of Python", f"TorchScript at {path or 'model'}, of which nothing is known")
     children = vars(module)["_modules"].items()
     return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
 
