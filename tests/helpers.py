@@ -21,6 +21,7 @@ from isoconv.nn import (
 )
 from isoconv.nn.convolution import SizedConv2d
 from isoconv.nn.methods import load
+from isoconv.nn.torus import TorusConv2d
 
 # Every 2-D convolution with every option that changes how its kernel is made.
 CONVOLUTIONS: dict[str, partial[nn.Module]] = {
@@ -43,7 +44,8 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     **{kind: (partial(convolution, kind, 2, 4, 3, 1, 5, 4), (2, 5, 4)) for kind in CONVOLUTIONS},
     **{
         f"{kind} s2": (partial(convolution, kind, 2, 6, 4, 2, 6, 4), (2, 6, 4))
-        for kind in ("bcop", "rko", "ossn", "svcm", "rkl2ne", "standard")
+        for kind in METHODS
+        if kind != "bcop-fixed"
     },
     "bcop 1x1": (partial(BCOPConv2d, 3, 4, 1), (3, 2, 3)),
     "bcop square": (partial(BCOPConv2d, 4, 4, 2), (4, 3, 3)),
@@ -71,6 +73,12 @@ def is_manifold(name: str) -> bool:
 def is_built(name: str) -> bool:
     """Whether the layer of LAYERS computes its weight from its parameters (the others' weight is a parameter)."""
     return not name.startswith(("svcm", "standard", "ossn-after"))
+
+
+def padding_modes(name: str) -> tuple[str, ...]:
+    """How the convolution of LAYERS or CONVOLUTIONS may pad."""
+    kind = CONVOLUTIONS.get(name.removesuffix(" s2"))
+    return ("circular",) if kind is not None and issubclass(kind.func, TorusConv2d) else ("circular", "zeros")
 
 
 def made(name: str, **options: Any) -> tuple[nn.Module, Tensor]:
@@ -172,9 +180,10 @@ def singular_values(layer: nn.Module, *shape: int) -> Tensor:
     return torch.linalg.svdvals(jacobian(layer, *shape).double())
 
 
-def padded(x: Tensor, k: int, mode: str = "circular") -> Tensor:
+def padded(x: Tensor, taps: int | Sequence[int], mode: str = "circular") -> Tensor:
     """k // 2 pixels before and (k − 1) // 2 after, in each of the two (or, for (N, C, L), one) directions."""
-    for dim in range(2, x.ndim):
+    sizes = [taps] * (x.ndim - 2) if isinstance(taps, int) else taps
+    for dim, k in enumerate(sizes, start=2):
         n = x.shape[dim]
         index = torch.arange(-(k // 2), n + (k - 1) // 2)
         taken = x.index_select(dim, index % n)
@@ -192,7 +201,7 @@ def unshuffled(x: Tensor, stride: int) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, mode: str = "circular") -> Tensor:
     """The definition of every convolution of isoconv: unshuffle, pad, convolve with `weight`."""
-    x = padded(unshuffled(x, stride), weight.shape[-1], mode)
+    x = padded(unshuffled(x, stride), weight.shape[2:], mode)
     return conv2d(x, weight, bias) if x.ndim == 4 else conv1d(x, weight, bias)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from isoconv import theory as theory
     from isoconv import train as train
     from isoconv import wasserstein as wasserstein
+    from isoconv.nn import convert as convert
     from isoconv.nn import plain as plain
     from isoconv.pretrained import load_pretrained as load_pretrained
 

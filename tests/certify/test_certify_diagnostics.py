@@ -28,7 +28,7 @@ def weighted_stages(model: nn.Module) -> list[nn.Module]:
     return [m for m in plain(model).double() if isinstance(m, (nn.Conv2d, nn.Linear, nn.Sequential))]
 
 
-@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"])
+@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "aol", "cayley", "standard"])
 def test_they_are_those_of_the_dense_jacobian(conv):
     shape = (2, 8, 12)
     model = seeded(Small, shape, 3, conv=conv)

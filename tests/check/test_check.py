@@ -24,7 +24,7 @@ from isoconv.models import Large
 from isoconv.models.networks import Classifier
 from isoconv.nn import GroupSort, MaxMin
 
-METHODS = ["bcop", "rko", "ossn", "svcm", "rkl2ne", "standard"]
+METHODS = ["bcop", "rko", "ossn", "svcm", "rkl2ne", "aol", "cayley", "soc", "bro", "standard"]
 Table = dict[str, Any]
 Maker = Callable[..., Certificate]
 

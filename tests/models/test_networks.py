@@ -12,7 +12,16 @@ import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, DCGANCritic, Large, ShiftNet, Small
-from isoconv.nn import METHODS, BCOPConv2d, GroupSort, Householder, MaxMin, OrthogonalLinear
+from isoconv.nn import (
+    METHODS,
+    BCOPConv2d,
+    ConvexPotential2d,
+    GroupSort,
+    Householder,
+    MaxMin,
+    OrthogonalLinear,
+    Slice,
+)
 from isoconv.nn.convolution import Conv2dWithKernel
 from isoconv.nn.methods import Method, load
 
@@ -31,8 +40,9 @@ def assert_plain(model: nn.Module, x: Tensor) -> nn.Module:
     plain = isoconv.plain(model)
     with torch.no_grad():
         assert (plain(x) - model(x)).abs().max() <= 1e-5
+    own = (MaxMin, GroupSort, Householder, ConvexPotential2d, Slice)
     for module in plain.modules():
-        assert type(module).__module__.startswith("torch.nn.") or type(module) in (MaxMin, GroupSort, Householder)
+        assert type(module).__module__.startswith("torch.nn.") or type(module) in own
     return plain
 
 
@@ -60,11 +70,14 @@ def test_the_records_are_read_without_torch():
         assert issubclass(load(method.layer), nn.Module) and method.title and method.summary
 
 
+OF_THE_PAPER = ["bcop", "bcop-fixed", "rko", "ossn", "svcm", "rkl2ne", "standard"]
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "convs", "expected"),
     [
-        (Small, MNIST, CONVOLUTIONS, 166_406),
-        (Small, CIFAR, CONVOLUTIONS, 214_918),
+        (Small, MNIST, OF_THE_PAPER, 166_406),
+        (Small, CIFAR, OF_THE_PAPER, 214_918),
         (Large, MNIST, ["bcop", "rko"], 1_974_762),
         (Large, CIFAR, ["bcop", "ossn", "standard"], 2_466_858),
         (FC3, MNIST, ["bcop", "standard"], 2_913_290),

@@ -20,7 +20,15 @@ import isoconv
 from helpers import jacobian, made, polar_by_svd, randomised, singular_values
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, RKL2NEConv2d, RKOConv2d, StandardConv2d
+from isoconv.nn import (
+    AOLConv2d,
+    BCOPConv1d,
+    BCOPConv2d,
+    BCOPConvTranspose2d,
+    RKL2NEConv2d,
+    RKOConv2d,
+    StandardConv2d,
+)
 from isoconv.nn.convolution import unfold_stride
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -93,7 +101,7 @@ def sample(count: int, axes: int, seed: int) -> list[Case]:
 
 CASES_2D, CASES_1D = sample(130, 2, seed=1), sample(40, 1, seed=2)
 KINDS = {"bcop": BCOPConv2d, "bcop-bjorck": partial(BCOPConv2d, orthogonalisation="bjorck")}
-KINDS |= {"rko": RKOConv2d, "rkl2ne": RKL2NEConv2d, "standard": StandardConv2d}
+KINDS |= {"rko": RKOConv2d, "rkl2ne": RKL2NEConv2d, "aol": AOLConv2d, "standard": StandardConv2d}
 
 
 def named(case: Case) -> str:
@@ -168,7 +176,7 @@ def test_the_promise_is_kept_to_and_not_empty():
     assert sum(value < 0.999 for value in smallest) >= 0.9 * len(others) >= 20
 
 
-@pytest.mark.parametrize("name", ["bcop-bjorck", "rko", "rkl2ne"])
+@pytest.mark.parametrize("name", ["bcop-bjorck", "rko", "rkl2ne", "aol"])
 @pytest.mark.parametrize("case", CASES_2D[::3], ids=named)
 def test_no_other_method_expands(case, name):
     for dtype, tolerance in TOLERANCE.items():
@@ -219,7 +227,7 @@ def test_arguments_have_the_order_and_the_names_of_torchs():
     for kind, torchs in [(BCOPConv2d, nn.Conv2d), (BCOPConvTranspose2d, nn.ConvTranspose2d)]:
         ours, theirs = (list(inspect.signature(k.__init__).parameters) for k in (kind, torchs))
         assert ours[: len(theirs)] == theirs
-    for kind in (BCOPConv2d, RKOConv2d, RKL2NEConv2d, StandardConv2d):
+    for kind in (BCOPConv2d, RKOConv2d, RKL2NEConv2d, AOLConv2d, StandardConv2d):
         arguments = (4, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2, False, "zeros")
         layer, torchs = kind(*arguments), nn.Conv2d(*arguments)
         for name in ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "bias"):

@@ -24,9 +24,10 @@ from isoconv.nn import (
     StandardConv2d,
     SVCMConv2d,
 )
+from isoconv.nn.convolution import SizedConv2d
 
 IMAGE_LAYERS: dict[str, Callable[..., nn.Module]] = {
-    kind: partial(make, input_size=6) if kind in ("ossn", "svcm") else make
+    kind: partial(make, input_size=6) if issubclass(make.func, SizedConv2d) else make
     for kind, make in CONVOLUTIONS.items()
     if "-" not in kind
 } | {"transposed": BCOPConvTranspose2d}

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 NAMES = ["bcop", "bcop s2", "bcop-bjorck", "rko", "rkl2ne", "1d", "transposed", "linear", "linear-bjorck", "standard"]
+NAMES += ["aol", "cayley", "soc s2", "bro", "sll", "cpl s2"]
 COMPILED = ["bcop", "rko", "ossn", "rkl2ne", "1d ranks", "transposed s2", "linear tall", "linear-bjorck", "bcop-fixed"]
+COMPILED += ["aol", "cayley", "sll"]
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def test_convolutions(row, padding_mode):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith(("sll", "cpl"))])
 def test_every_layer_with_parameters_from_the_middle_of_training(name, dtype, tolerance):
     for bias in (True, False):
         layer, x = made(name, bias=bias, dtype=dtype)

@@ -19,7 +19,10 @@ from train.toys import stop_after
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 CASES = [("bcop", "steepest"), ("bcop", "adam"), ("rko", "steepest"), ("ossn", "adam"), ("standard", "adam")]
-CASES += [("bcop-fixed", "steepest"), ("rkl2ne", "adam")]
+CASES += [
+    ("bcop-fixed", "steepest"),
+    *((conv, "adam") for conv in ("rkl2ne", "aol", "cayley", "soc", "bro", "sll", "cpl")),
+]
 STEPS = 40
 
 

@@ -67,6 +67,7 @@ KINDS = {
         isoconv.nn.BatchCentering(4, bias=False), isoconv.nn.LayerCentering((2, 3)), isoconv.nn.Householder(4),
         isoconv.nn.Concat(2), isoconv.nn.Slice(3, 1, 6, 2), isoconv.nn.Reshape((6, 24)), isoconv.nn.Permute((2, 0, 1)),
         isoconv.nn.Translate(torch.rand(4, 1, 6)), nn.Linear(6, 3),
+        isoconv.nn.ConvexPotential2d(4, 3, (3, 2), padding_mode="zeros"), isoconv.nn.ConvexPotential2d(4, 2, 3, False),
     ],
     LINE: [
         nn.Conv1d(4, 6, 3, 2, 1, bias=False), nn.ConvTranspose1d(4, 2, 3), nn.ZeroPad1d(1), nn.ConstantPad1d(1, 0.5),

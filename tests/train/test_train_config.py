@@ -53,8 +53,8 @@ def test_a_shape_an_option_a_recipe_or_a_method_that_is_none_is_refused():
     for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
         with pytest.raises(IsoconvError, match=rf"option.*{word}"):
             toy_config(loss="cross-entropy", loss_options={name: value})
-    for recipe, conv in (("mine", "bcop"), ("default", "soc")):
-        with pytest.raises(IsoconvError, match=r"mine|soc"):
+    for recipe, conv in (("mine", "bcop"), ("default", "eco")):
+        with pytest.raises(IsoconvError, match=r"mine|eco"):
             recipe_settings(recipe, "mnist", conv)
 
 

@@ -69,7 +69,7 @@ def test_where_a_run_may_begin(tmp_path):
     assert [folder.path for folder in seed_folders(tmp_path, [4, 0])] == [tmp_path / "seed-4", tmp_path / "seed-0"]
 
 
-@pytest.mark.parametrize("conv", ["bcop", "ossn", "svcm", "rkl2ne"])
+@pytest.mark.parametrize("conv", ["bcop", "ossn", "svcm", "rkl2ne", "aol", "cayley", "soc", "bro", "sll", "cpl"])
 def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path):
     config = toy_config(conv=conv, optimiser="adam", lr=1e-3, epochs=1)
     trained, test = make_model(config), toy(64, seed=1)
@@ -77,7 +77,7 @@ def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path):
     model, read = load_run(str(tmp_path / "run"))
     assert read == config and not model.training
     kinds = {type(module).__module__.split(".")[0] for module in model.modules() if list(module.parameters(False))}
-    assert kinds == {"torch"}
+    assert kinds == ({"torch", "isoconv"} if conv in ("sll", "cpl") else {"torch"})
     images = as_float(test.images)
     with torch.no_grad():
         torch.testing.assert_close(model(images), trained.eval()(images), rtol=0, atol=1e-5)

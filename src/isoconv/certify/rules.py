@@ -26,6 +26,8 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
   divides by the channel's σ: 1/(the least σ). Every dropout is the identity in evaluation.
 * Smooth functions of each number: Note [Slopes] in `isoconv.certify.activations`. Average pooling whose divisor varies,
   adaptive pooling and linear interpolation: Note [Separable maps] in `isoconv.certify.separable`.
+* ConvexPotential2d, x − Wᵀ·relu(Wx + b): max(1, ‖W‖² − 1), by Note [Convex potential] in `isoconv.nn.potential`; for p = 1
+  and ∞ at most 1 + the product of W's largest row and column sums.
 * Softmax p of some numbers has the Jacobian diag(p) − ppᵀ, symmetric, whose rows have absolute sums 2pᵢ(1 − pᵢ) ≤ ½:
   constant ½ in every norm.
 
@@ -80,6 +82,10 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
   mean of those, in which Σpᵢtᵢ = −Σpᵢ log pᵢ − log Σ ≤ log N. With the quotient, or the product with the sum's
   reciprocal, the errors add up to at most Σᵢ pᵢ(82u + uN + u·tᵢ + u·log N) ≤ (82 + N + 2·log N)u in absolute value, for
   which n = 2N + 90 has room. A = 0, c = √(number of sums).
+* ConvexPotential2d: sums of n products and a bias, relu, which does not round, sums of m products, and a difference. On
+  each path there are at most n + m + 2 roundings, of terms that add up to |ĥ| + |W|ᵀ(|W||ĥ| + |b|). With a ≥ max(1, ‖|W|‖)
+  their norm is at most (1 + a²)‖ĥ‖ + a‖b‖: n + m + 1 terms, A = 1 + a², c = a‖b‖, which is above ‖f(0)‖. The hidden numbers
+  are not larger. What vanishes of them, at most 2(n + 1)·tiny each, is multiplied by a.
 * Smooth functions: Note [Rounding of curves] in `isoconv.certify.activations`.
 """
 
@@ -111,6 +117,7 @@ from isoconv.nn import (
     BatchCentering,
     ChannelShift,
     Concat,
+    ConvexPotential2d,
     GroupSort,
     HalfAbs,
     Householder,
@@ -331,6 +338,12 @@ def _reflection(node: Node) -> float:
     return 1.0
 
 
+def _potential(node: Node) -> float:
+    mode = node.settings["padding_mode"]
+    norm = conv_norm_bound(node.module.weight, 1, tuple(node.input_shape[1:]), mode)
+    return max(1.0, up(mul_up(norm, norm) - 1))
+
+
 def _ones(node: Node) -> tuple[float, float]:
     """Each output is an input or a constant, and no input is copied; or a function of one input with slopes up to 1."""
     return 1.0, 1.0
@@ -445,6 +458,17 @@ def _reflected(node: Node, bound: float, arithmetic: str) -> Rounding:
     return Rounding(8, 3.0, divisor=2.0**21, vanished=vanished)
 
 
+def _descended(node: Node, bound: float, arithmetic: str) -> Rounding:
+    weight, bias = node.module.weight, node.module.bias
+    hidden = replace(node, output_shape=torch.Size((len(weight), *node.input_shape[1:])))
+    absolute = max(1.0, sqrt_up(mul_up(*largest_absolute_sums(weight))))
+    constant = 0.0 if bias is None else mul_up(absolute, _norm_over_positions(bias, hidden))
+    terms = weight[0].numel() + weight[:, 0].numel() + 1
+    vanished = (sqrt_up(float(hidden.output_shape.numel())), float(2 * (terms + 1)), ARITHMETICS[arithmetic][1])
+    squared = add_up(1.0, mul_up(absolute, absolute))
+    return Rounding(terms, squared, constant, vanished=mul_up(absolute, *vanished))
+
+
 def _check_held(node: Node, arithmetic: str, *names: str, most: float = math.inf) -> list[float]:
     """Return these settings, if they are numbers of the arithmetic: otherwise another function would be computed."""
     values = [float(node.settings[name]) for name in names]
@@ -554,6 +578,20 @@ def _convolution_settings(node: Node) -> dict[str, Any]:
     mode = module.padding_mode if any(map(any, pads)) else "zeros"
     settings = _spell(node, "stride") | {"padding": pads} | _spell(node, "dilation")
     return settings | {"groups": module.groups, "padding_mode": mode}
+
+
+def _potential_settings(node: Node) -> dict[str, Any]:
+    weight, bias, mode = node.module.weight, node.module.bias, node.module.padding_mode
+    fits = (
+        weight.dim() == 4
+        and weight.shape[1] == node.input_shape[0]
+        and (bias is None or bias.shape == weight.shape[:1])
+    )
+    require(fits, f"a kernel of {node.input_shape[0]} channels and a bias for each hidden one", tuple(weight.shape))
+    require(mode in ("circular", "zeros"), "padding_mode 'circular' or 'zeros'", repr(mode))
+    inside = mode == "zeros" or all(k <= n for k, n in zip(weight.shape[2:], node.input_shape[1:], strict=True))
+    require(inside, "a kernel that is not larger than the image", tuple(weight.shape[2:]))
+    return {"padding": [[k // 2, (k - 1) // 2] for k in weight.shape[2:]], "padding_mode": mode}
 
 
 def _pad_settings(node: Node) -> dict[str, Any]:
@@ -738,6 +776,13 @@ RULES: dict[type[nn.Module], Rule] = {
     Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), lambda node: _spell(node, "factor")),
     nn.Linear: Rule(_linear, _weighted, _absolute_sums, _spell, tensors=_AFFINE, from_weights=True),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d), _CONVOLUTION),
+    ConvexPotential2d: replace(
+        _CONVOLUTION,
+        lipschitz=_potential,
+        rounding=_descended,
+        norms=lambda node: (add_up(1.0, mul_up(*largest_absolute_sums(node.module.weight))),) * 2,
+        settings=_potential_settings,
+    ),
     **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d), Rule(_copies, _exact, _ones, _pad_settings, True)),
     **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d), Rule(_copies, _constant_pad, _ones, _pad_settings, True)),
     **dict.fromkeys(_COPYING_PADS, Rule(_copies, _exact, None, _pad_settings, True)),

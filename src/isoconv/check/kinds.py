@@ -51,6 +51,14 @@ Note [Averages]. Sums over windows, divided by a product of one number per axis,
 ≥ 0 per axis; so is interpolation. For any v > 0, ‖A‖² ≤ maxᵢ (AAᵀv)ᵢ/vᵢ. Sums of k and of m terms ≥ 0, rounded weights
 and the quotient change it by a relative γ_{k+m+9} at most.
 
+Note [Convex potential]. y = x − Wᵀr(Wx + b), r = max(·, 0), W a convolution that gives as many pixels as it takes. Of two
+inputs, r(s) − r(t) = D(s − t) with D diagonal and 0 ≤ D ≤ 1, so outputs differ by I − WᵀDW times what inputs do. It is
+symmetric and 0 ⪯ WᵀDW ⪯ ‖W‖²I, so its eigenvalues lie between 1 − ‖W‖² and 1: a c ≥ 1 bounds the constant if ‖W‖² ≤ 1 + c.
+Computed: n products and a bias are added up, then m products, and a difference is taken: at most n + m + 2 roundings of |x|
+and of |W|ᵀ(|W||x| + |b|). Where a ≥ 1 and a ≥ ‖|W|‖ these have norms of at most (1 + a²)‖x‖ + a‖b‖, and all numbers on the
+way are at most as large. 2(n + 1) results in each hidden number may lose a smallest normal number each, which Wᵀ takes to
+at most a times as much, and 2(m + 1) in each output.
+
 Note [Softsign]. 1 + |h| and the quotient are rounded: (1 + δ)/(1 + δ′) = 1 + θ₂ times the exact value. Nothing underflows:
 either 1 + |h| rounds to 1 and the quotient is h, or |h| > u/2.
 """
@@ -69,7 +77,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from . import Budget, Invalid, Malformed
 from .certificate import AXES, Node
 from .curves import CURVES
-from .exact import Arithmetic, Floats, Integers, Ints, largest_row_sum, root_up, sum_of_squares
+from .exact import Arithmetic, Floats, Integers, Ints, largest_row_sum, root_down, root_up, sum_of_squares
 from .files import Json, Reader, Tensor, anything, as_float64, bound, choice, each, flag, optional, real, record, whole
 from .norms import POINT, Axis, Estimate, Window, convolution_norm
 
@@ -875,6 +883,52 @@ def _transposed(place: Place) -> Step:
     return _affine(place, kernel, window, result, apply, work, transposed=True)
 
 
+def _convex_potential(place: Place) -> Step:
+    """A residual layer, see Note [Convex potential]."""
+    shape, weight = place.shape, place.tensor("weight")
+    place.require(weight.ndim == 4, "a kernel of 2 axes", weight.shape)
+    window, hidden = _window(place, len(weight), weight.shape[2:], place["padding_mode"])
+    place.require(shape[0] == weight.shape[1], f"{weight.shape[1]} channels", shape)
+    place.require(shape[1:] == hidden[1:] and window.copies == 1, "padding that keeps the size", hidden)
+    bias = place.tensor("bias", np.zeros(len(weight)))
+    place.require(bias.shape == (len(weight),), f"a bias of {len(weight)} numbers", bias.shape)
+    place.spend(weight.size * _PER_WEIGHT)
+    norm = root_up(sum_of_squares(bias) * prod(shape[1:]))
+    square = largest_row_sum(weight.reshape(len(weight), -1))
+    square *= largest_row_sum(weight.swapaxes(0, 1).reshape(shape[0], -1))
+    absolute, n, m = max(ONE, root_up(square)), weight[0].size, weight[:, 0].size
+    vanished = absolute * root_up(Fraction(prod(hidden), prod(shape))) * 2 * (n + 1) + 2 * (m + 1)
+    rounding = Rounding(n + m + 2, 1 + absolute**2, absolute * norm, vanished)
+    axes, (height, width) = window.axes, weight.shape[2:]
+
+    def prove() -> Estimate:
+        claim = place.node.lipschitz
+        if claim < 1:
+            return 1.0
+        estimate = convolution_norm(weight[None], window, root_down(1 + claim), place.budget, place.node)
+        return None if estimate is None else max(1.0, estimate**2 - 1)
+
+    def apply(x: Floats) -> Floats:
+        images = _pad_images(x, window)
+        total = np.zeros((len(x), len(weight), window.outputs)) + bias[:, None]
+        for t, u in np.ndindex(height, width):
+            total += weight[..., t, u] @ images[:, :, axes[0].seen(t), axes[1].seen(u)].reshape(len(x), shape[0], -1)
+        units, back = np.maximum(total, 0.0), np.zeros_like(images)
+        for t, u in np.ndindex(height, width):
+            part = (weight[..., t, u].T @ units).reshape(x.shape)
+            back[:, :, axes[0].seen(t), axes[1].seen(u)] += part
+        for number, axis in enumerate(axes, start=2):  # what lies outside is given back to the pixel that it shows
+            source, moved = axis.source(), np.moveaxis(back, number, 0)
+            pixels = np.zeros((axis.size, *moved.shape[1:]))
+            np.add.at(pixels, source[source >= 0], moved[source >= 0])
+            back = np.moveaxis(pixels, 0, number)
+        return x - back
+
+    work = 2 * height * width * (100_000 + 20 * max(shape[0], len(weight)) * window.outputs)
+    work += 2 * n * prod(hidden)
+    return Step(shape, max(ONE, square - 1) ** 2, apply, rounding, absolute * norm, work, prove)
+
+
 # The table -----------------------------------------------------------------------------------------------------------
 
 _SIZE = whole(1, _LARGEST_SETTING)
@@ -940,6 +994,10 @@ KINDS: dict[str, Kind] = {
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": _SIZE}),
     "PixelShuffle": Kind(_pixel_shuffle, {"factor": _SIZE}),
     "Linear": Kind(_linear),
+    "ConvexPotential2d": Kind(
+        _convex_potential,
+        {"padding": each(each(whole(0, _LARGEST_SETTING), 2), 2), "padding_mode": choice("zeros", "circular")},
+    ),
     "Normalize": Kind(_normalize),
     "Softmax": Kind(_softmax, {"dim": anything}, assumes=True),
 }

@@ -25,10 +25,12 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ from isoconv.certify.separable import axis_taps
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
-from isoconv.nn import GroupSort, L2NormPool2d, Normalize
+from isoconv.nn import ConvexPotential2d, GroupSort, L2NormPool2d, Normalize
 from isoconv.records import require
 
 OPSET = 13
@@ -145,6 +147,20 @@ def _transposed(node: Node, module: Any, x: Tensor) -> Tensor:
     kernel = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(1, 2).flatten(2)
     y = (kernel @ columns.reshape(-1, groups, kernel.shape[2], places.shape[1])).reshape(-1, *node.output_shape)
     return y if bias is None else y + _per_channel(bias, node)
+
+
+def _potential(node: Node, module: Any, x: Tensor) -> Tensor:
+    weight, bias, mode = _cast(module.weight, x), _cast(module.bias, x), node.settings["padding_mode"]
+    geometry = {"stride": [1, 1], "dilation": [1, 1], "groups": 1, "padding_mode": mode}
+
+    def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, pads: list[list[int]]) -> Tensor:
+        shape = torch.Size((len(kernel), *node.output_shape[1:]))
+        inner = replace(node, settings={**geometry, "padding": pads}, output_shape=shape)
+        return _convolution(inner, SimpleNamespace(weight=kernel, bias=bias), x)
+
+    pads = node.settings["padding"]
+    hidden = convolve(x, weight, bias, pads).relu()
+    return x - convolve(hidden, weight.transpose(0, 1).flip(2, 3), None, [pair[::-1] for pair in pads])
 
 
 def _separable(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -271,6 +287,7 @@ def _norm_pool(node: Node, module: Any, x: Tensor) -> Tensor:
 _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     GroupSort: _group_sort,
     L2NormPool2d: _norm_pool,
+    ConvexPotential2d: _potential,
     nn.Linear: _linear,
     nn.LeakyReLU: _leaky,
     Normalize: _normalize,

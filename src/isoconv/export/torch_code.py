@@ -279,6 +279,33 @@ class L2NormPool2d(nn.Module):
         return norms.unflatten(2, ((x.shape[2] - height) // down + 1, -1))
 
 
+class ConvexPotential2d(nn.Module):
+    """x − Wᵀ·relu(Wx + b), W a convolution with "same" padding."""
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        kernel_size: int | tuple[int, int],
+        bias: bool = True,
+        padding_mode: str = "circular",
+    ) -> None:
+        super().__init__()
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        self.pads = (width // 2, (width - 1) // 2, height // 2, (height - 1) // 2)
+        self.mode = "constant" if padding_mode == "zeros" else padding_mode
+        self.weight = nn.Parameter(torch.zeros(hidden, channels, height, width))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(hidden)) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pad, (left, right, top, bottom) = nn.functional.pad, self.pads
+        hidden = nn.functional.conv2d(pad(x, self.pads, self.mode), self.weight, self.bias).relu()
+        mirrored = pad(hidden, (right, left, bottom, top), self.mode)
+        return x - nn.functional.conv2d(mirrored, self.weight.transpose(0, 1).flip(2, 3))
+
+
 class Add(nn.Module):
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         for other in others:
@@ -365,7 +392,7 @@ _OURS: dict[str, type[nn.Module]] = {
     kind.__name__: kind
     for kind in (
         *(MaxMin, GroupSort, Householder, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
-        *(BatchCentering, LayerCentering),
+        *(BatchCentering, LayerCentering, ConvexPotential2d),
         *(Add, Concat, Slice, Reshape, Permute, Translate, Graph),
     )
 }

@@ -11,13 +11,18 @@ if TYPE_CHECKING:
     from isoconv.nn.activations import MaxMin as MaxMin
     from isoconv.nn.activations import Normalize as Normalize
     from isoconv.nn.activations import Scale as Scale
+    from isoconv.nn.aol import AOLConv2d as AOLConv2d
     from isoconv.nn.bcop import BCOPConv1d as BCOPConv1d
     from isoconv.nn.bcop import BCOPConv2d as BCOPConv2d
     from isoconv.nn.bcop import BCOPConvTranspose2d as BCOPConvTranspose2d
+    from isoconv.nn.bro import BROConv2d as BROConv2d
     from isoconv.nn.built_weight import fixed_weights as fixed_weights
+    from isoconv.nn.cayley import CayleyConv2d as CayleyConv2d
     from isoconv.nn.centring import BatchCentering as BatchCentering
     from isoconv.nn.centring import LayerCentering as LayerCentering
+    from isoconv.nn.conversion import convert as convert
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
+    from isoconv.nn.cpl import CPLConv2d as CPLConv2d
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
     from isoconv.nn.graph import Add as Add
@@ -36,12 +41,16 @@ if TYPE_CHECKING:
     from isoconv.nn.plain_model import plain as plain
     from isoconv.nn.pooling import L2NormPool2d as L2NormPool2d
     from isoconv.nn.pooling import ScaledAvgPool2d as ScaledAvgPool2d
+    from isoconv.nn.potential import ConvexPotential2d as ConvexPotential2d
     from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
     from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
+    from isoconv.nn.residual import ConvexSum as ConvexSum
     from isoconv.nn.residual import Residual as Residual
     from isoconv.nn.shift import ChannelShift as ChannelShift
     from isoconv.nn.shift import HalfAbs as HalfAbs
     from isoconv.nn.shift import PositionBias as PositionBias
+    from isoconv.nn.sll import SLLConv2d as SLLConv2d
+    from isoconv.nn.soc import SOCConv2d as SOCConv2d
     from isoconv.nn.svcm import SVCMConv2d as SVCMConv2d
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

@@ -85,6 +85,12 @@ METHODS: dict[str, Method] = {
         Method("ossn", "OSSN", "isoconv.nn.ossn:OSSNConv2d", "divided by an estimate of its norm", sized=True),
         Method("svcm", "SVCM", "isoconv.nn.svcm:SVCMConv2d", "projected now and then", sized=True),
         Method("rkl2ne", "RK-L2NE", "isoconv.nn.reshaped:RKL2NEConv2d", "1-Lipschitz: divided by a bound of its norm"),
+        Method("aol", "AOL", "isoconv.nn.aol:AOLConv2d", "1-Lipschitz: input channels rescaled"),
+        Method("cayley", "Cayley", "isoconv.nn.cayley:CayleyConv2d", "orthogonal, per frequency", sized=True),
+        Method("soc", "SOC", "isoconv.nn.soc:SOCConv2d", "orthogonal: a truncated exponential", sized=True),
+        Method("bro", "BRO", "isoconv.nn.bro:BROConv2d", "orthogonal: reflections per frequency", sized=True),
+        Method("sll", "SLL", "isoconv.nn.sll:SLLConv2d", "residual, rescaled: 1-Lipschitz"),
+        Method("cpl", "CPL", "isoconv.nn.cpl:CPLConv2d", "residual, divided by a bound of its norm", sized=True),
         Method("standard", "ordinary", _STANDARD, "unconstrained, for comparison", linear=_TORCH_LINEAR),
     )
 }

@@ -19,7 +19,7 @@ from isoconv.nn.graph import check_shape
 from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
-from isoconv.nn.residual import Residual
+from isoconv.nn.residual import ConvexSum, Residual
 from isoconv.nn.trace import children_of, is_leaf, trace
 from isoconv.records import require
 
@@ -168,9 +168,10 @@ def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
         return model.plain().train(model.training)
     if isinstance(model, InvertibleDownsampling):
         return (nn.PixelShuffle if isinstance(model, InvertibleUpsampling) else nn.PixelUnshuffle)(model.factor)
-    if isinstance(model, Residual):
+    if isinstance(model, ConvexSum):
         weight = model.weight.item() if isinstance(model.weight, Tensor) else model.weight
-        return Residual(_plain(model.branch, done), weight).train(model.training)
+        fixed = Residual(_plain(model.branch, done), weight) if isinstance(model, Residual) else ConvexSum(weight)
+        return fixed.train(model.training)
     children = {name: _plain(child, done) for name, child in model._modules.items() if child is not None}
     if is_ordinary_sequence(model):
         _fold_centring(children)

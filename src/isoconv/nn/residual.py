@@ -1,4 +1,4 @@
-"""Residual connections that stay 1-Lipschitz: convex combinations."""
+"""Sums that stay 1-Lipschitz: convex combinations, of two values or of a value and a branch that it takes."""
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from isoconv.records import require
 _STEPS = 2**24  # weights are whole multiples of 1/_STEPS
 
 
-class Residual(nn.Module):
-    """(1 − a)·x + a·branch(x): 1-Lipschitz if the branch is. The branch keeps the shape of its input.
+class ConvexSum(nn.Module):
+    """(1 − a)·x + a·y for two values of one shape: 1-Lipschitz if both are.
 
     weight : a number from 0 to 1 for a; or None: it is learned, the sigmoid of the parameter `logit`, and begins at ½
 
@@ -18,12 +18,11 @@ class Residual(nn.Module):
     float32 and float64 they add up to 1 exactly, so that the sum's constant is not above those of its parts.
     """
 
-    def __init__(self, branch: nn.Module, weight: float | None = None) -> None:
+    def __init__(self, weight: float | None = None) -> None:
         super().__init__()
-        require(isinstance(branch, nn.Module), "a module as the branch", type(branch).__name__)
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1
         require(weight is None or number, "a weight from 0 to 1, or None to learn it", repr(weight))
-        self.branch, self.add = branch, Add()
+        self.add = Add()
         self.fixed = None if weight is None else round(weight * _STEPS) / _STEPS
         self.logit = nn.Parameter(torch.zeros(())) if weight is None else None
 
@@ -35,10 +34,25 @@ class Residual(nn.Module):
         learned = torch.sigmoid(self.logit.to(torch.promote_types(self.logit.dtype, torch.float32)))
         return learned + ((learned.detach() * _STEPS).round() / _STEPS - learned.detach())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
         a = self.weight
         a = a.to(x.dtype) if isinstance(a, Tensor) else a
-        return self.add(x * (1 - a), self.branch(x) * a)
+        return self.add(x * (1 - a), y * a)
 
     def extra_repr(self) -> str:
         return "learned weight" if self.fixed is None else f"weight={self.fixed:g}"
+
+
+class Residual(ConvexSum):
+    """(1 − a)·x + a·branch(x): 1-Lipschitz if the branch is. The branch keeps the shape of its input.
+
+    `weight` as for `ConvexSum`.
+    """
+
+    def __init__(self, branch: nn.Module, weight: float | None = None) -> None:
+        super().__init__(weight)
+        require(isinstance(branch, nn.Module), "a module as the branch", type(branch).__name__)
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, self.branch(x))

@@ -30,7 +30,7 @@ import isoconv
 import isoconv.nn
 from isoconv.errors import IsoconvError
 from isoconv.nn.activations import Abs, Scale
-from isoconv.nn.built_weight import with_parameters
+from isoconv.nn.built_weight import BuiltWeight, with_parameters
 from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.methods import METHODS, load
 from isoconv.records import require
@@ -53,6 +53,11 @@ def is_leaf(module: nn.Module) -> bool:
     kind = type(module)
     torchs = getattr(nn, kind.__name__, None) is kind and kind not in CONTAINERS
     return torchs or kind in OPAQUE or (not module._modules and kind in our_kinds())
+
+
+def _needs_numbers(module: nn.Module) -> bool:
+    """Return whether a leaf may know tensors with numbers alone: registered ones, and those that build their weight."""
+    return type(module) in OPAQUE or isinstance(module, BuiltWeight)
 
 
 def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
@@ -129,7 +134,7 @@ class _Recorder(TorchFunctionMode):
     def run(self, model: nn.Module) -> None:
         """Run the network, and leave the nodes that its output depends on."""
         twins = {path: copy.deepcopy(m) for path, m in self.modules.items() if is_leaf(m)}
-        twins = {path: twin if type(twin) in OPAQUE else twin.to("meta") for path, twin in twins.items()}
+        twins = {path: twin if _needs_numbers(twin) else twin.to("meta") for path, twin in twins.items()}
         for path, module in self.modules.items():
             call = partial(self._call_leaf, path, twins[path]) if path in twins else partial(self._call, path, module)
             vars(module)["forward"] = call
@@ -175,7 +180,7 @@ class _Recorder(TorchFunctionMode):
             self.refuse("modules that take one value computed from the input, and nothing else", place)
         names = tuple(self._name(x) for x in inputs)
         self.inside = True
-        if type(twin) in OPAQUE:  # which may know numbers alone
+        if _needs_numbers(twin):
             x = torch.zeros(inputs[0].shape, dtype=self.dtype, device=self.device)
             before, y = x._version, twin(x)
             if x._version != before or not isinstance(y, Tensor):

@@ -1,0 +1,583 @@
+"""From an ordinary network to a 1-Lipschitz one with the same input and output shapes.
+
+The forward is traced (`isoconv.nn.trace`), and every module of the graph replaced by one of norm one that does its work:
+`_RULES` says which, kind by kind. What joins values is settled along the graph, see Note [Joins].
+
+Note [Joins]
+Every value of the new network is to be 1-Lipschitz in the network's input. Of a value v and a base b that v is computed
+from (the input, or a value that is taken more than once) a relation (f, S) says ‖Δv‖ ≤ f·‖(Δb)_S‖, S a set of entries of
+b; as b is 1-Lipschitz, v is f-Lipschitz. Relations pass through modules and joins as in Note [Relations] of
+`isoconv.certify.composition`, without its care for rounding: nothing is proved here. A sum stays if its smallest f is at
+most 1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has a smallest
+f above 1 is divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch by √2.
+
+Note [Beginnings]
+(x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
+`isoconv.theory.limits`). Two orthogonal maps that have nothing in common lose a factor √½: after the eight blocks of a
+ResNet-18 a gradient is 1/16 of what it was. So a sum begins with most of its weight on the side with fewer layers, whose
+share training can change. And where no weights are carried over, kernels between as many channels begin as the identity.
+"""
+
+import copy
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from isoconv.errors import IsoconvError
+from isoconv.linalg.bounds import fold_stride
+from isoconv.linalg.manifold import project_to_tangent, retract
+from isoconv.linalg.matrices import full_precision
+from isoconv.linalg.orthogonalisation import descend
+from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
+from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
+from isoconv.nn.centring import BatchCentering, LayerCentering
+from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d, unfold_stride
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate
+from isoconv.nn.linear import NormalisedLinear
+from isoconv.nn.methods import METHODS, Method, load
+from isoconv.nn.plain_model import is_chain, unwrap
+from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
+from isoconv.nn.potential import PotentialConv2d
+from isoconv.nn.residual import ConvexSum
+from isoconv.nn.shift import HalfAbs
+from isoconv.nn.torus import TorusConv2d
+from isoconv.nn.trace import OPAQUE, is_leaf, our_kinds, trace
+from isoconv.records import require
+
+#: what `_describe` says of a module
+_SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
+_ROUNDING = 1e-12
+_TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
+_BRANCH = 0.1  # the weight that the deeper side of a sum begins with: Note [Beginnings]
+_STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One module of a network, and what it became.
+
+    path : where it is
+    before, after : the modules in words; `after` is None if nothing could be found, for the reason in `note`
+    note : what is different now
+    distance : between the old weight and the new one, each divided by its Frobenius norm: from 0, the same, to 2
+    """
+
+    path: str
+    before: str
+    after: str | None
+    note: str = ""
+    distance: float | None = None
+
+
+@dataclass(frozen=True)
+class ConversionTable:
+    """What became what, in the order in which values pass through the network. `print` it."""
+
+    rows: tuple[Replacement, ...]
+
+    @property
+    def refused(self) -> tuple[Replacement, ...]:
+        """The modules that could not be replaced."""
+        return tuple(row for row in self.rows if row.after is None)
+
+    def __str__(self) -> str:
+        texts = [("module", "was", "became", "distance", "")]
+        for row in self.rows:
+            distance = "" if row.distance is None else f"{row.distance:.2f}"
+            texts.append((row.path, row.before, row.after or "could not", distance, row.note))
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in texts]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+@overload
+def convert(
+    model: nn.Module,
+    method: str = ...,
+    *,
+    input_shape: Sequence[int],
+    carry_weights: bool = ...,
+    report_only: Literal[False] = ...,
+) -> tuple[nn.Module, ConversionTable]: ...
+@overload
+def convert(
+    model: nn.Module,
+    method: str = ...,
+    *,
+    input_shape: Sequence[int],
+    carry_weights: bool = ...,
+    report_only: Literal[True],
+) -> ConversionTable: ...
+def convert(
+    model: nn.Module,
+    method: str = "bcop",
+    *,
+    input_shape: Sequence[int],
+    carry_weights: bool = True,
+    report_only: bool = False,
+) -> tuple[nn.Module, ConversionTable] | ConversionTable:
+    """Return a 1-Lipschitz network made after an ordinary one, to be trained, and a table of what became what.
+
+    The new network takes and returns tensors of the same shapes. It is an `nn.Sequential` if the model is one of torch's and
+    isoconv's modules, and an `isoconv.nn.Graph` of the traced forward otherwise. The model itself is left alone.
+
+    method : which convolutions it gets, a name in `isoconv.nn.METHODS`
+    input_shape : of one input, without the batch: (C, H, W), (C, L) or (features,)
+    carry_weights : begin with the weights nearest to the model's that the constraint allows: the nearest orthogonal
+        matrices, and for kernels above size 1 the nearest ones that a short search finds. If not: at random
+    report_only : return the table alone. Otherwise a module that cannot be replaced is an error
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 10))
+    >>> converted, table = convert(network, input_shape=(3, 4, 4))
+    >>> converted(torch.zeros(1, 3, 4, 4)).shape
+    torch.Size([1, 10])
+    """
+    known = [name for name in METHODS if name != "standard"]
+    require(method in known, f"a method that constrains: one of {', '.join(known)}", repr(method))
+    network = unwrap(model)
+    finite = all(bool(tensor.isfinite().all()) for tensor in network.state_dict().values())
+    require(finite, "finite weights", "NaN or infinity")
+    conversion = _Conversion(trace(copy.deepcopy(network), input_shape), input_shape, METHODS[method])
+    conversion.run(carry_weights and not report_only)
+    table = ConversionTable(tuple(conversion.rows))
+    if report_only:
+        return table
+    if table.refused:
+        first, more = table.refused[0], len(table.refused) - 1
+        others = f", and {more} more (report_only=True lists them)" if more else ""
+        raise IsoconvError(
+            f"Expected modules that can be made 1-Lipschitz. Got {first.before} at {first.path}: {first.note}{others}."
+        )
+    modules, nodes = conversion.modules, conversion.nodes
+    if is_chain(network) and not is_leaf(network):
+        return _rebuild(network, iter([modules[node.path] for node in nodes])).train(model.training), table
+    return Graph(modules, nodes).train(model.training), table
+
+
+def _rebuild(model: nn.Module, leaves: Iterator[nn.Module]) -> nn.Module:
+    """Return a sequence with the same names and other leaves."""
+    if is_leaf(model):
+        return next(leaves)
+    children = [(name, _rebuild(child, leaves)) for name, child in model._modules.items() if child is not None]
+    return nn.Sequential(OrderedDict(children))
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """Note [Joins]. `entries` is a mask of the base's; `selection` has the base's entry for each of v's, if v selects."""
+
+    factor: float
+    entries: Tensor
+    selection: Tensor | None = None
+
+
+class _Conversion:
+    """Follow a graph node by node, and make the modules and nodes of the new one, and the table's rows."""
+
+    def __init__(self, graph: Graph, input_shape: Sequence[int], method: Method) -> None:
+        self.graph, self.method = graph, method
+        self.modules: dict[str, nn.Module] = {}
+        self.nodes: list[GraphNode] = []
+        self.rows: list[Replacement] = []
+        self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
+        self.taken = Counter(source for node in graph.nodes for source in node.inputs)
+        self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
+        self.depths = {INPUT: 0}  # layers with weights on the longest way to a value
+        self.relations: dict[str, dict[str, _Relation]] = {INPUT: {INPUT: _begin(self.shapes[INPUT])}}
+        probe = next((p for p in graph.state_dict().values() if p.is_floating_point()), torch.zeros(()))
+        self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
+
+    @torch.no_grad()
+    def run(self, carry: bool) -> None:
+        scales = _following_scales(self.graph, self.taken)
+        for node in self.graph.nodes:
+            module = self.graph.get_submodule(node.path)
+            inputs = [torch.zeros(self.shapes[source], **self.factory) for source in node.inputs]
+            self.shapes[node.name] = tuple(module(*inputs).shape)
+            if type(module) in (Add, Concat):
+                self._join(node, module)
+                continue
+            new, note, distance = self.made.get(node.path), "as above", None
+            if new is None:
+                new, note = self._replace(module, node)
+                if carry and new is not None and type(module) in (*_CONVOLUTIONS, *_MATRICES):
+                    distance = _carry(module, new, scales.get(node.path))
+                elif type(new) is BCOPConv2d and new is not module:
+                    _begin_as_identity(new)
+                if new is not None and (module._parameters or module._buffers):
+                    self.made[node.path] = new
+            self.rows.append(
+                Replacement(node.name, _describe(module), None if new is None else _describe(new), note, distance)
+            )
+            self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
+            factor = abs(new.factor) if isinstance(new, Scale) else 1.0
+            values = self.relations[node.inputs[0]].items()
+            self._relate(node, {base: _pass(module, relation, factor) for base, relation in values})
+
+    def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
+        """Return the first module of a rule that gives the same shape, and what to say of it."""
+        before, after = self.shapes[node.inputs[0]], self.shapes[node.name]
+        kind, known = type(module), {*our_kinds(), *OPAQUE}
+        rule = _RULES.get(kind) or (_keep if kind in known else None)
+        if rule is None:
+            return None, _REASONS.get(kind, "no 1-Lipschitz module is known that does its work")
+        reason = ""
+        try:
+            for new, note in rule(module, before, after, self.method):
+                new = new.to(**self.factory).eval()
+                if tuple(new(torch.zeros(before, **self.factory)).shape) == after:
+                    return new, note
+                reason = f"{_describe(new)} would give another shape"
+        except IsoconvError as error:
+            reason = str(error).rstrip(".")
+        return None, reason
+
+    def _join(self, node: GraphNode, module: nn.Module) -> None:
+        """Make a sum or concatenation 1-Lipschitz: Note [Joins]."""
+        parts = [self.relations[source] for source in node.inputs]
+        bases = set.intersection(*map(set, parts))
+        joined = {base: _joined(type(module), [part[base] for part in parts]) for base in bases}
+        after, notes = _describe(module), list[str]()
+        if type(module) is Concat or _smallest(joined) <= 1 + _ROUNDING:
+            self._emit(node, module, [self.names[source] for source in node.inputs])
+        else:
+            first, *others = sorted(node.inputs, key=self.depths.__getitem__)
+            self.names[node.name] = self.names[first]
+            for other in others:
+                mixture = ConvexSum()
+                if self.depths[first] < self.depths[other] and mixture.logit is not None:
+                    mixture.logit.fill_(math.log(_BRANCH / (1 - _BRANCH)))
+                self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
+            after, notes = _describe(mixture), ["learned weights that add up to 1"]
+            joined = {b: _Relation(max(part[b].factor for part in parts), r.entries) for b, r in joined.items()}
+        factor = _smallest(joined)
+        if factor > 1 + _ROUNDING:
+            self._emit(node, Scale(1 / factor), [self.names[node.name]])
+            after, notes = f"{after}, Scale", [*notes, f"divided by {factor:.4g}, the norm of what is joined"]
+            joined = {base: _Relation(relation.factor / factor, relation.entries) for base, relation in joined.items()}
+        self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
+        self._relate(node, joined)
+
+    def _relate(self, node: GraphNode, relations: dict[str, _Relation]) -> None:
+        shared = {node.name: _begin(self.shapes[node.name])} if self.taken[node.name] > 1 else {}
+        self.relations[node.name] = {**relations, **shared}
+        weighted = isinstance(self.modules[self.nodes[-1].path], BuiltWeight)
+        self.depths[node.name] = max(self.depths[source] for source in node.inputs) + weighted
+
+    def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
+        """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
+        path, count = node.path, 1
+        while path in self.modules and not (self.modules[path] is module or _alike(self.modules[path], module)):
+            count += 1
+            path = f"{node.path}_{count}"
+        self.modules.setdefault(path, module)
+        name, count = path, 1
+        while name in (INPUT, *(existing.name for existing in self.nodes)):
+            count += 1
+            name = f"{path}#{count}"
+        self.nodes.append(GraphNode(name, path, tuple(inputs)))
+        self.names[node.name] = name
+
+
+def _alike(a: nn.Module, b: nn.Module) -> bool:
+    return not (a.state_dict() or b.state_dict()) and repr(a) == repr(b)
+
+
+def _describe(module: nn.Module) -> str:
+    """Return a module's name and its sizes."""
+    if isinstance(module, nn.Sequential):
+        return ", ".join(map(_describe, module))
+    sizes = [getattr(module, name) for name in _SIZES if getattr(module, name, None) is not None]
+    words = ["×".join(map(str, size)) if isinstance(size, tuple) else f"{size:.4g}" for size in sizes]
+    stride = getattr(module, "stride", 1)
+    words += [f"stride {max(stride)}"] if isinstance(stride, tuple) and max(stride) > 1 else []
+    return type(module).__name__ + (f"({', '.join(words)})" if words else "")
+
+
+# Relations ---------------------------------------------------------------------------------------------------------------
+
+
+def _begin(shape: Sequence[int]) -> _Relation:
+    count = math.prod(shape)
+    return _Relation(1.0, torch.ones(count, dtype=torch.bool), torch.arange(count).view(*shape))
+
+
+def _smallest(relations: Mapping[str, _Relation]) -> float:
+    return min(relation.factor for relation in relations.values())
+
+
+def _pass(module: nn.Module, relation: _Relation, factor: float) -> _Relation:
+    """Return the relation behind a module of one input."""
+    if type(module) not in _SELECTIONS or relation.selection is None:
+        return _Relation(relation.factor * factor, relation.entries)
+    selection = module(relation.selection)
+    return _Relation(
+        relation.factor, torch.zeros_like(relation.entries).index_fill(0, selection.flatten(), True), selection
+    )
+
+
+def _joined(kind: type[nn.Module], relations: Sequence[_Relation]) -> _Relation:
+    """Return the relation of a sum or concatenation to a base that all its parts have."""
+    squares = torch.stack([relation.factor**2 * relation.entries.double() for relation in relations])
+    apart = bool((torch.stack([relation.entries for relation in relations]).sum(0) <= 1).all())
+    factors = [relation.factor for relation in relations]
+    total = math.hypot(*factors) if apart else sum(factors)
+    return _Relation(math.sqrt(squares.sum(0).amax()) if kind is Concat else total, squares.sum(0) > 0)
+
+
+# Rules: from a module, its shapes with the batch and the method to candidates, each with a note --------------------------
+
+_Rule = Callable[[Any, tuple[int, ...], tuple[int, ...], Method], Iterator[tuple[nn.Module, str]]]
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, StandardConv2d)
+_MATRICES = (nn.Linear, NormalisedLinear)
+_SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten, nn.Identity)
+
+
+def _keep(module: nn.Module, *_: Any) -> Iterator[tuple[nn.Module, str]]:
+    yield module, ""
+
+
+def _scale(module: Scale, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+    large = abs(module.factor) > 1
+    yield Scale(math.copysign(1, module.factor)) if large else module, "a factor of at most 1" if large else ""
+
+
+def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+    """Same arguments, circular padding; where that cannot be, zeros; or padding "same". A stride may not skip pixels."""
+    orthogonal = {nn.Conv1d: BCOPConv1d, nn.ConvTranspose2d: BCOPConvTranspose2d}.get(type(module))
+    require(orthogonal is None or method.name == "bcop", "method 'bcop', the only one for it", repr(method.name))
+    make, kernel = orthogonal or load(method.layer), tuple(map(max, module.kernel_size, module.stride))
+    grown, groups = kernel != module.kernel_size, module.groups
+    alone = (
+        module.in_channels == module.out_channels == groups > 1
+        and make in (BCOPConv1d, BCOPConv2d)
+        and math.prod(kernel) > 1
+    )
+    groups //= math.gcd(groups, _TOGETHER) if alone else 1
+    options: dict[str, Any] = {"groups": groups, "dilation": module.dilation, "bias": module.bias is not None}
+    options |= {"output_padding": module.output_padding} if isinstance(module, nn.ConvTranspose2d) else {}
+    options |= dict(method.options) | ({"input_size": before[2:]} if method.sized else {})
+    sizes, error = (module.in_channels, module.out_channels, kernel, module.stride), None
+    paddings = ["same"] if grown else dict.fromkeys((module.padding, "same"))
+    for padding, mode in product(paddings, ("circular", "zeros")):
+        try:
+            layer = make(*sizes, padding=padding, padding_mode=mode, **options)
+        except IsoconvError as reason:
+            error = error or reason
+            continue
+        other = mode != module.padding_mode and any(map(any, layer._pads))
+        notes = [f"{mode} padding"] * other + ["kernel grown to the stride, which skipped pixels"] * grown
+        notes += [f"{groups} groups: a channel alone can only be shifted"] * (groups != module.groups)
+        yield layer, ", ".join(notes)
+    if error:
+        raise error
+
+
+def _multiply(module: nn.Linear, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+    yield load(method.linear)(module.in_features, module.out_features, module.bias is not None), ""
+
+
+def _centre(module: Any, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+    momentum = 0.1 if module.momentum is None else module.momentum
+    yield BatchCentering(module.num_features, momentum, module.affine), "subtracts means; its scale is gone"
+
+
+def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+    centring = LayerCentering([-axis for axis in range(len(module.normalized_shape), 0, -1)])
+    bias = [] if module.bias is None else [Translate(module.bias)]
+    yield nn.Sequential(centring, *bias) if bias else centring, "subtracts means; its scale is gone"
+
+
+def _centre_input(module: Normalize, *_: Any) -> Iterator[tuple[nn.Module, str]]:
+    yield Normalize(module.mean.tolist(), [1.0] * len(module.mean)), "subtracts means; its scale is gone"
+
+
+def _activate(
+    module: nn.Module, before: tuple[int, ...], after: Any, method: Method
+) -> Iterator[tuple[nn.Module, str]]:
+    channels = before[1]
+    if channels % 2 == 0:
+        yield MaxMin(), ""
+    yield (HalfAbs() if channels > 1 else Abs()), f"{channels} channels are no pairs"
+
+
+def _average(
+    module: Any, before: tuple[int, ...], after: tuple[int, ...], method: Method
+) -> Iterator[tuple[nn.Module, str]]:
+    """Averages over whole images become L2 norms: as good for gradients, and signs that differ do not cancel."""
+    if after[2:] == (1, 1):
+        yield L2NormPool2d((before[2], before[3])), "the norm over all positions"
+    if after[2:] != before[2:] and not any(m % n for n, m in zip(before[2:], after[2:], strict=True)):
+        yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
+    sizes = [(n // m, n % m) for n, m in zip(before[2:], after[2:], strict=True)]
+    if isinstance(module, nn.AvgPool2d):
+        yield ScaledAvgPool2d(module.kernel_size, module.stride, module.padding), "norm one"
+    elif not any(rest for _, rest in sizes):
+        yield ScaledAvgPool2d((sizes[0][0], sizes[1][0])), "norm one"
+    else:
+        raise IsoconvError("windows of different sizes")
+
+
+def _average_line(
+    module: Any, before: tuple[int, ...], after: tuple[int, ...], method: Method
+) -> Iterator[tuple[nn.Module, str]]:
+    """As `ScaledAvgPool2d`, along one axis."""
+    if isinstance(module, nn.AdaptiveAvgPool1d):
+        require(before[2] % after[2] == 0, "windows of one size", f"{before[2]} pixels to {after[2]}")
+        module = nn.AvgPool1d(before[2] // after[2])
+    (size,), (stride,) = module.kernel_size, module.stride
+    pool = nn.AvgPool1d(size, stride, module.padding)
+    yield nn.Sequential(pool, Scale(math.sqrt(size / -(-size // stride)))), "norm one"
+
+
+def _take_maximum(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+    """Windows that overlap count pixels twice; those of the stride's size do not."""
+    sides = [
+        size if isinstance(size, tuple) else (size,) * (len(before) - 2) for size in (module.kernel_size, module.stride)
+    ]
+    if all(k <= s for k, s in zip(*sides, strict=True)) and module.dilation in (1, (1, 1)):
+        yield module, ""
+    require(
+        all(s > 1 for s in sides[1]), "a stride above 1, so that windows need not overlap", f"stride {module.stride}"
+    )
+    for ceil_mode in (False, True):
+        yield type(module)(module.stride, ceil_mode=ceil_mode), "windows that do not overlap"
+
+
+def _repeat(
+    module: nn.Upsample, before: tuple[int, ...], after: tuple[int, ...], method: Method
+) -> Iterator[tuple[nn.Module, str]]:
+    whole = module.mode == "nearest" and not any(m % n for n, m in zip(before[2:], after[2:], strict=True))
+    require(whole, "pixels that are repeated a whole number of times", f"mode {module.mode!r}")
+    times = math.prod(after[2:]) / math.prod(before[2:])
+    yield nn.Sequential(module, Scale(1 / math.sqrt(times))), "norm one"
+
+
+_RULES: Mapping[type[nn.Module], _Rule] = {
+    Scale: _scale,
+    Normalize: _centre_input,
+    nn.LayerNorm: _centre_layer,
+    nn.Upsample: _repeat,
+    **dict.fromkeys(_CONVOLUTIONS, _convolve),
+    **dict.fromkeys(_MATRICES, _multiply),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _centre),
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU), _activate),
+    **dict.fromkeys((nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish), _activate),
+    **dict.fromkeys((nn.AvgPool2d, nn.AdaptiveAvgPool2d), _average),
+    **dict.fromkeys((nn.AvgPool1d, nn.AdaptiveAvgPool1d), _average_line),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _take_maximum),
+    **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d), _keep),
+    **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad1d, nn.ZeroPad2d), _keep),
+}
+_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
+_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+_REASONS: Mapping[type[nn.Module], str] = {
+    **dict.fromkeys(_NORMS, "it divides by a deviation or a norm of its input; use BatchNorm or LayerNorm"),
+    **dict.fromkeys(_ATTENTION, "it multiplies values by values and is not Lipschitz"),
+}
+
+
+# Weights -----------------------------------------------------------------------------------------------------------------
+
+
+def _following_scales(graph: Graph, taken: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return, for convolutions whose only reader is a batch normalisation, what that multiplies each channel by."""
+    paths = {node.name: node.path for node in graph.nodes}
+    scales = {}
+    for node in graph.nodes:
+        norm, source = graph.get_submodule(node.path), node.inputs[0]
+        if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.running_var is not None and taken[source] == 1:
+            deviation = (norm.running_var + norm.eps).sqrt()
+            scales[paths.get(source, "")] = (1 if norm.weight is None else norm.weight) / deviation
+    return scales
+
+
+def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
+    """Give a layer the weight nearest to a module's, and return the distance of the two, both divided by their norms.
+
+    Note [Nearest weights]
+    An orthogonal weight W has a fixed Frobenius norm, so it is nearest to T where ⟨W, T⟩ is largest. W is a product of
+    orthonormal matrices. It is linear in the first of them, U, with a gradient G = ∂⟨W, T⟩/∂U that does not depend on U:
+    the best U is G's polar factor. A matrix, a kernel of size 1 or a reshaped kernel is nothing but U. Other kernels have
+    bases of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
+    """
+    if isinstance(layer, (TorusConv2d, PotentialConv2d)):  # whose parameter is no kernel like the module's
+        return math.sqrt(2)
+    target = _unfolded(module, module.weight.detach()).to(constraint_dtype(module.weight))
+    bias_scale = float(target.norm())
+    if scale is not None and not isinstance(module, nn.ConvTranspose2d):
+        target = target * scale.to(target)[(..., *(None,) * (target.dim() - 1))]
+    if isinstance(layer, LipschitzConvolution):
+        if layer.groups != module.groups:  # channels on their own are now in groups: the diagonals
+            width = layer.in_channels // layer.groups
+            diagonals = torch.eye(width).to(target).repeat(layer.groups, 1)
+            target = target * diagonals[(..., *(None,) * (target.dim() - 2))]
+        grown = zip(reversed(layer.kernel_size), reversed(target.shape[2:]), strict=True)
+        target = nn.functional.pad(target, [n for new, old in grown for n in (0, new - old)])
+    with full_precision(target):
+        if isinstance(layer, OrthogonalisedLayer):
+            _approach(layer, target)
+        elif isinstance(layer, Conv2dWithKernel):
+            layer.kernel.copy_(fold_stride(target, layer.stride) if layer.folded else target)
+            getattr(layer, "project", lambda: None)()
+        weight = _unfolded(layer, layer.evaluation_weight()).to(target.dtype)
+    if module.bias is not None:
+        layer.bias.copy_(module.bias * float(weight.norm()) / max(bias_scale, torch.finfo(target.dtype).tiny))
+    if not target.any():
+        return math.sqrt(2)
+    return float((weight / weight.norm() - target / target.norm()).norm())
+
+
+def _begin_as_identity(layer: BCOPConv2d) -> None:
+    """Give a kernel of odd size between as many channels the taps [… 0 I 0 …], by projectors that cancel.
+
+    [P  I−P] □ [I−P  P] = [0 I 0] for any P, here a random one; it is the same for both axes, so that all of them commute.
+    """
+    channels, odd = layer.in_channels, all(size % 2 for size in layer.kernel_size) and set(layer.stride) == {1}
+    if not odd or channels != layer.out_channels or channels % 2 or layer.groups > 1:
+        return
+    layer.O.copy_(torch.eye(channels))
+    square = torch.empty(channels, channels, dtype=constraint_dtype(layer.O))
+    halves = nn.init.orthogonal_(square).split(channels // 2, 1)
+    for k, axis in enumerate(() if layer.MN is None else layer._axes):
+        layer.MN[k] = halves[layer._axes[:k].count(axis) % 2]  # type: ignore[index]
+
+
+def _unfolded(layer: Any, weight: Tensor) -> Tensor:
+    """Return a layer's weight in the shape of the torch layer's."""
+    return unfold_stride(weight, layer.stride) if getattr(layer, "folded", False) else weight
+
+
+def _approach(layer: OrthogonalisedLayer, target: Tensor) -> None:
+    """Move a layer's matrices towards a weight: Note [Nearest weights]."""
+    if not target.any():
+        return
+    points = [source.detach().to(target.dtype).clone() for source in layer._sources()]
+    momenta = [torch.zeros_like(point) for point in points]
+
+    def measure() -> tuple[Tensor, ...]:
+        leaves = [point.requires_grad_() for point in points]
+        with torch.enable_grad():
+            product = (_unfolded(layer, layer._build(*leaves)) * target).sum()
+        gradients = torch.autograd.grad(product, leaves)
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        return gradients
+
+    for step in range(_STEPS if len(points) > 1 else 0):
+        for k, gradient in enumerate(measure()):
+            momenta[k] = _MOMENTUM * momenta[k] - project_to_tangent(points[k], gradient)
+            descend(points[k], momenta[k], _RATE * (1 - step / _STEPS))
+            points[k] = retract(points[k])
+    left, _, right = torch.linalg.svd(measure()[0].double(), full_matrices=False)
+    points[0] = (left @ right).to(target.dtype)
+    for source, point in zip(layer._sources(), points, strict=True):
+        source.copy_(point)

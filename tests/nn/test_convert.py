@@ -1,0 +1,355 @@
+"""Ordinary networks made 1-Lipschitz: shapes, dense Jacobians, proofs, weights that are carried over, what is refused."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import isoconv
+from benchmarks.convert import ResNet18, gradient_norms
+from certify.certificates import check, write_all
+from certify.random_graphs import RandomGraph
+from isoconv import IsoconvError, convert
+from isoconv.certify import lipschitz_bound
+from isoconv.export import export_onnx
+from isoconv.nn import BCOPConv2d, ConvexSum, Graph, MaxMin, RKOConv2d, Scale
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def jacobian(network: nn.Module, x: Tensor) -> Tensor:
+    """Return the dense Jacobian of what is deployed, at one input, in float64."""
+    plain = isoconv.plain(network.eval(), tuple(x.shape)).double()
+    return torch.autograd.functional.jacobian(lambda v: plain(v[None])[0].flatten(), x.double()).flatten(1)
+
+
+def bound_of(network: nn.Module, shape: tuple[int, ...]) -> float:
+    return lipschitz_bound(network, shape).value
+
+
+def step(network: nn.Module, x: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return the loss before and after one step of torch's SGD along the gradient, with the same draws of dropout."""
+    losses = []
+    optimiser = torch.optim.SGD(network.train().parameters(), lr=0.05)
+    for _ in range(2):
+        torch.manual_seed(1)
+        losses.append(F.cross_entropy(network(x), labels))
+        losses[-1].backward()
+        optimiser.step()
+    return losses[0].item(), losses[1].item()
+
+
+def vgg() -> nn.Sequential:
+    features = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
+    )
+    head = nn.Sequential(nn.Linear(12 * 4, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 5))
+    return nn.Sequential(features, nn.Flatten(), head)
+
+
+class Split(nn.Module):
+    """Two halves take their own ways and come together again; then a value beside its branch; then a sum of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.first, self.branch = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.head = nn.Linear(12 * 16, 4)
+
+    def halves(self, x: Tensor) -> Tensor:
+        left, right = self.first(x).chunk(2, 1)
+        return torch.cat([F.relu(self.left(left)), self.right(right)], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.halves(x)
+        y = torch.cat([y, self.branch(y)], 1)
+        return self.head((y + F.relu(y) + 3 * y).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sequential(dtype: str) -> None:
+    model = vgg().to(DTYPES[dtype]).train()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    network, table = convert(model, input_shape=(3, 8, 8))
+    assert type(network) is nn.Sequential and network.training
+    assert [name for name, _ in network.named_modules()] == [name for name, _ in model.named_modules()]
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert len(table.rows) == 13 and not table.refused
+    x = torch.rand(6, 3, 8, 8, dtype=DTYPES[dtype])
+    before, after = step(network, x, torch.arange(6) % 5)
+    assert after < before
+    assert bound_of(network, (3, 8, 8)) <= 1.001
+    assert torch.linalg.matrix_norm(jacobian(network, x[0]), 2) <= 1 + 1e-5
+    again = convert(model, input_shape=(3, 8, 8), carry_weights=False)[0]
+    again.load_state_dict(network.state_dict())
+    assert torch.equal(again.eval()(x), network.eval()(x))
+
+
+def test_a_resnet() -> None:
+    shape, x = (3, 32, 32), torch.rand(4, 3, 32, 32)
+    network, table = convert(ResNet18(width=6), input_shape=shape, carry_weights=False)
+    assert type(network) is Graph and network(x).shape == (4, 10)
+    sums = [name for name, module in network.named_modules() if isinstance(module, ConvexSum)]
+    assert len(sums) == 8 and len([row for row in table.rows if row.after and row.after.startswith("BCOP")]) == 20
+    norms = gradient_norms(network, x)
+    assert norms["layer1.0.add"] > 0.4 and norms["input"] > 0.25, "gradients vanish"
+    before, after = step(network, x, torch.arange(4))
+    assert after < before
+    assert bound_of(network.eval(), shape) <= 1.001
+
+
+def test_a_residual_network_is_deployed(tmp_path: Path) -> None:
+    """It is exported, and its certificate is accepted by the checker."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    x = torch.rand(2, 3, 8, 8)
+    network, _ = convert(ResNet18(width=2, blocks=1), input_shape=(3, 8, 8), carry_weights=False)
+    expected = network.eval()(x).detach()
+    assert check(write_all(network, x, tmp_path)) == 0
+    export_onnx(network, (3, 8, 8), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    logits = torch.from_numpy(session.run(["logits"], {"images": x.numpy()})[0])
+    assert torch.allclose(logits, expected, atol=1e-5)
+
+
+def test_joins() -> None:
+    """What is cut apart and put together keeps norms; a value beside its branch is divided by √2, and keeps them too."""
+    network, _ = convert(Split(), input_shape=(2, 4, 4))
+    scales = [module.factor for module in network.modules() if isinstance(module, Scale)]
+    assert scales == pytest.approx([math.sqrt(1 / 2), 1.0]), "the factor 3 goes, and the halves need none"
+    assert bound_of(network, (2, 4, 4)) <= 1 + 1e-4
+    x = torch.rand(2, 4, 4)
+    assert torch.linalg.matrix_norm(jacobian(network, x), 2) <= 1 + 1e-5
+
+
+class Halves(Split):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.halves(x)
+        return torch.cat([y, self.branch(y)], 1)
+
+
+def test_joins_keep_norms() -> None:
+    network, _ = convert(Halves(), input_shape=(2, 4, 4))
+    singular = torch.linalg.svdvals(jacobian(network, torch.rand(2, 4, 4)))
+    assert torch.allclose(singular, torch.ones_like(singular), atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs(seed: int) -> None:
+    """Sums, slices, concatenations and shared modules in any order; the weights of sums are whatever training made them."""
+    model = RandomGraph(seed, steps=4 + seed % 5).eval()
+    network, _ = convert(model, input_shape=(4, 3, 3), carry_weights=False)
+    for module in network.modules():
+        if isinstance(module, ConvexSum) and module.logit is not None:
+            nn.init.normal_(module.logit, std=2.0)
+    x = torch.randn(4, 3, 3)
+    assert network.eval()(x[None]).shape == model(x[None]).shape
+    assert torch.linalg.matrix_norm(jacobian(network, x), 2) <= bound_of(network, (4, 3, 3)) + 1e-9 <= 1.001
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "groups": (lambda: nn.Conv2d(4, 8, 3, padding=1, groups=2), (4, 6, 6)),
+    "dilation": (lambda: nn.Conv2d(2, 4, 3, padding=2, dilation=2), (2, 7, 6)),
+    "stride": (lambda: nn.Conv2d(3, 6, 3, 2, 1), (3, 7, 6)),
+    "stride above the kernel": (lambda: nn.Conv2d(3, 6, 1, 2), (3, 7, 6)),
+    "rectangle": (lambda: nn.Conv2d(3, 4, (3, 1), (2, 1), (1, 0)), (3, 8, 5)),
+    "no padding": (lambda: nn.Conv2d(3, 2, 3), (3, 6, 6)),
+    "much padding": (lambda: nn.Conv2d(2, 2, 3, padding=2), (2, 4, 4)),
+    "reflected": (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), (2, 4, 4)),
+    "one axis": (lambda: nn.Conv1d(2, 4, 4, 2, 1), (2, 8)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 2, 4, 2, 1), (4, 3, 3)),
+    "linear on tokens": (lambda: nn.Linear(4, 6), (3, 4)),
+    "odd channels": (lambda: nn.ReLU(), (5, 3, 3)),
+    "one channel": (lambda: nn.SiLU(), (1, 3, 3)),
+    "overlapping maximum": (lambda: nn.MaxPool2d(3, 2, 1), (2, 8, 8)),
+    "overlapping maximum, odd": (lambda: nn.MaxPool2d(3, 2, 1), (2, 7, 7)),
+    "average": (lambda: nn.AvgPool2d(3, 2, 1), (2, 8, 8)),
+    "adaptive average": (lambda: nn.AdaptiveAvgPool2d((2, 1)), (2, 4, 6)),
+    "global average": (lambda: nn.AdaptiveAvgPool2d(1), (2, 4, 6)),
+    "adaptive average of one pixel": (lambda: nn.AdaptiveAvgPool2d(3), (2, 1, 1)),
+    "depthwise": (lambda: nn.Conv2d(12, 12, 3, 2, 1, groups=12), (12, 6, 6)),
+    "depthwise, one axis": (lambda: nn.Conv1d(4, 4, 3, padding=1, groups=4), (4, 6)),
+    "average, one axis": (lambda: nn.AvgPool1d(3), (2, 7)),
+    "overlapping average, one axis": (lambda: nn.AvgPool1d(4, 2), (2, 8)),
+    "adaptive average, one axis": (lambda: nn.AdaptiveAvgPool1d(2), (2, 8)),
+    "layer norm": (lambda: nn.LayerNorm((4, 4)), (2, 4, 4)),
+    "batch norm of vectors": (lambda: nn.BatchNorm1d(4), (4,)),
+    "inputs normalised": (lambda: isoconv.nn.Normalize([0.5, 0.4], [0.2, 2.0]), (2, 3, 3)),
+    "repeated pixels": (lambda: nn.Upsample(scale_factor=2), (2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODULES)
+def test_each_module(name: str, dtype: str) -> None:
+    """Same shape, norm at most one, and for most of them one: the gradient does not vanish."""
+    make, shape = MODULES[name]
+    model = nn.Sequential(make()).to(DTYPES[dtype]).eval()
+    network, _ = convert(model, input_shape=shape)
+    x = torch.randn(shape, dtype=DTYPES[dtype])
+    assert network(x[None]).shape == model(x[None]).shape
+    norm = float(torch.linalg.matrix_norm(jacobian(network, x), 2))
+    assert (
+        (0.6 if name in ("average", "overlapping average, one axis", "much padding") else 1 - 1e-5) <= norm <= 1 + 1e-5
+    )
+    assert norm <= bound_of(network, shape) + 1e-6 and bound_of(network, shape) <= 1.001
+
+
+@pytest.mark.parametrize("method", ["rko", "ossn", "rkl2ne", "bcop-fixed", "aol", "cayley", "soc", "bro", "sll", "cpl"])
+def test_other_methods(method: str) -> None:
+    network, _ = convert(vgg(), method, input_shape=(3, 8, 8))
+    assert network(torch.rand(2, 3, 8, 8)).shape == (2, 5)
+    assert bound_of(network, (3, 8, 8)) <= 1.1
+
+
+# Weights ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_nearest_matrix() -> None:
+    """The polar factor, for a Linear, a 1×1 kernel and RKO's reshaped kernel; biases are scaled as the weights are."""
+    for module, method, shape in (
+        (nn.Linear(6, 4), "bcop", (6,)),
+        (nn.Linear(4, 6), "bcop", (4,)),
+        (nn.Conv2d(3, 5, 1), "bcop", (3, 2, 2)),
+        (nn.Conv2d(2, 5, 3, padding=1), "rko", (2, 4, 4)),
+    ):
+        network, table = convert(nn.Sequential(module), method, input_shape=shape)
+        left, _, right = torch.linalg.svd(module.weight.detach().flatten(1), full_matrices=False)
+        weight, (row,) = network[0].weight.detach(), table.rows
+        gain = math.sqrt(module.weight[0, 0].numel())
+        assert torch.allclose(weight.flatten(1) * gain, left @ right, atol=1e-5)
+        parts = [w.detach() / w.detach().norm() for w in (module.weight, weight)]
+        assert row.distance == pytest.approx(float((parts[0] - parts[1]).norm()), abs=1e-5)
+        scale = weight.norm() / module.weight.detach().norm()
+        assert torch.allclose(network[0].bias, module.bias * scale)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_kernel_that_can_be_had_is_found(stride: int) -> None:
+    """The plain kernel of an orthogonal layer comes back; that of any other comes much nearer than at random."""
+    layer = BCOPConv2d(8, 8, 3, stride, padding=1)
+    _, table = convert(nn.Sequential(isoconv.plain(layer)), input_shape=(8, 6, 6))
+    assert table.rows[0].distance is not None and table.rows[0].distance < 0.25
+    for convolution in (nn.Conv2d(8, 8, 3, stride, 1), nn.Conv2d(3, 8, 3, stride, 1)):
+        _, table = convert(nn.Sequential(convolution), input_shape=(convolution.in_channels, 6, 6))
+        assert table.rows[0].distance is not None and table.rows[0].distance < 1.05, "at random it is √2"
+
+
+def test_kernels_begin_as_the_identity() -> None:
+    """Where nothing is carried over, there are as many channels on both sides, and a kernel has a centre."""
+    model = nn.Sequential(nn.Conv2d(6, 6, (3, 5), padding=(1, 2), bias=False), nn.Conv2d(6, 6, 1, bias=False)).double()
+    network, _ = convert(model, input_shape=(6, 7, 8), carry_weights=False)
+    x = torch.rand(2, 6, 7, 8, dtype=torch.float64)
+    assert torch.allclose(network(x), x, atol=1e-12)
+    assert not torch.allclose(convert(model, input_shape=(6, 7, 8))[0](x), x, atol=0.1)
+
+
+def test_the_scale_of_a_batch_norm_counts() -> None:
+    """It is not kept, but it decides which channels of the convolution before it matter."""
+    norm = nn.BatchNorm2d(4)
+    nn.init.uniform_(norm.weight, 0.1, 3.0)
+    norm.running_var.uniform_(0.1, 3.0)  # type: ignore[union-attr]
+    convolution = nn.Conv2d(4, 4, 1, bias=False)
+    network, _ = convert(nn.Sequential(convolution, norm), input_shape=(4, 2, 2))
+    scaled = convolution.weight[:, :, 0, 0] * (norm.weight / (norm.running_var + norm.eps).sqrt())[:, None]
+    left, _, right = torch.linalg.svd(scaled.detach())
+    assert torch.allclose(network[0].weight[:, :, 0, 0], left @ right, atol=1e-5)
+
+
+def test_depthwise_convolutions() -> None:
+    """A channel alone can only be shifted. In groups there are kernels that look around, and shifts are still found."""
+    shifts = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
+    nn.init.zeros_(shifts.weight)
+    for channel, tap in enumerate(((0, 1), (1, 0), (1, 2), (2, 1))):
+        shifts.weight.data[channel, 0][tap] = 2.0
+    network, table = convert(nn.Sequential(shifts), input_shape=(4, 5, 5))
+    assert table.rows[0].distance is not None and table.rows[0].distance < 0.3
+    assert network[0].groups == 1 and network[0].weight.shape == (4, 4, 3, 3)
+
+
+def test_weights_that_say_nothing() -> None:
+    """Zeros have no direction: the layer begins at random. NaN is refused."""
+    zeros = nn.Conv2d(2, 4, 3, padding=1)
+    nn.init.zeros_(zeros.weight)
+    network, _ = convert(nn.Sequential(zeros), input_shape=(2, 4, 4))
+    assert bound_of(network, (2, 4, 4)) <= 1.001
+    nn.init.constant_(zeros.weight, math.nan)
+    with pytest.raises(IsoconvError, match="finite"):
+        convert(nn.Sequential(zeros), input_shape=(2, 4, 4))
+
+
+# Reuse, reports and refusals ---------------------------------------------------------------------------------------------
+
+
+class Shared(nn.Module):
+    """One activation for even and odd channels, one convolution used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.twice, self.odd = nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.odd(self.relu(self.twice(self.relu(self.twice(x))))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+def test_modules_used_twice() -> None:
+    network, table = convert(Shared(), input_shape=(4, 5, 5))
+    x = torch.rand(2, 4, 5, 5)
+    assert torch.allclose(torch.compile(network, backend="eager")(x), network(x), atol=1e-5)
+    assert sum(isinstance(module, BCOPConv2d) for module in network.modules()) == 2
+    assert sum(isinstance(module, MaxMin) for module in network.modules()) == 1
+    assert [row.after for row in table.rows if row.before == "ReLU"] == ["MaxMin", "MaxMin", "HalfAbs"]
+    assert bound_of(network, (4, 5, 5)) <= 1.001
+
+
+def test_a_network_of_ours_stays() -> None:
+    model = nn.Sequential(RKOConv2d(3, 4, 3), MaxMin(), nn.Flatten(), isoconv.nn.OrthogonalLinear(64, 3)).eval()
+    network, _ = convert(model, input_shape=(3, 4, 4))
+    x = torch.rand(2, 3, 4, 4)
+    assert torch.equal(network(x), model(x))
+
+
+REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
+    "group norm": (nn.GroupNorm(2, 4), (4, 3, 3), "deviation"),
+    "attention": (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4), "values"),
+    "overlapping maximum": (nn.MaxPool2d(3, 1, 1), (2, 5, 5), "stride"),
+    "uneven average": (nn.AdaptiveAvgPool2d(3), (2, 5, 5), "windows"),
+    "glu": (nn.GLU(1), (4, 3), "GLU"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_converted(name: str) -> None:
+    module, shape, reason = REFUSED[name]
+    model = nn.Sequential(nn.Tanh(), module).eval()
+    table = convert(model, input_shape=shape, report_only=True)
+    (row,) = table.refused
+    assert row.path == "1" and "could not" in str(table)
+    with pytest.raises(IsoconvError, match=reason):
+        convert(model, input_shape=shape)
+
+
+def test_a_report_changes_nothing() -> None:
+    model = vgg()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    table = convert(model, input_shape=(3, 8, 8), report_only=True)
+    assert model.training and all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+    assert [row.after for row in table.rows] == [row.after for row in convert(model, input_shape=(3, 8, 8))[1].rows]
+
+
+def test_bad_input() -> None:
+    for method in ("standard", "cayley"):
+        with pytest.raises(IsoconvError, match=method):
+            convert(vgg(), method, input_shape=(3, 8, 8))
+    with pytest.raises(IsoconvError, match=r"test_convert\.py"):
+        convert(Unknown(), input_shape=(3,))
+
+
+class Unknown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x).real

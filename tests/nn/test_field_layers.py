@@ -1,0 +1,158 @@
+"""The field's layers against dense matrices: each is what its paper writes down, and keeps that paper's promise."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+import isoconv
+from helpers import SHAPES_2D, convolution, jacobian, named, randomised, singular_values, train
+from isoconv import IsoconvError
+from isoconv.certify import lipschitz_bound
+from isoconv.nn import AOLConv2d, BROConv2d, CayleyConv2d, SOCConv2d
+
+ORTHOGONAL = {"cayley": {torch.float32: 1e-5, torch.float64: 1e-12}, "bro": {torch.float32: 1e-5, torch.float64: 1e-12}}
+ORTHOGONAL["soc"] = {torch.float32: 1e-5, torch.float64: 1e-5}  # the exponential is truncated
+ROWS = [row for row in SHAPES_2D if row[0] * row[4] * row[5] <= 120]
+
+
+def dense(kernel: Tensor, *size: int) -> Tensor:
+    """The dense matrix of a circular convolution of images of this size, taps centred: (outputs, inputs)."""
+    count = kernel.shape[1] * math.prod(size)
+    images = torch.eye(count, dtype=kernel.dtype).reshape(count, kernel.shape[1], *size)
+    for axis, k in enumerate(kernel.shape[2:], start=2):
+        index = torch.arange(-(k // 2), images.shape[axis] + (k - 1) // 2) % images.shape[axis]
+        images = images.index_select(axis, index)
+    return conv2d(images, kernel).reshape(count, -1).T
+
+
+@pytest.mark.parametrize("kind", ORTHOGONAL)
+@pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
+def test_orthogonal_for_every_shape(row, kind):
+    for dtype, tolerance in ORTHOGONAL[kind].items():
+        for layer in (convolution(kind, *row, dtype=dtype), randomised(convolution(kind, *row, dtype=dtype))):
+            values = singular_values(layer.eval(), row[0], *row[4:])
+            assert values.max() <= 1 + min(tolerance, 1e-5 if dtype == torch.float32 else 1e-12)
+            assert values.min() >= 1 - tolerance
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row[3] == 1 and row[2] <= min(row[4:]) // 2], ids=str)
+def test_aol_is_the_dense_rescaling(row):
+    """On an image that is large enough for taps of AᵀA not to meet."""
+    layer = randomised(convolution("aol", *row, dtype=torch.float64))
+    matrix = dense(layer.kernel.detach(), *row[4:])
+    expected = matrix / (matrix.T @ matrix).abs().sum(1).sqrt()
+    assert (jacobian(layer, row[0], *row[4:]) - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named(ROWS))
+def test_cayley_is_the_dense_transform(row):
+    layer = convolution("cayley", *row, dtype=torch.float64)
+    matrix = dense(layer.kernel.detach(), *layer.convolved_size)
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    square, rest, identity = tall[: tall.shape[1]], tall[tall.shape[1] :], torch.eye(tall.shape[1])
+    A = square - square.T + rest.T @ rest
+    inverse = torch.linalg.inv(identity + A)
+    expected = torch.cat([(identity - A) @ inverse, -2 * rest @ inverse])
+    found = dense(layer.weight.detach(), *layer.convolved_size)
+    assert (found - (expected if tall is matrix else expected.T)).abs().max() <= 1e-11
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row[0] == row[1] and row[3] == 1], ids=str)
+def test_soc_is_the_exponential_and_bro_the_reflection(row):
+    c, size = row[0], row[4:]
+    soc = randomised(convolution("soc", *row, dtype=torch.float64), gain=0.03)  # small enough not to be scaled down
+    matrix = dense(soc.kernel.detach(), *size)
+    assert torch.linalg.matrix_norm(matrix - matrix.T, 2) <= 1.2
+    assert (jacobian(soc, c, *size) - torch.matrix_exp(matrix - matrix.T)).abs().max() <= 3e-6
+    exact = randomised(SOCConv2d(*row[:4], input_size=size, terms=25, dtype=torch.float64), gain=0.03)
+    assert (jacobian(exact, c, *size) - torch.matrix_exp(matrix - matrix.T)).abs().max() <= 1e-13
+    bro = BROConv2d(*row[:4], input_size=size, rank=max(1, c // 2), dtype=torch.float64)
+    basis = dense(bro.kernel.detach(), *size)
+    expected = torch.eye(len(basis)) - 2 * basis @ torch.linalg.pinv(basis)
+    assert (jacobian(bro, c, *size) - expected).abs().max() <= 1e-10
+
+
+def test_aol_begins_as_an_isometry():
+    for layer in (AOLConv2d(3, 4, 3), AOLConv2d(4, 8, 3, groups=2), AOLConv2d(2, 9, 4, 2)):
+        assert (singular_values(layer, layer.in_channels, 6, 6) - 1).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 5, 8])
+def test_a_truncated_exponential_does_not_expand(terms):
+    """Without the division a polynomial of few terms would: 1 + iφ has the modulus √(1 + φ²)."""
+    layer = randomised(SOCConv2d(3, 3, 3, input_size=5, terms=terms))
+    assert singular_values(layer, 3, 5, 5).max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("optimiser", "options"),
+    [(torch.optim.SGD, {"lr": 10.0}), (torch.optim.SGD, {"lr": 1e6, "momentum": 0.9}), (torch.optim.Adam, {"lr": 1.0})],
+    ids=["SGD 10", "SGD 1e6", "Adam 1"],
+)
+@pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
+@pytest.mark.parametrize("row", [(5, 3, 3, 1, 5, 4), (2, 7, 4, 2, 6, 4)], ids=str)
+def test_after_50_steps_that_are_far_too_long(row, kind, optimiser, options, dtype):
+    layer = convolution(kind, *row, dtype=dtype)
+    train(layer, (row[0], *row[4:]), 50, optimiser, **options)
+    for mode in (False, True):
+        values = singular_values(layer.train(mode), row[0], *row[4:])
+        assert values.max() <= 1 + (1e-5 if dtype == torch.float32 else 1e-12)
+        assert kind in ("aol", "bro") or values.min() >= 1 - ORTHOGONAL[kind][dtype]
+
+
+@pytest.mark.parametrize("kind", ["aol", "sll", "cpl", *ORTHOGONAL])
+def test_training_and_evaluation_compute_the_same_function(kind):
+    """SOC's published code has fewer terms in training, CPL's a power iteration that goes on."""
+    layer, x = convolution(kind, 3, 4, 3, 1, 5, 4), torch.randn(2, 3, 5, 4)
+    outputs = [layer.train(mode)(x).detach().clone() for mode in (True, False, True, False)]
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12, 1e18])
+def test_parameters_of_any_size_give_finite_weights_and_gradients(kind, scale):
+    layer = convolution(kind, 3, 4, 3, 1, 5, 4)
+    with torch.no_grad():
+        layer.kernel.mul_(scale)
+    layer(torch.randn(2, 3, 5, 4)).square().sum().backward()
+    assert layer.kernel.grad.isfinite().all()
+    values = singular_values(layer, 3, 5, 4)
+    assert values.max() <= 1 + 1e-5 and (kind == "aol" or values.min() >= 1 - 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
+@pytest.mark.parametrize("row", ROWS[::4], ids=named(ROWS[::4]))
+def test_the_proved_bound_of_the_plain_form(row, kind):
+    """Proved from the one convolution that is deployed. AOL's own norm may lie below 1."""
+    layer = randomised(convolution(kind, *row)).eval()
+    plain = isoconv.plain(layer)
+    x = torch.randn(2, row[0], *row[4:])
+    assert sum(type(module) is nn.Conv2d for module in plain.modules()) == 1
+    if kind == "aol" and max(row[2:3]) // row[3] > min(row[4:]) // row[3]:
+        return  # torch pads only once around
+    assert (plain(x) - layer(x)).abs().max() <= 1e-5
+    bound, truth = lipschitz_bound(plain, (row[0], *row[4:])).value, float(singular_values(layer, row[0], *row[4:])[0])
+    assert truth - 1e-6 <= bound <= truth + 1e-3
+
+
+def test_what_is_refused():
+    sized = partial(CayleyConv2d, 2, 4, 3, input_size=5)
+    for make, words in [
+        (partial(sized, padding_mode="zeros"), "circular padding"),
+        (partial(sized, groups=2), "one group"),
+        (partial(sized, dilation=2), "no dilation"),
+        (partial(CayleyConv2d, 2, 4, 4, 2, input_size=5), "stride 2 divides"),
+        (partial(SOCConv2d, 2, 4, 3, input_size=5, terms=0), "one term"),
+        (partial(BROConv2d, 2, 4, 3, input_size=5, rank=0), "rank"),
+        (partial(BROConv2d, 2, 4, 3, input_size=5, rank=5), "at most 4"),
+        (partial(AOLConv2d, 2, 4, 3, padding_mode="reflect"), "padding_mode"),
+    ]:
+        with pytest.raises(IsoconvError, match=words):
+            make()
+    with pytest.raises(IsoconvError, match="5×5"):
+        sized()(torch.zeros(1, 2, 6, 6))
