@@ -1,45 +1,146 @@
-"""Random networks that are no chains, and what must hold of each. As a script: `python random_graphs.py [count] [seed]`."""
+"""Random networks that are no chains, of all kinds, and what must hold of each.
 
+As a script, `PYTHONPATH=src:tests python tests/certify/random_graphs.py WHAT COUNT SEED [FILE.json]`, with WHAT one of
+bounds : slopes and rounding; certificates of some of the graphs are written to files, which the checker must accept
+radii : certified radii are attacked
+files : certificate files are changed, and the checker must have an answer
+"""
+
+import copy
+import io
+import json
+import math
+import platform
 import random
 import sys
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isoconv
-from isoconv.certify import Certifier
-from isoconv.nn import MaxMin
+import isoconv.nn as inn
+from check.evidence import mutate
+from isoconv.attacks import rounding_search
+from isoconv.certify import Certifier, write_certificate
+from isoconv.check.__main__ import main as run_checker
 
 Step = Callable[["RandomGraph", list[Tensor]], Tensor]
+SHAPE = (4, 3, 3)
 POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "in place": lambda x: F.relu(x * 0.875, inplace=True),
     "abs": abs,
     "leaky": lambda x: F.leaky_relu(x, 0.25),
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
     "clamp": lambda x: x.clamp(-0.5, 0.75),
     "scale": lambda x: x * -0.75,
     "shift": lambda x: 0.5 - x,
     "halves": lambda x: torch.cat([F.relu(x.chunk(2, 1)[1]), x.chunk(2, 1)[0]], 1),
     "transposed": lambda x: x.transpose(2, 3),
     "reversed axes": lambda x: x.permute(0, 2, 1, 3).reshape(x.shape),
+    "silu": lambda x: F.silu(x + 0.25, inplace=True),
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "mish": F.mish,
+    "softplus": lambda x: F.softplus(x, 2.0, 16.0),
+    "elu": lambda x: F.elu(x, -1.5),
+    "celu": lambda x: F.celu(x, 0.25),
+    "selu": torch.selu,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "log of sigmoid": F.logsigmoid,
+    "softsign": F.softsign,
+    "softmax": lambda x: 3 * x.softmax(1),
+    "reflected": lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), 3, 1),
+    "padded": lambda x: F.avg_pool2d(F.pad(x, (1, 1, 1, 1), value=0.5), 3, 1, divisor_override=5),
+    "more channels": lambda x: F.pad(x, (0, 0, 0, 0, 1, 0))[:, :4],
+    "narrow": lambda x: torch.stack([x.narrow(1, 1, 2), x[:, ::2]], 1).flatten(1, 2),
+    "mean": lambda x: F.interpolate(x.mean((2, 3), keepdim=True), size=(3, 3), mode="bilinear", align_corners=True),
+    "adaptive": lambda x: F.interpolate(F.adaptive_avg_pool2d(x, (2, 1)), scale_factor=(1.5, 3), mode="bilinear"),
 }
 
 
+def make_layer(draw: random.Random) -> nn.Module:
+    """Return modules that map images of `SHAPE` to such."""
+    stride, flag, groups, taps = (
+        draw.choice((1, 2, 3)),
+        draw.random() < 0.5,
+        draw.choice((1, 2, 4)),
+        draw.choice((1, 2, 3)),
+    )
+    back = draw.choice((nn.AdaptiveAvgPool2d(3), nn.Upsample(size=3, mode="bilinear", align_corners=flag)))
+    mode = draw.choice(("zeros", "circular", "reflect", "replicate"))
+    channels = draw.choice((2, 4))
+    choices: list[Callable[[], nn.Module]] = [
+        lambda: nn.Conv2d(4, 4, taps, padding="same", groups=groups, padding_mode=mode),
+        lambda: nn.Conv2d(4, 4, 3, padding=2, dilation=2, padding_mode=mode if mode != "circular" else "zeros"),
+        lambda: nn.Sequential(nn.Conv2d(4, 4, taps, stride, 1, groups=groups), back),
+        lambda: nn.Sequential(nn.CircularPad2d((1, 2, 0, 1)), nn.Conv2d(4, 4, (2, 3)), back),
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(4, 4, taps, stride, taps // 2, int(stride > 1), groups, dilation=1 + flag), back
+        ),
+        lambda: nn.Sequential(nn.AvgPool2d(2, stride, 1, ceil_mode=True, count_include_pad=flag), back),
+        lambda: nn.Sequential(nn.MaxPool2d(2, stride, 1, ceil_mode=flag), back),
+        lambda: nn.Sequential(inn.L2NormPool2d((2, 1), stride=(2, stride)), back),
+        lambda: inn.ScaledAvgPool2d(3, 1, 1),
+        lambda: nn.Sequential(
+            nn.ReplicationPad2d((0, 1, 1, 0)), inn.ScaledAvgPool2d(2), nn.UpsamplingNearest2d(scale_factor=2), back
+        ),
+        lambda: nn.Sequential(
+            nn.ZeroPad2d((0, 1, 0, 1)), nn.PixelUnshuffle(2), nn.Conv2d(16, 16, 1), nn.PixelShuffle(2), back
+        ),
+        lambda: inn.Residual(nn.Conv2d(4, 4, 3, padding=1), None if flag else 0.375),
+        lambda: nn.BatchNorm2d(4, affine=flag),
+        lambda: inn.BatchCentering(4, bias=flag),
+        lambda: inn.LayerCentering(draw.choice((None, 1, (2, 3), -1))),
+        lambda: inn.Householder(4),
+        lambda: inn.Normalize([0.5, -0.25, 0, 1], [0.75, 1, 2, 0.625]),
+        lambda: inn.GroupSort(draw.choice((2, 4, None))),
+        lambda: inn.MaxMin(1),
+        lambda: nn.Sequential(nn.Flatten(), inn.MaxMin(-1), nn.Unflatten(1, (4, 3, 3))),
+        lambda: inn.HalfAbs(),
+        lambda: inn.ChannelShift(0.25),
+        lambda: inn.PositionBias(3, 3),
+        lambda: nn.Sequential(
+            *(nn.Flatten(2), nn.BatchNorm1d(4), nn.Conv1d(4, channels, 3, padding=1), nn.Linear(9, 36 // channels)),
+            *(nn.Unflatten(2, (-1, 3)), nn.Flatten(1, 2), nn.Unflatten(1, (4, 3))),
+        ),
+        lambda: nn.ReLU(inplace=True),
+        lambda: draw.choice((nn.Dropout(), nn.Dropout2d(), nn.AlphaDropout(), nn.Identity())),
+        lambda: inn.BCOPConv2d(4, 4, taps),
+        lambda: draw.choice((nn.SiLU, nn.ELU, nn.Hardswish, nn.SELU))(inplace=True),
+    ]  # fmt: skip
+    return draw.choice(choices)()
+
+
 class RandomGraph(nn.Module):
-    """A forward of random steps on images (4, 3, 3); each takes some of the values before it."""
+    """A forward of random steps on images; each takes some of the values before it."""
 
     def __init__(self, seed: int, steps: int = 8) -> None:
         super().__init__()
         draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        self.layers = nn.ModuleList(nn.Conv2d(4, 4, draw.choice((1, 3)), padding="same", groups=g) for g in (1, 2))
-        self.layers += [MaxMin(), nn.ReLU(inplace=True), nn.Dropout(), nn.Identity()]
+        self.layers = nn.ModuleList(make_layer(draw) for _ in range(min(3, (steps + 1) // 2)))
         self.offset = nn.Parameter(torch.randn(4, 1, 3))
-        self.head = nn.Linear(36, 3)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) / parameter[0].numel() ** 0.5
+        self.head = inn.NormalisedLinear(36, 3) if draw.random() < 0.1 else nn.Linear(36, 3)
+        for module in self.modules():
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+                module.running_var = 0.5 + torch.rand(4, generator=generator)
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, inn.BatchCentering)):
+                module.running_mean = torch.randn(4, generator=generator)
+            for parameter in module._parameters.values():
+                if parameter is not None and not isinstance(module, inn.BCOPConv2d):
+                    count = parameter[0].numel() if parameter.dim() else 1
+                    parameter.data = torch.randn(parameter.shape, generator=generator) / count**0.5
         self.steps = [self._make_step(draw, count) for count in range(1, steps + 1)]
 
     def _make_step(self, draw: random.Random, count: int) -> Step:
@@ -48,7 +149,7 @@ class RandomGraph(nn.Module):
         name, layer, cut = draw.choice(list(POINTWISE)), draw.randrange(len(self.layers)), draw.randrange(1, 4)
 
         def run_layer(net: RandomGraph, v: list[Tensor]) -> Tensor:
-            inplace = isinstance(net.layers[layer], nn.ReLU)
+            inplace = getattr(net.layers[layer], "inplace", False)
             return net.layers[layer](v[i] + 0.125 if inplace else v[i])
 
         def add_in_place(net: RandomGraph, v: list[Tensor]) -> Tensor:
@@ -67,6 +168,7 @@ class RandomGraph(nn.Module):
             return torch.cat([first.abs() + second, first - v[j][:, 2:]], dim=1)
 
         choices: list[Step] = [
+            run_layer,
             run_layer,
             run_layer,
             lambda net, v: POINTWISE[name](v[i]),
@@ -89,33 +191,140 @@ class RandomGraph(nn.Module):
         return self.head(values[-1].flatten(1))
 
 
-def check_graph(seed: int) -> float:
-    """Assert what must hold of a random graph. Return its bound over the largest slope that was seen."""
-    shape, generator = (4, 3, 3), torch.Generator().manual_seed(seed)
-    model = RandomGraph(seed, steps=3 + seed % 8).eval().requires_grad_(False)
-    graph = isoconv.plain(model, shape)
-    single, double = (
-        Certifier(graph, shape, arithmetic=name, input_range=(-99, 99)) for name in ("float32", "float64")
-    )
-    model.double()
-    x = torch.randn(4, *shape, generator=generator).double()
-    expected, found = model(x.clone()), graph.double()(x)
-    assert (found - expected).abs().max() <= 1e-12 * (1 + expected.abs().max()), seed
-    allowed = [c.error.offset + c.error.slope * x.flatten(1).norm(dim=1) for c in (single, double)]
-    assert ((single.logits(x) - double.logits(x)).norm(dim=1) <= sum(allowed)).all(), seed
+def check_graph(seed: int, kinds: Counter[str] | None = None, folder: Path | None = None) -> float:
+    """Assert what must hold of a random graph. Return its bound over the largest slope that was seen.
+
+    What is bounded is the traced network; what is run is the model itself, in float64. The computed logits are those of a
+    float32 network for even seeds. `kinds` counts the networks that have a kind; the checker is run in `folder`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model = RandomGraph(seed, steps=2 + seed % 6).eval().requires_grad_(False)
+    certifier = Certifier(model, SHAPE, arithmetic="float64" if seed % 2 else "float32", input_range=(-999, 999))
+    if folder is not None:
+        check_file(certifier, folder, generator)
+    model = isoconv.plain(model).double().requires_grad_(False)  # not traced: its forward, with the same weights
+    x = torch.randn(3, *SHAPE, generator=generator).mul(torch.tensor([1.0, 1.0, 100.0])[:, None, None, None]).double()
+    expected, found = model(x.clone()), certifier.logits(x)
+    allowed = certifier.error.offset + certifier.error.slope * x.flatten(1).norm(dim=1)
+    allowed += 1e-12 * (1 + expected.norm(dim=1))  # for the model in float64
+    assert ((found - expected).norm(dim=1) <= allowed).all(), (seed, found, expected, allowed)
     slopes = []
     for size in (1e-4, 0.1, 3.0):
         step = size * torch.randn(x.shape, generator=generator, dtype=x.dtype)
         slopes.append(float(((model(x + step) - expected).norm(dim=1) / step.flatten(1).norm(dim=1)).max()))
-    for point in x[:2]:
+    for point in x[::2]:
         jacobian = torch.func.jacrev(lambda p: model(p[None].clone())[0])(point).flatten(1)
-        slopes.append(float(torch.linalg.matrix_norm(jacobian, 2)))
-    bound = double.lipschitz.value
+        # torch's gradient of Hardsigmoid has 1/6 in float32.
+        slopes.append(float(torch.linalg.matrix_norm(jacobian, 2)) * (1 - 1e-7))
+    bound = certifier.lipschitz.value
     assert max(slopes) <= bound * (1 + 1e-9) + 1e-9, (seed, slopes, bound)
+    if kinds is not None:
+        kinds.update({node.kind for node in certifier.nodes})
     return bound / max(*slopes, 1e-9)
 
 
+def check_file(certifier: Certifier, folder: Path, generator: torch.Generator) -> None:
+    """Assert that the checker accepts what is written of some images."""
+    write_file(certifier, folder, generator)
+    code, output = run_check(folder, "--images", str(folder / "images.npy"))
+    assert code == 0, f"{code} {output}"
+
+
+def write_file(certifier: Certifier, folder: Path, generator: torch.Generator) -> None:
+    images, state = torch.rand(2, *SHAPE, generator=generator).double(), certifier.deployed.state_dict()
+    write_certificate(folder / "certificate", certifier, certifier(images))
+    save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    np.save(folder / "images.npy", images.numpy())
+
+
+def run_check(folder: Path, *options: str) -> tuple[int, str]:
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
+        code = run_checker([str(folder / name) for name in ("certificate", "model.safetensors")] + [*options])
+    return code, output.getvalue()
+
+
+def attack_graph(seed: int) -> Counter[str]:
+    """Assert that no float within the certified radii of some images has another prediction. Return what was attacked."""
+    images = torch.rand(16, *SHAPE, generator=torch.Generator().manual_seed(seed)).double()
+    certifier = Certifier(RandomGraph(seed, steps=seed % 5).eval().requires_grad_(False), SHAPE)
+    certified = certifier(images)
+    result = rounding_search(
+        certifier.network, images, certified.prediction, certified.radius, steps=20, rounds=3, candidates=16
+    )
+    assert not result.success.any(), seed
+    return Counter(radii=int((certified.radius > 0).sum()))
+
+
+def mutate_files(seed: int, folder: Path, count: int = 10) -> Counter[str]:
+    """Assert that the checker answers files that were changed, and proves nothing false of them. Return its verdicts."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    certifier = Certifier(RandomGraph(seed, steps=2 + seed % 6).eval().requires_grad_(False), SHAPE)
+    write_file(certifier, folder, generator)
+    honest, verdicts = (folder / "certificate").read_text(), Counter[str]()
+    for _ in range(count):
+        lines = [json.loads(line) for line in honest.splitlines()]
+        nodes, rewired = lines[0]["nodes"], draw.random() < 0.5
+        if rewired:  # a node takes other values, and the graph is another, or none
+            node, names = draw.choice(nodes), ["input", *(other["name"] for other in nodes)]
+            node["inputs"][draw.randrange(len(node["inputs"]))] = draw.choice(names)
+        for _ in range(0 if rewired else draw.choice((1, 1, 1, 2, 3))):
+            mutate(lines, draw)
+        text = "\n".join(map(json.dumps, lines)) + "\n"
+        if draw.random() < 0.05:
+            place = draw.randrange(len(text))
+            text, rewired = text[:place] + chr(draw.randrange(1, 300)) + text[place + draw.randrange(3) :], False
+        (folder / "certificate").write_text(text)
+        begun, images = time.process_time(), ["--images", str(folder / "images.npy")] if draw.random() < 0.5 else []
+        code, output = run_check(folder, *images)
+        answered = code in (0, 1, 2) and output.count("\n") == 1 and "cannot be checked" not in output
+        assert answered and time.process_time() - begun < 10, (seed, output)
+        verdicts[f"rewired, verdict {code}" if rewired else f"changed, verdict {code}"] += 1
+        if code == 0 and rewired:
+            modules = {node["module"]: certifier.network.get_submodule(node["module"]) for node in nodes}
+            graph = inn.Graph(
+                copy.deepcopy(modules), [(node["name"], node["module"], node["inputs"]) for node in nodes]
+            )
+            point = torch.randn(SHAPE, generator=generator).double()
+            jacobian = torch.func.jacrev(lambda p, run=graph: run(p[None].clone())[0])(point).flatten(1)
+            slope = float(torch.linalg.matrix_norm(jacobian, 2)) * (1 - 1e-7)
+            assert slope <= number(lines[0]["lipschitz"]) + 1e-9, (seed, slope, output)
+        elif code == 0:  # what is still valid claims no more than before
+            header, *claims = (json.loads(line) for line in honest.splitlines())
+            radii = {claim["index"]: number(claim["radius"]) * (1 + 1e-6) for claim in claims}
+            assert all(number(line["radius"]) <= radii.get(line["index"], math.inf) for line in lines[1:]), seed
+            assert number(lines[0]["lipschitz"]) >= number(header["lipschitz"]) * (1 - 1e-8), (seed, output)
+    return verdicts
+
+
+def number(value: str | float) -> float:
+    return float.fromhex(value) if isinstance(value, str) else float(value)
+
+
+def measure(what: str, count: int, start: int, path: Path | None) -> None:
+    kinds, ratios, totals = Counter[str](), list[float](), Counter[str]()
+    broken, begun = list[str](), time.process_time()
+    with tempfile.TemporaryDirectory() as name:
+        for number, seed in enumerate(range(start, start + count), start=1):
+            try:
+                if what == "bounds":
+                    file = Path(name) if seed % 10 < 2 else None
+                    ratios.append(check_graph(seed, kinds, file))
+                    totals["files accepted by the checker"] += file is not None
+                else:
+                    totals += attack_graph(seed) if what == "radii" else mutate_files(seed, Path(name))
+            except Exception as error:  # written down, and the others follow
+                broken.append(f"{seed}: {type(error).__name__}: {error}"[:500])
+            if number % 100 == 0 or number == count:
+                versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+                result = {"what": what, "count": number, "first seed": start, "violations": broken, **totals}
+                if ratios:
+                    middle = sorted(ratios)[len(ratios) // 2]
+                    result["bound over the largest slope seen"] = {"least": min(ratios), "median": middle}
+                    result["networks with"] = dict(sorted(kinds.items()))
+                result |= {"processor seconds": round(time.process_time() - begun), "versions": versions}
+                text = json.dumps(result, indent=1) + "\n"
+                print(text) if path is None else path.write_text(text)
+
+
 if __name__ == "__main__":
-    count, start = (int(number) for number in (*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]))
-    ratios = sorted(check_graph(seed) for seed in range(start, start + count))
-    print(f"{count} graphs, no violation; bound over the largest slope seen: median {ratios[count // 2]:.3f}")
+    measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]) if len(sys.argv) > 4 else None)

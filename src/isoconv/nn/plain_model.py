@@ -48,18 +48,19 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
     network = _plain(model, {})
     if input_shape is None or is_chain(network):
         return network
-    graph = trace(copy.deepcopy(network), input_shape)
-    _compare(network.eval(), graph, input_shape)
-    return graph.eval()
+    graph = trace(copy.deepcopy(network), input_shape).eval()
+    for seed in range(3):  # more than once: its forward may keep something from call to call,
+        with torch.set_grad_enabled(seed % 2 == 1):  # or ask whether gradients are wanted
+            _compare(network.eval(), graph, input_shape, seed)
+    return graph
 
 
-@torch.no_grad()
-def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int]) -> None:
-    """Refuse a network that does something else than what was traced, as its forward changes from call to call."""
+def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int], seed: int = 0) -> None:
+    """Refuse a network that does something else than what was traced."""
     probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
-    x = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(probe)
+    x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(seed)).to(probe)
     try:
-        expected, found = network(x.clone()), graph(x)
+        expected, found = network(x.clone()).detach(), graph(x).detach()
     except Exception as error:  # whatever a user's code may raise
         got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise IsoconvError(f"Expected a network that can be run on {tuple(x.shape)}. Got {got}.") from None

@@ -62,6 +62,8 @@ def _needs_numbers(module: nn.Module) -> bool:
 
 def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     """Return a module's children by their paths; no method is asked for them, as it might be one of its own."""
+    scripted = isinstance(module, torch.jit.ScriptModule)  # type: ignore[attr-defined]
+    require(not scripted, "modules of Python", f"TorchScript at {path or 'model'}, of which nothing is known")
     children = vars(module)["_modules"].items()
     return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
 
@@ -203,11 +205,15 @@ class _Recorder(TorchFunctionMode):
         if name in _QUESTIONS:
             return self.device if name == "device" else function(*arguments, **keywords)
         out = keywords.get("out")
-        self.function = f"{getattr(function, '__module__', None) or 'torch.Tensor'}.{name}"
-        known = (getattr(function, "__module__", None) or "torch").partition(".")[0] == "torch"
+        home = getattr(function, "__module__", None) or "torch.Tensor"
+        self.function = f"{home}.{name}"
+        known = home.partition(".")[0] == "torch" and not home.startswith("torch._ops")  # where users have theirs
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
         base = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_") if in_place else name
         translate = _TRANSLATIONS.get(base.strip("_")) if known else None
+        strangers = [kind.__name__ for kind in types if kind not in (Tensor, nn.Parameter)]
+        if strangers:
+            self.refuse("plain tensors", f"{', '.join(strangers)} in {self.function}, which may compute anything")
         if name in _CONTROL:
             self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
         if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
