@@ -118,4 +118,6 @@ def read_tensors(path: Path) -> dict[str, "Tensor"]:
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        raise IsoconvError(f"Expected weights in {path}. Got a file that cannot be read: {error}.") from None
+        raise IsoconvError(
+            f"Expected weights in the safetensors file {path}. Got a file that cannot be read: {error}."
+        ) from None

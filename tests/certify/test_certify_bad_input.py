@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from isoconv import IsoconvError
-from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy
+from isoconv.certify import Certifier, certified_radius, lipschitz_bound, robust_accuracy, write_certificate
 from isoconv.nn import MaxMin, Scale
 
 X = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
@@ -66,6 +67,11 @@ INPUTS: dict[str, tuple[Any, str]] = {
 }
 
 
+def test_a_certificate_of_something_else(tmp_path: Path) -> None:
+    refused(lambda: write_certificate(tmp_path / "c", model(), X), "Got Linear and Tensor")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs(name: str) -> None:
     x, message = INPUTS[name]
@@ -76,6 +82,8 @@ SHAPED: list[tuple[nn.Module, tuple[int, ...], str]] = [
     (after(MaxMin()), (4,), "2 divides"),
     *((after(module), (4,), f"Got {type(module).__name__} at 1") for module in (nn.LogSoftmax(1), nn.Softmin(1))),
     (nn.LayerNorm(4), (4,), "Got LayerNorm at model"),
+    (nn.LazyConv2d(4, 1), (4, 2, 2), "LazyConv2d at model, a subclass of Conv2d"),
+    (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2), 1, enable_nested_tensor=False), (3, 4), "products"),
     (nn.Softplus(threshold=0), (4,), "Softplus"),  # which jumps at 0
     *((kind, (4, 2), f"Got {type(kind).__name__}") for kind in (nn.InstanceNorm1d(4), nn.AdaptiveMaxPool1d(1))),
     (after(nn.BatchNorm1d(3, track_running_stats=False)), (4,), "running statistics.*BatchNorm1d at 1"),

@@ -29,7 +29,13 @@ VERSION = 2
 def write_certificate(
     path: Path | str, certifier: Certifier, certificates: Certified, labels: Tensor | None = None
 ) -> None:
-    """Write what `certifier` has proved of the images behind `certificates`, to a whole file or none."""
+    """Write what `certifier` has proved of the images behind `certificates`, to a whole file or none.
+
+    `certifier = Certifier(model, input_shape)`, and `certificates = certifier(images)`.
+    """
+    taken = isinstance(certifier, Certifier) and isinstance(certificates, Certified)
+    got = f"{type(certifier).__name__} and {type(certificates).__name__}"
+    require(taken, "a Certifier, and what it returned for images", got)
     with open_certificate(path, certifier, images=len(certificates.radius)) as file:
         file.add(certificates, labels)
 

@@ -235,7 +235,9 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
 
 
 def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
-    reason = _REASONS.get(kind, "which has no rule")
+    parent = next((parent for parent in kind.__mro__[1:] if parent in RULES or parent in _REASONS), None)
+    unknown = f"a subclass of {parent.__name__}, which may compute anything" if parent else "which has no rule"
+    reason = _REASONS.get(kind, unknown)
     require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, {reason}")
 
 
@@ -244,6 +246,7 @@ _PRODUCTS = "whose products of the input with itself have no Lipschitz constant"
 _REASONS: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _SPREAD),
     **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
+    **dict.fromkeys((nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder), _PRODUCTS),
 }
 
 

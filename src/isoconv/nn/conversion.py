@@ -374,7 +374,9 @@ def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) 
             continue
         other = mode != module.padding_mode and any(map(any, layer._pads))
         notes = [f"{mode} padding"] * other + ["kernel grown to the stride, which skipped pixels"] * grown
-        notes += [f"{groups} groups: a channel alone can only be shifted"] * (groups != module.groups)
+        notes += [f"{groups} group{'s' * (groups > 1)}: a channel alone can only be shifted"] * (
+            groups != module.groups
+        )
         yield layer, ", ".join(notes)
     if error:
         raise error
@@ -474,8 +476,9 @@ _RULES: Mapping[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.AvgPool1d, nn.AdaptiveAvgPool1d), _average_line),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _take_maximum),
     **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d), _keep),
-    **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
-    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad1d, nn.ZeroPad2d), _keep),
+    **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle), _keep),
+    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d), _keep),
 }
 _NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import isoconv
 import isoconv.nn
 from isoconv.errors import IsoconvError
-from isoconv.nn.activations import Abs, Scale
+from isoconv.nn.activations import Abs, Normalize, Scale
 from isoconv.nn.built_weight import BuiltWeight, with_parameters
 from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.methods import METHODS, load
@@ -371,9 +371,19 @@ def _multiply(r: _Recorder, x: Any, other: Any) -> str:
 
 
 def _divide(r: _Recorder, x: Any, other: Any) -> str:
-    if not r.is_value(x) or r.is_value(other) or (isinstance(other, Tensor) and other.numel() != 1):
-        r.refuse("quotients by a number", r.function)
-    return _scaled(r, x, 1 / _number(other))
+    """Divide by a number, or by a deviation for each channel, as in (x - mean) / std."""
+    if not r.is_value(x) or r.is_value(other):
+        r.refuse("quotients by constants", r.function)
+    if not isinstance(other, Tensor) or other.numel() == 1:
+        return _scaled(r, x, 1 / _number(other))
+    column = (*x.shape[1:2], *(1 for _ in x.shape[2:]))
+    std = other.detach().to(r.device, r.dtype)
+    if std.shape not in (column, (1, *column)) or not bool((std >= 1e-37).all() and (std < 1e38).all()):
+        expected = f"quotients by numbers, or by stds above 0 for each channel, of shape {column}"
+        r.refuse(expected, f"{r.function} by {tuple(std.shape)}")
+    module = Normalize([0.0] * std.numel(), std.flatten().tolist())
+    module.mean, module.std = torch.zeros_like(std).flatten(), std.flatten().clone()  # not rounded to float32
+    return r.emit("normalize", module, r.name(x))
 
 
 def _reshape(r: _Recorder, x: Tensor, *_: Any, **__: Any) -> str:
@@ -417,20 +427,22 @@ def _unbind(r: _Recorder, x: Tensor, dim: int = 0) -> list[str]:
 
 def _index(r: _Recorder, x: Tensor, index: Any) -> str:
     parts = list(index) if isinstance(index, tuple) else [index]
-    if any(part is None or isinstance(part, bool) or not isinstance(part, (int, slice, type(...))) for part in parts):
-        r.refuse("indices that are numbers and slices", f"{index} in {r.function}")
+    if any(isinstance(part, bool) or not isinstance(part, (int, slice, type(...), type(None))) for part in parts):
+        r.refuse("indices that are numbers, slices and None", f"{index} in {r.function}")
     if ... in parts:
         place = parts.index(...)
-        parts[place : place + 1] = [slice(None)] * (x.dim() + 1 - len(parts))
+        parts[place : place + 1] = [slice(None)] * (x.dim() + 1 + parts.count(None) - len(parts))
+    if parts[:1] == [None]:
+        r.refuse("operations that leave the batch axis alone", f"None as the first index in {r.function}")
     name, shape = r.name(x), x.shape
-    for axis, part in enumerate(parts):
+    for axis, part in enumerate(part for part in parts if part is not None):
         if isinstance(part, int):
             part = slice(part % shape[axis], part % shape[axis] + 1)
         start, stop, step = part.indices(shape[axis])
         if (start, stop, step) == (0, shape[axis], 1) and not (axis == 0 and part != slice(None)):
             continue
         name = r.emit("slice", Slice(r.axis(axis, x.dim()), start, stop, step), name)
-    if r.outputs[0].dim() < x.dim():
+    if any(part is None or isinstance(part, int) for part in parts):
         name = r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
     return name
 
