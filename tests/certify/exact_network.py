@@ -23,6 +23,7 @@ from isoconv.nn import (
     Abs,
     BatchCentering,
     ChannelShift,
+    ConvexPotential2d,
     GroupSort,
     HalfAbs,
     Householder,
@@ -32,14 +33,16 @@ from isoconv.nn import (
     Normalize,
     PositionBias,
     Scale,
+    Slice,
 )
+from isoconv.nn.convolution import convolve_same
 
 # Modules that only move numbers about, or put zeros between them.
 MOVES = (
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
-    ChannelShift,
+    *(ChannelShift, Slice),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -120,6 +123,8 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             return Exact(np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis), x.unit)
         case Householder():
             return _reflected(module, x)
+        case ConvexPotential2d():
+            return _stepped_down(module, x)
         case BatchCentering():
             bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
             pairs = zip(bias.tolist(), module.running_mean.tolist(), strict=True)
@@ -280,6 +285,20 @@ def _transposed(module: Any, x: Exact) -> Exact:
     whole = whole + (bias.whole * bias.unit).reshape(-1, *[1] * (whole.ndim - 1))
     unit = Fraction(1, math.lcm(*(v.denominator for v in whole.ravel())))
     return Exact(np.array([int(v / unit) for v in whole.ravel()], dtype=object).reshape(whole.shape), unit)
+
+
+def _stepped_down(module: ConvexPotential2d, x: Exact) -> Exact:
+    """x − Wᵀ·relu(Wx + b), for kernels that fit into the image: each number of W is one weight, and so exact."""
+    basis = torch.eye(x.whole.size, dtype=torch.float64).reshape(-1, *x.whole.shape)
+    columns = convolve_same(basis, module.weight.detach().double(), None, module.padding_mode).flatten(1)
+    matrix, values = exact(columns.T), x.whole.ravel() * x.unit
+    hidden = matrix.whole @ values * matrix.unit
+    if module.bias is not None:
+        bias = exact(module.bias)
+        hidden = hidden + np.repeat(bias.whole * bias.unit, len(hidden) // len(bias.whole))
+    result = values - matrix.whole.T @ np.where(hidden > 0, hidden, 0) * matrix.unit
+    unit = Fraction(1, math.lcm(*(Fraction(v).denominator for v in result)))
+    return Exact(np.array([int(v / unit) for v in result], dtype=object).reshape(x.whole.shape), unit)
 
 
 def _whole(value: Fraction) -> int:

@@ -284,7 +284,7 @@ CASES = [
     ({"group": (1, 4)}, "30 independent.* Got 10"),
     ({"critic": nn.Sequential(*list(CRITIC)[:-1])}, "one output"),
     ({"critic": AnchorCritics(X[:4], X[4:8])}, "outputs of shape"),
-    ({"critic": nn.Sequential(nn.Linear(3, 1), nn.Softmax(1))}, "Softmax"),
+    ({"critic": nn.Sequential(nn.Linear(3, 1), nn.LayerNorm(1))}, "LayerNorm"),
     ({"critic": CHANGED}, "sign of ±1"),
     ({"xs": X * 1e30}, "norm"),
 ]
