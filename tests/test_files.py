@@ -85,18 +85,18 @@ WHOLE = save({"a": torch.zeros(1000)})
     ("read", "content", "expected"),
     [
         *(
-            (read_tensors, content, "weights")
+            (read_tensors, content, "weights in the safetensors file")
             for content in (b"", b"{}", b"\xff" * 100, b"\x08" + b"\0" * 7 + b"notjson!")
         ),
-        *((read_tensors, content, "weights") for content in (WHOLE[:-1], None)),
-        *((read_json, content, "JSON") for content in (b"", b"{", b"{'a': 1}", b"\xff", None)),
-        *((read_json, content, "a JSON object") for content in (b"[1]", b"3", b"null")),
+        *((read_tensors, content, "weights in the safetensors file") for content in (WHOLE[:-1], None)),
+        *((read_json, content, "JSON in") for content in (b"", b"{", b"{'a': 1}", b"\xff", None)),
+        *((read_json, content, "a JSON object in") for content in (b"[1]", b"3", b"null")),
     ],
 )
 def test_a_broken_or_missing_file_is_named_in_one_line(read, content, expected, tmp_path):
     path = tmp_path / "broken"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(IsoconvError, match=f"^Expected {expected} in {re.escape(str(path))}. Got") as caught:
+    with pytest.raises(IsoconvError, match=f"^Expected {expected} {re.escape(str(path))}. Got") as caught:
         read(path)
     assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from check.test_check_limits import Run, node, require_an_answer, run, run_network
+from slow.test_check_limits import Run, node, require_an_answer, run, run_network
 
 Nodes = list[dict[str, Any]]
 
