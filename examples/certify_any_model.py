@@ -67,15 +67,15 @@ def main() -> None:
             print(f"    {error}")
 
 
-class Residual(nn.Module):
-    """x + f(x): nobody but its author knows what it computes."""
+class Gated(nn.Module):
+    """f(x)·x: a product of values has no Lipschitz constant that holds everywhere."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
+        return self.inner(x) * x
 
 
 def strangers() -> list[tuple[nn.Module, tuple[int, ...]]]:
@@ -83,7 +83,7 @@ def strangers() -> list[tuple[nn.Module, tuple[int, ...]]]:
     hooked = nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, output: 100 * output)
     return [
-        (nn.Sequential(nn.Linear(4, 4), Residual(nn.Linear(4, 4))), (4,)),  # its forward is Python, not a known module
+        (nn.Sequential(nn.Linear(4, 4), Gated(nn.Linear(4, 4))), (4,)),  # its forward is traced; sums would be fine
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), (4,)),  # not Lipschitz at all near constant inputs
         (nn.Sequential(hooked), (4,)),  # a hook may change everything
         (nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False)), (1, 8, 8)),  # depends on the rest of the batch

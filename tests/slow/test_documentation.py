@@ -123,7 +123,7 @@ def test_docstrings_become_lists_and_sessions(site):
     by_name = {path.stem: found for path, found in site.items() if path.parent.name == "reference"}
     assert not [name for name, found in by_name.items() if "blockquote" in found.tags]  # what >>> is in Markdown
     layout = "".join(f"<{tag}>" for tag in by_name["optim"].tags)
-    assert layout.count("<li><code>") == 3  # lr, momentum, vector_lr
+    assert layout.count("<li><code>") == 4  # lr, momentum, half, vector_lr
 
 
 # What readers type ------------------------------------------------------------------------------------------------
