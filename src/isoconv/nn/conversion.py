@@ -66,7 +66,8 @@ class Replacement:
     path : where it is
     before, after : the modules in words; `after` is None if nothing could be found, for the reason in `note`
     note : what is different now
-    distance : between the old weight and the new one, each divided by its Frobenius norm: from 0, the same, to 2
+    distance : between the old weight and the new one, each divided by its Frobenius norm: from 0, the same, to 2;
+        None where no weight was carried over
     """
 
     path: str
@@ -503,8 +504,10 @@ def _following_scales(graph: Graph, taken: Mapping[str, int]) -> dict[str, Tenso
     return scales
 
 
-def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
+def _carry(module: Any, layer: Any, scale: Tensor | None) -> float | None:
     """Give a layer the weight nearest to a module's, and return the distance of the two, both divided by their norms.
+
+    Return None where nothing is carried over: the layer has another kind of parameter, or the module's weight is 0.
 
     Note [Nearest weights]
     An orthogonal weight W has a fixed Frobenius norm, so it is nearest to T where ⟨W, T⟩ is largest. W is a product of
@@ -513,7 +516,7 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     bases of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
     """
     if isinstance(layer, (TorusConv2d, PotentialConv2d)):  # whose parameter is no kernel like the module's
-        return math.sqrt(2)
+        return None
     target = _unfolded(module, module.weight.detach()).to(constraint_dtype(module.weight))
     bias_scale = float(target.norm())
     if scale is not None and not isinstance(module, nn.ConvTranspose2d):
@@ -535,7 +538,7 @@ def _carry(module: Any, layer: Any, scale: Tensor | None) -> float:
     if module.bias is not None:
         layer.bias.copy_(module.bias * float(weight.norm()) / max(bias_scale, torch.finfo(target.dtype).tiny))
     if not target.any():
-        return math.sqrt(2)
+        return None
     return float((weight / weight.norm() - target / target.norm()).norm())
 
 

@@ -613,31 +613,24 @@ _SAME = ("contiguous", "clone", "detach", "to", "float", "double", "half", "bflo
 _TRANSLATIONS |= dict.fromkeys(_SAME, lambda *_: "")
 # What may be asked of a value: none of it depends on numbers.
 _QUESTIONS = {
-    "_version",
-    "shape",
-    "size",
-    "dim",
-    "ndim",
-    "ndimension",
-    "numel",
-    "nelement",
-    "dtype",
-    "device",
-    "layout",
-    "stride",
+    *(
+        "shape",
+        "size",
+        "dim",
+        "ndim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "dtype",
+        "device",
+        "layout",
+        "stride",
+        "__len__",
+    ),
+    *("_version", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"),
 }
-_QUESTIONS |= {"__len__", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"}
 _CONTROL = {
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "item",
-    "tolist",
-    "__contains__",
-    "is_nonzero",
-    "any",
-    "all",
+    *("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "is_nonzero", "any", "all"),
 }
 _REASONS = {
     **dict.fromkeys(

@@ -14,7 +14,7 @@ many and independent: one after the other they would leave the device idle. So
 Note [Back to the manifold]
 A step of steepest descent at rate r moves a matrix U by r in operator norm, so steps whose rates add up to s leave at most
 ‖UᵀU − I‖ ≤ 2s + s². (Not s²: that would need steps along the tangent space, and the momentum still points along older
-tangents. With momentum 0.9 it is 0.3s to 0.5s for square matrices, and up to 1.7s for others.) A captured step
+tangents.) A captured step
 * uses matrices as they are while s ≤ 5e-4: off by 1e-3 at most, as TF32 leaves them. Where the network runs in bfloat16,
   whose rounding of the weights alone is 2e-3, while s ≤ 0.01;
 * then, up to s = 0.0125, brings them back by a Newton–Schulz step of order 1, which leaves ¾(2s + s²)² ≤ 5e-4; its Gram
