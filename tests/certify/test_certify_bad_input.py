@@ -83,7 +83,7 @@ SHAPED: list[tuple[nn.Module, tuple[int, ...], str]] = [
     *((after(module), (4,), f"Got {type(module).__name__} at 1") for module in (nn.LogSoftmax(1), nn.Softmin(1))),
     (nn.LayerNorm(4), (4,), "Got LayerNorm at model"),
     (nn.LazyConv2d(4, 1), (4, 2, 2), "LazyConv2d at model, a subclass of Conv2d"),
-    (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2), 1, enable_nested_tensor=False), (3, 4), "products"),
+    (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2), 1, enable_nested_tensor=False), (3, 4), "multiplies"),
     (nn.Softplus(threshold=0), (4,), "Softplus"),  # which jumps at 0
     *((kind, (4, 2), f"Got {type(kind).__name__}") for kind in (nn.InstanceNorm1d(4), nn.AdaptiveMaxPool1d(1))),
     (after(nn.BatchNorm1d(3, track_running_stats=False)), (4,), "running statistics.*BatchNorm1d at 1"),

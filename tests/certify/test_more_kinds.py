@@ -295,7 +295,7 @@ REFUSED: list[tuple[nn.Module, tuple[int, ...], str]] = [
     (nn.LayerNorm(2), (2,), "spread"),
     (nn.GroupNorm(1, 2), (2,), "spread"),
     (nn.InstanceNorm2d(2), (2, 3, 3), "spread"),
-    (nn.MultiheadAttention(2, 1), (2,), "products"),
+    (nn.MultiheadAttention(2, 1), (2,), "multiplies"),
 ]
 
 

@@ -323,7 +323,7 @@ def test_a_network_of_ours_stays() -> None:
 
 
 REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
-    "group norm": (nn.GroupNorm(2, 4), (4, 3, 3), "deviation"),
+    "group norm": (nn.GroupNorm(2, 4), (4, 3, 3), "spread"),
     "attention": (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (3, 4), "values"),
     "overlapping maximum": (nn.MaxPool2d(3, 1, 1), (2, 5, 5), "stride"),
     "uneven average": (nn.AdaptiveAvgPool2d(3), (2, 5, 5), "windows"),

@@ -132,7 +132,7 @@ from isoconv.nn import (
     Slice,
     Translate,
 )
-from isoconv.nn.trace import OPAQUE
+from isoconv.nn.trace import OPAQUE, REFUSED
 from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
@@ -235,19 +235,10 @@ def register(kind: type[nn.Module], rule: Rule) -> None:
 
 
 def require_rule(holds: bool, kind: type[nn.Module], name: str) -> None:
-    parent = next((parent for parent in kind.__mro__[1:] if parent in RULES or parent in _REASONS), None)
+    parent = next((parent for parent in kind.__mro__[1:] if parent in RULES or parent in REFUSED), None)
     unknown = f"a subclass of {parent.__name__}, which may compute anything" if parent else "which has no rule"
-    reason = _REASONS.get(kind, unknown)
+    reason = REFUSED.get(kind, unknown)
     require(holds, "modules with a known Lipschitz constant", f"{kind.__name__} at {name}, {reason}")
-
-
-_SPREAD = "which divides by the spread of its own input: only eps limits its slope, by 1/√eps"
-_PRODUCTS = "whose products of the input with itself have no Lipschitz constant"
-_REASONS: dict[type[nn.Module], str] = {
-    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _SPREAD),
-    **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
-    **dict.fromkeys((nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder), _PRODUCTS),
-}
 
 
 # Bounds -----------------------------------------------------------------------------------------------------------

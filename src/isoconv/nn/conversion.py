@@ -48,7 +48,7 @@ from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
 from isoconv.nn.torus import TorusConv2d
-from isoconv.nn.trace import OPAQUE, is_leaf, our_kinds, trace
+from isoconv.nn.trace import OPAQUE, REFUSED, is_leaf, our_kinds, trace
 from isoconv.records import require
 
 #: what `_describe` says of a module
@@ -228,7 +228,9 @@ class _Conversion:
         kind, known = type(module), {*our_kinds(), *OPAQUE}
         rule = _RULES.get(kind) or (_keep if kind in known else None)
         if rule is None:
-            return None, _REASONS.get(kind, "no 1-Lipschitz module is known that does its work")
+            return None, REFUSED.get(kind, "no 1-Lipschitz module is known that does its work").replace(
+                "which", "it", 1
+            )
         reason = ""
         try:
             for new, note in rule(module, before, after, self.method):
@@ -480,12 +482,6 @@ _RULES: Mapping[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle), _keep),
     **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d), _keep),
-}
-_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm)
-_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
-_REASONS: Mapping[type[nn.Module], str] = {
-    **dict.fromkeys(_NORMS, "it divides by a deviation or a norm of its input; use BatchNorm or LayerNorm"),
-    **dict.fromkeys(_ATTENTION, "it multiplies values by values and is not Lipschitz"),
 }
 
 

@@ -218,7 +218,7 @@ class _Recorder(TorchFunctionMode):
             self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
         if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
             reason = _REASONS.get(base)
-            got = f"{self.function}, which {reason}" if reason else self.function
+            got = f"{self.function}, {reason}" if reason else self.function
             self.refuse("operations with a known Lipschitz constant", got)
         for tensor in tensors:
             if id(tensor) in self.values:
@@ -632,15 +632,19 @@ _QUESTIONS = {
 _CONTROL = {
     *("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "is_nonzero", "any", "all"),
 }
+_SPREAD = "which divides by the spread or the norm of its own input: only eps limits its slope"
+_PRODUCTS = "which multiplies values by values and is not Lipschitz"
 _REASONS = {
-    **dict.fromkeys(
-        ("group_norm", "layer_norm", "instance_norm", "normalize", "rms_norm"),
-        "divides by a deviation or a norm of its input and has no useful constant",
-    ),
-    "scaled_dot_product_attention": "multiplies values by values and is not Lipschitz",
-    **dict.fromkeys(("matmul", "bmm", "einsum", "__matmul__"), "may multiply values by values"),
+    **dict.fromkeys(("group_norm", "layer_norm", "instance_norm", "normalize", "rms_norm"), _SPREAD),
+    **dict.fromkeys(("scaled_dot_product_attention", "matmul", "bmm", "einsum", "__matmul__"), _PRODUCTS),
     **dict.fromkeys(
         ("gt", "lt", "ge", "le", "eq", "ne", "equal", "allclose"),
-        "compares numbers of an input; nothing may depend on them but values",
+        "which compares numbers of an input; nothing may depend on them but values",
     ),
+}
+#: why modules of torch are refused that have no useful Lipschitz constant
+REFUSED: dict[type[nn.Module], str] = {
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _SPREAD),
+    **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
+    **dict.fromkeys((nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder), _PRODUCTS),
 }
