@@ -4,8 +4,9 @@ Nothing of isoconv but the types of its modules.
 """
 
 import copy
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch.nn.functional import pad
 
 import isoconv
 from isoconv.certify import Certifier
-from isoconv.models import Small
+from isoconv.models import CONVOLUTIONS, ShiftNet, Small
 from isoconv.nn import (
     Abs,
     BatchCentering,
@@ -46,6 +47,7 @@ MOVES = (
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+METHODS = (*CONVOLUTIONS, "shift")  # of `trained_small`
 FINE = 600  # bits behind the point of what is no fraction: far beyond every error that is measured
 mpmath.mp.prec = 700
 
@@ -99,22 +101,15 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
         case nn.Softmax():
             values = np.vectorize(lambda v: mpmath.exp(_real(v * x.unit)), otypes=[object])(x.whole)
             shares = values / values.sum(axis=module.dim - (module.dim > 0), keepdims=True)
-            return Exact(
-                np.vectorize(lambda v: round(_fraction(v) * 2**FINE), otypes=[object])(shares), Fraction(1, 2**FINE)
-            )
+            return _fine(map(_fraction, shares.ravel()), x.whole.shape)
         case Normalize():
-            mean, std = ([Fraction(v) for v in tensor.tolist()] for tensor in (module.mean, module.std))
-            parts = [
-                _entrywise(Exact(np.asarray(channel, dtype=object), x.unit), lambda v, m=m, s=s: (v - m) / s).whole
-                for channel, m, s in zip(x.whole, mean, std, strict=True)
-            ]
-            return Exact(np.stack(parts), Fraction(1, 2**FINE))
+            means, slopes = [Fraction(v) for v in module.mean.tolist()], [1 / Fraction(v) for v in module.std.tolist()]
+            return _by_channel(x, slopes, means, [Fraction(0)] * len(means))
         case _ if (matrices := axis_matrices(module, x.whole.shape[1:])) is not None:
             values = x.whole * x.unit
             for axis, matrix in enumerate(matrices, start=1):
                 values = np.moveaxis(np.tensordot(matrix, values, (1, axis)), 0, axis)
-            whole = [round(v * 2**FINE) for v in values.ravel()]
-            return Exact(np.array(whole, dtype=object).reshape(values.shape), Fraction(1, 2**FINE))
+            return _fine(values.ravel(), values.shape)
         case MaxMin() | GroupSort():
             axis = module.dim - 1 if module.dim > 0 else module.dim
             rows = np.moveaxis(x.whole, axis, 0)
@@ -127,10 +122,8 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             return _stepped_down(module, x)
         case BatchCentering():
             bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
-            pairs = zip(bias.tolist(), module.running_mean.tolist(), strict=True)
-            shift = [Fraction(b) - Fraction(m) for b, m in pairs]
-            rows = zip(x.whole.reshape(len(shift), -1), shift, strict=True)
-            return _fine([[v * x.unit + s for v in row] for row, s in rows], x.whole.shape)
+            mean, shift = ([Fraction(v) for v in tensor.tolist()] for tensor in (module.running_mean, bias))
+            return _by_channel(x, [Fraction(1)] * len(mean), mean, shift)
         case LayerCentering():
             dims = range(1, x.whole.ndim + 1) if module.dim is None else module.dim
             axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
@@ -156,15 +149,12 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
             under = sliding_window_view(x.whole, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
             squares = (under**2).sum(axis=(3, 4))
             roots = [_fraction(mpmath.sqrt(_real(square * x.unit**2))) for square in squares.ravel()]
-            return _fine([roots], squares.shape if module.kernel_size else squares.shape[:1])
+            return _fine(roots, squares.shape if module.kernel_size else squares.shape[:1])
         case Scale():
             factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
             return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
         case nn.MaxPool1d() | nn.MaxPool2d():
             return Exact(windows(module, x.whole, -math.inf).max(axis=0), x.unit)
-        case nn.AvgPool1d() | nn.AvgPool2d():
-            under = windows(module, x.whole)
-            return Exact(under.sum(axis=0), x.unit / (getattr(module, "divisor_override", None) or len(under)))
         case nn.ReLU6() | nn.Hardtanh():
             low, high = (Fraction(v) for v in (module.min_val, module.max_val))
             return _entrywise(x, lambda v: min(max(v, low), high))
@@ -185,9 +175,15 @@ def exact_module(module: nn.Module, x: Exact) -> Exact:
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
 
 
-def _fine(rows: Sequence[Sequence[Fraction]], shape: tuple[int, ...]) -> Exact:
-    values = [round(value * 2**FINE) for row in rows for value in row]
-    return Exact(np.array(values, dtype=object).reshape(shape), Fraction(1, 2**FINE))
+def _fine(values: Iterable[Fraction], shape: tuple[int, ...]) -> Exact:
+    whole = [round(value * 2**FINE) for value in values]
+    return Exact(np.array(whole, dtype=object).reshape(shape), Fraction(1, 2**FINE))
+
+
+def _by_channel(x: Exact, slopes: list[Fraction], means: list[Fraction], shifts: list[Fraction]) -> Exact:
+    """Return (x − mean)·slope + shift."""
+    channels = zip(x.whole.reshape(len(slopes), -1), slopes, means, shifts, strict=True)
+    return _fine([(v * x.unit - m) * a + b for row, a, m, b in channels for v in row], x.whole.shape)
 
 
 def _reflected(module: Householder, x: Exact) -> Exact:
@@ -201,7 +197,7 @@ def _reflected(module: Householder, x: Exact) -> Exact:
             if v * a + w * b < 0:
                 along = 2 * (v * a + w * b) / (v * v + w * w)
                 result[i][k], result[i + half][k] = a - along * v, b - along * w
-    return _fine(result, x.whole.shape)
+    return _fine(itertools.chain(*result), x.whole.shape)
 
 
 # Of a module and a real number, as torch documents them; torch's Softplus is the identity beyond its threshold.
@@ -228,35 +224,20 @@ def axis_matrices(module: Any, sizes: Sequence[int]) -> list[np.ndarray] | None:
     """The matrix of fractions for each axis, of pooling by averages and of linear interpolation; None of other modules."""
     if isinstance(module, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
         outputs = [n if o is None else o for o, n in zip(_each(module.output_size, len(sizes)), sizes, strict=True)]
-        return [
-            np.array(
-                [
-                    [
-                        Fraction(i * n // o <= p < -(-(i + 1) * n // o), -(-(i + 1) * n // o) - i * n // o)
-                        for p in range(n)
-                    ]
-                    for i in range(o)
-                ]
-            )
-            for o, n in zip(outputs, sizes, strict=True)
-        ]
-    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)) and (
-        module.ceil_mode or not module.count_include_pad or getattr(module, "divisor_override", None)
-    ):
+        windows = [[(i * n // o, -(-(i + 1) * n // o)) for i in range(o)] for o, n in zip(outputs, sizes, strict=True)]
+        return [_averages(n, [(a, b, b - a) for a, b in rows]) for n, rows in zip(sizes, windows, strict=True)]
+    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)):
         result, divisor = [], getattr(module, "divisor_override", None)
-        names = ("kernel_size", "stride", "padding")
-        for axis, (n, k, s, p) in enumerate(
-            zip(sizes, *(_each(getattr(module, name), len(sizes)) for name in names), strict=True)
-        ):
+        settings = (_each(getattr(module, name), len(sizes)) for name in ("kernel_size", "stride", "padding"))
+        for axis, (n, k, s, p) in enumerate(zip(sizes, *settings, strict=True)):
             count = (n + 2 * p - k + (s - 1) * module.ceil_mode) // s + 1
             starts = [i * s - p for i in range(count) if not module.ceil_mode or i * s - p < n]
             rows = []
             for a in starts:
                 b = min(a + k, n + p)
                 by = b - a if module.count_include_pad else min(b, n) - max(a, 0)
-                by = by if divisor is None else divisor if axis == 0 else 1
-                rows.append([Fraction(int(a <= q < b), by) for q in range(n)])
-            result.append(np.array(rows))
+                rows.append((a, b, by if divisor is None else divisor if axis == 0 else 1))
+            result.append(_averages(n, rows))
         return result
     if isinstance(module, nn.Upsample) and "linear" in module.mode:
         scales = None if module.scale_factor is None or module.recompute_scale_factor else module.scale_factor
@@ -264,14 +245,17 @@ def axis_matrices(module: Any, sizes: Sequence[int]) -> list[np.ndarray] | None:
         result = []
         for axis, (n, o) in enumerate(zip(sizes, outputs, strict=True)):
             step = Fraction(n, o) if scales is None else 1 / Fraction(float(_each(scales, len(sizes))[axis]))
-            corners = Fraction(n - 1, max(o - 1, 1))
-            at = [
-                i * corners if module.align_corners else (i + Fraction(1, 2)) * step - Fraction(1, 2) for i in range(o)
-            ]
+            corners, half = Fraction(n - 1, max(o - 1, 1)), Fraction(1, 2)
+            at = [i * corners if module.align_corners else (i + half) * step - half for i in range(o)]
             at = [min(max(p, Fraction(0)), Fraction(n - 1)) for p in at]
             result.append(np.array([[max(Fraction(0), 1 - abs(p - q)) for q in range(n)] for p in at]))
         return result
     return None
+
+
+def _averages(size: int, windows: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """The matrix whose rows hold 1/divisor from start to end: (start, end, divisor) for each row."""
+    return np.array([[Fraction(int(a <= q < b), by) for q in range(size)] for a, b, by in windows])
 
 
 def _transposed(module: Any, x: Exact) -> Exact:
@@ -315,8 +299,7 @@ def _fraction(value: mpmath.mpf) -> Fraction:
 
 
 def _entrywise(x: Exact, function: Callable[[Fraction], Fraction]) -> Exact:
-    whole = [round(function(value) * 2**FINE) for value in fractions(x)]
-    return Exact(np.array(whole, dtype=object).reshape(x.whole.shape), Fraction(1, 2**FINE))
+    return _fine(map(function, fractions(x)), x.whole.shape)
 
 
 def _normalised(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Exact) -> Exact:
@@ -324,13 +307,10 @@ def _normalised(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Exact) -> Exact:
     ones, zeros = torch.ones(len(x.whole)), torch.zeros(len(x.whole))
     given = (module.weight, module.bias, module.running_mean, module.running_var)
     columns = [v if v is not None else other for v, other in zip(given, (ones, zeros, zeros, ones), strict=True)]
-    channels = []
-    for channel, gamma, beta, mean, variance in zip(x.whole, *(c.tolist() for c in columns), strict=True):
-        slope = _fraction(mpmath.mpf(gamma) / mpmath.sqrt(_real(Fraction(variance) + Fraction(module.eps))))
-        shift, middle = Fraction(beta), Fraction(mean)
-        one = Exact(np.asarray(channel, dtype=object), x.unit)
-        channels.append(_entrywise(one, lambda v, a=slope, b=shift, m=middle: (v - m) * a + b).whole)
-    return Exact(np.stack(channels), Fraction(1, 2**FINE))
+    gammas, betas, means, variances = ([Fraction(v) for v in column.tolist()] for column in columns)
+    roots = [mpmath.sqrt(_real(variance + Fraction(module.eps))) for variance in variances]
+    slopes = [_fraction(_real(gamma) / root) for gamma, root in zip(gammas, roots, strict=True)]
+    return _by_channel(x, slopes, means, betas)
 
 
 def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray, fill: int = 0) -> np.ndarray:
@@ -471,10 +451,14 @@ def linear_classifier(weight: Sequence[Sequence[float]] | Tensor, bias: Sequence
 def trained_small(
     conv: str, shape: tuple[int, int, int], steps: int = 12, classes: int = 4, seed: int = 0
 ) -> nn.Module:
-    """Small after a few steps of Adam on images with a class each, in evaluation: no longer at its initialisation."""
+    """Small, or ShiftNet, after a few steps on images with a class each, in evaluation: no longer at its initialisation."""
     torch.manual_seed(seed)
-    model = Small(shape, classes=classes, conv=conv)
-    descent = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    if conv == "shift":
+        model = ShiftNet(shape, classes, channels=32, blocks=(1, 2))
+        descent: torch.optim.Optimizer = isoconv.optim.SteepestDescent(model.parameters(), lr=0.03)
+    else:
+        model = Small(shape, classes=classes, conv=conv)
+        descent = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     data, labels = labelled_images(32, shape, classes, seed)
     for _ in range(steps):
         descent.zero_grad()
