@@ -20,7 +20,6 @@ from certify.exact_network import (
     trained_small,
 )
 from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound
-from isoconv.models import CONVOLUTIONS
 from isoconv.nn import Abs, MaxMin, Scale
 
 SHAPE = (1, 8, 8)
@@ -64,9 +63,9 @@ def test_linear_classifiers_exactly(inputs: int, classes: int, p: float) -> None
     the rounding of opposite rows, where ‖w_i‖ + ‖w_j‖ = ‖w_i − w_j‖.
     """
     for dtype in (torch.float32, torch.float64):
-        model, x = random_classifier(inputs, classes, dtype), images(6, inputs)
+        model, x = random_classifier(inputs, classes, dtype), images(4, inputs)
         found, euclidean = certify(model, x, p=p), certified_radius(model, x)
-        assert found.radius.dtype == torch.float64 and found.radius.shape == (6,)
+        assert found.radius.dtype == torch.float64 and found.radius.shape == (4,)
         for n, radius in enumerate(found.radius.tolist()):
             t, rows, margins = rows_and_margins(model, x[n])
             distance = min(margin / dual_norm(row, p) for row, margin in zip(rows, margins, strict=True))
@@ -104,10 +103,10 @@ def test_other_norms_of_a_deep_network(p: float) -> None:
         assert (network(x[n] + delta.reshape(-1, *SHAPE)).argmax(dim=1) == found.prediction[n]).all()
 
 
-@pytest.mark.parametrize("conv", CONVOLUTIONS)
-def test_classes_of_their_own_and_float32_cost_something(conv: str) -> None:
+@pytest.mark.parametrize("method", ["bcop", "rko"])
+def test_classes_of_their_own_and_float32_cost_something(method: str) -> None:
     """The rounding of float32 is a million times larger, and so is its part of the margin."""
-    model, (x, _) = trained_small(conv, SHAPE), labelled_images(8, SHAPE, seed=3)
+    model, (x, _) = trained_small(method, SHAPE), labelled_images(8, SHAPE, seed=3)
     single, double = (certified_radius(model, x, arithmetic=a) for a in ("float32", "float64"))
     assert (single <= double).all() and (single < double).any() and (single > 0).any()
     for arithmetic, pairs in (("float32", single), ("float64", double)):
@@ -137,13 +136,12 @@ def distances_along_rays(model: nn.Module, x: Tensor, prediction: int, count: in
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, MaxMin, Abs, nn.LeakyReLU])
-@pytest.mark.parametrize("seed", range(2))
-def test_piecewise_linear_in_the_plane(activation: type[nn.Module], seed: int) -> None:
-    """Every boundary that thousands of rays meet lies outside of the certified disc."""
-    torch.manual_seed(seed)
+def test_piecewise_linear_in_the_plane(activation: type[nn.Module]) -> None:
+    """Every boundary that hundreds of rays meet lies outside of the certified disc."""
+    torch.manual_seed(0)
     layers = [nn.Linear(2, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 4)]
     model = nn.Sequential(*layers).double()
-    x = images(6, 2, seed=seed)
+    x = images(6, 2)
     found = certify(model, x)
     for n in range(6):
         nearest = distances_along_rays(model, x[n], int(found.prediction[n]), 360, 4.0).min()
