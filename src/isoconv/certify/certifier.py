@@ -96,7 +96,13 @@ class Certifier:
         require(logits, "a classifier with at least two logits", f"outputs of shape {tuple(output)}")
         self.pair_constants = self._pair_constants()
         self._stretch = _stretch(p, self.input_shape.numel())
-        self._denominators = self._find_denominators()
+        # (L_ij + √2·β, stretch) for each way to a radius, which is the margin over their product
+        slope = mul_up(_SQRT2, self.error.slope)
+        self._denominators = [(_up(self.pair_constants + slope), self._stretch)]
+        if p in (1, math.inf) and (own := composition.constant_in_norm(self.nodes, p)) is not None:
+            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
+            constant = add_up(mul_up(1.0 if p == 1 else 2.0, own), mul_up(slope, self._stretch))
+            self._denominators.append((torch.full_like(self.pair_constants, constant), 1.0))
 
     def _pair_constants(self) -> Tensor:
         """Return L_ij for p = 2, (classes, classes): float64, on the CPU."""
@@ -113,16 +119,6 @@ class Certifier:
             factor = _SQRT2 if self.criterion == "pairs" else 2.0
             constants = torch.full((classes, classes), mul_up(factor, self.lipschitz.value), dtype=torch.float64)
         return constants.fill_diagonal_(0)
-
-    def _find_denominators(self) -> list[tuple[Tensor, float]]:
-        """Return (L_ij + √2·β, stretch) for each way to a radius, which is the margin over their product."""
-        slope = mul_up(_SQRT2, self.error.slope)
-        denominators = [(_up(self.pair_constants + slope), self._stretch)]
-        if self.p in (1, math.inf) and (own := composition.constant_in_norm(self.nodes, self.p)) is not None:
-            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
-            constant = add_up(mul_up(1.0 if self.p == 1 else 2.0, own), mul_up(slope, self._stretch))
-            denominators.append((torch.full_like(self.pair_constants, constant), 1.0))
-        return denominators
 
     # Inputs ---------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from isoconv.certify.convolutions import padding_of, per_axis
 from isoconv.records import require
 
 if TYPE_CHECKING:
@@ -31,6 +30,12 @@ def spell(node: "Node", *names: str) -> Settings:
             require(math.isfinite(value), f"a finite {name} of {node.kind}", value)
             settings[name] = float(value)
     return settings
+
+
+def per_axis(value: Any, axes: int) -> list[Any]:
+    """Return a setting as one number for each axis."""
+    values = list(value) if isinstance(value, (tuple, list)) else [value]
+    return values * axes if len(values) == 1 else values
 
 
 # Axes and channels ------------------------------------------------------------------------------------------------
@@ -154,7 +159,15 @@ def spell_softplus(node: "Node") -> Settings:
 
 
 def spell_convolution(node: "Node") -> Settings:
-    module, pads = node.module, padding_of(node.module)
+    module, taps = node.module, node.module.weight.shape[2:]
+    if module.padding_mode != "zeros":  # torch goes by this list, made when the module was
+        flat = list(module._reversed_padding_repeated_twice)
+        pads = [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(len(taps)))]
+    elif module.padding == "same":  # torch puts the odd one behind
+        reach = [(k - 1) * d for k, d in zip(taps, per_axis(module.dilation, len(taps)), strict=True)]
+        pads = [[r // 2, r - r // 2] for r in reach]
+    else:
+        pads = [[p, p] for p in per_axis(0 if module.padding == "valid" else module.padding, len(taps))]
     require(min(map(min, pads)) >= 0, f"padding of at least 0 for {node.kind}", module.padding)
     mode = module.padding_mode if any(map(any, pads)) else "zeros"
     settings = spell(node, "stride") | {"padding": pads} | spell(node, "dilation")

@@ -8,13 +8,14 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from certify.certificates import check, write_all
 from certify.exact_network import exact_logits, images, logit_error
+from certify.test_kinds import CASES
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, certified_radius, lipschitz_bound
-from isoconv.nn import Scale
+from isoconv.nn import Normalize, Scale
 
 TENTH = float(torch.tensor(0.1))
 CURVES = [
@@ -23,6 +24,23 @@ CURVES = [
     *(nn.LogSigmoid(), nn.Hardswish(), nn.Hardsigmoid()),
 ]
 curves = pytest.mark.parametrize("curve", CURVES, ids=str)
+# Pooling, interpolation and transposed convolutions: the tests of exports and of the checker take them too.
+_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+_OTHERS = (nn.Upsample, nn.UpsamplingNearest2d, nn.ConvTranspose1d, nn.ConvTranspose2d, Normalize)
+LINEAR = [
+    case for case in CASES if isinstance(case[0], (*_POOLS, *_OTHERS)) and getattr(case[0], "mode", "") != "nearest"
+]
+
+
+def network(*modules: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    torch.manual_seed(1)
+    features = nn.Sequential(*modules)(torch.zeros(1, *shape)).numel()
+    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(features, 3)).eval()
+
+
+def jacobian(module: nn.Module, at: Tensor) -> Tensor:
+    rows = torch.autograd.functional.jacobian(lambda x: module.double()(x[None])[0].flatten(), at)
+    return rows.reshape(-1, at.numel())  # type: ignore[union-attr]
 
 
 def slope_of(curve: nn.Module) -> float:
@@ -81,8 +99,7 @@ def test_rounding_from_far_left_to_far_right(curve: nn.Module, arithmetic: str) 
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
 @curves
 def test_the_checker_accepts_them(curve: nn.Module, arithmetic: str, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 6), Scale(-64.0), curve, nn.Linear(6, 3))
+    model = network(nn.Linear(6, 6), Scale(-64.0), curve, shape=(6,))
     assert check(write_all(model, images(3, 6), tmp_path, arithmetic=arithmetic)) == 0
 
 
