@@ -76,18 +76,6 @@ def test_linear_classifiers_exactly(inputs: int, classes: int, p: float) -> None
         assert (per_class > 0).all() and (per_class <= found.radius * (1 + 1e-14)).all()
 
 
-@pytest.mark.parametrize("weights", [(4.0, 0.5), (0.5, 4.0)], ids=str)
-def test_the_widest_group_of_a_convolution_counts(weights: tuple[float, float]) -> None:
-    """Its logits are w₀x₀ and w₁x₁: the distance to where they are equal is the margin over ‖w‖_q."""
-    model = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2, bias=False), nn.Flatten())
-    model[0].weight.data = torch.tensor(weights)[:, None, None, None]
-    x = torch.tensor([0.75, 0.5])[:, None, None].expand(1, 2, 1, 1)
-    margin = abs(0.75 * weights[0] - 0.5 * weights[1])
-    for p in (1, 2, math.inf):
-        found = certified_radius(model, x, p=p).item()
-        assert 0 < found <= margin / dual_norm(list(map(Fraction, weights)), p)
-
-
 @pytest.mark.parametrize("p", [1, 3, math.inf])
 def test_other_norms_of_a_deep_network(p: float) -> None:
     """Random corners, axes and points of the ball in the p-norm: none is classified otherwise."""

@@ -22,12 +22,14 @@ from isoconv.nn import Add, BCOPConv2d, Graph, GroupSort, MaxMin, OrthogonalLine
 
 
 class Loud(Tensor):
-    """A tensor whose products are ten times too large."""
+    """A tensor whose products are too large, for some numbers."""
 
     @classmethod
-    def __torch_function__(cls, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
-        result = super().__torch_function__(function, types, arguments, keywords or {})
-        return result * 10 if function is nn.functional.linear else result
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        x = arguments[0]
+        if type(x) is Tensor and not x.is_meta:
+            return torch.where(x > 9, 100 * x, x)
+        return super().__torch_function__(function, types, arguments, keywords or {})
 
 
 class Everywhere:
@@ -308,18 +310,7 @@ REFUSED: dict[str, Callable[[Network, Tensor], Tensor]] = {
 }
 
 
-class Large(Tensor):
-    """Works on numbers, and only on some of them, in another way than a tensor."""
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        x = arguments[0]
-        if type(x) is Tensor and not x.is_meta:
-            return torch.where(x > 9, 100 * x, x)
-        return super().__torch_function__(function, types, arguments, keywords or {})
-
-
-ONE = torch.ones(()).as_subclass(Large)
+ONE = torch.ones(()).as_subclass(Loud)
 
 
 def hide(x: Tensor) -> Tensor:
