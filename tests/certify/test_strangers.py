@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.overrides import TorchFunctionMode
 
 import isoconv
+from certify.test_certify_bad_input import refused
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
 from isoconv.models import Small
@@ -75,19 +76,8 @@ def with_weight(make: Callable[[Tensor], Tensor], grad: bool = True) -> nn.Modul
     return altered(lambda layer: setattr(layer, "weight", weight))
 
 
-def without_parameter(layer: nn.Module) -> None:
-    del layer.bias
-    layer.bias = torch.ones(2)
-
-
 def hook(layer: nn.Module, kind: str = "register_forward_hook") -> None:
     getattr(layer, kind)(lambda module, *tensors: 2 * tensors[-1])
-
-
-def hook_outside() -> nn.Module:
-    model = nn.Sequential(nn.Linear(2, 2))
-    hook(model)
-    return model
 
 
 class Number(float):
@@ -106,10 +96,6 @@ def set_to(layer: nn.Module, **attributes: Any) -> nn.Module:
     return altered(lambda layer: vars(layer).update(attributes), layer)
 
 
-def with_method(layer: nn.Module) -> None:
-    layer.weight.__deepcopy__ = lambda memo: nn.Parameter(torch.zeros(2, 2))
-
-
 METHODS = ("forward", "_conv_forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 TRAINING = property(lambda self: True, lambda self, value: None)
 STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -123,7 +109,10 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "meta"),
     "lazy": (lambda: nn.LazyLinear(2), "LazyLinear"),
     "shadowed weight": (lambda: altered(lambda layer: vars(layer).update(weight=torch.eye(2))), "hidden by another"),
-    "a bias that is no parameter": (lambda: altered(without_parameter), "bias as a parameter of Linear at 0"),
+    "a bias that is no parameter": (
+        lambda: altered(lambda layer: layer._parameters.pop("bias")),
+        "bias as a parameter of Linear at 0",
+    ),
     "other buffers": (
         lambda: altered(lambda layer: layer.register_buffer("mask", torch.ones(2))),
         "'mask' in Linear at 0",
@@ -135,7 +124,10 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no number": (lambda: set_to(Scale(1.0), factor=None), "Scale at 0"),
     "no group": (lambda: set_to(GroupSort(2), group_size=0), "group size"),
     "a copy of one's own": (lambda: set_to(nn.Linear(2, 2), __deepcopy__=lambda memo: nn.Linear(2, 2)), "Linear at 0"),
-    "a weight's copy of its own": (lambda: altered(with_method), "a method of its own"),
+    "a weight's copy of its own": (
+        lambda: altered(lambda layer: vars(layer.weight).update(__deepcopy__=lambda memo: torch.zeros(2, 2))),
+        "a method of its own",
+    ),
     "other children": (lambda: set_to(nn.Sequential(), _modules=Others({"0": nn.Linear(2, 2)})), "Sequential at 0"),
     "no child": (lambda: set_to(nn.Sequential(), _modules={"0": None}), "None among those at 0"),
     "one name for two": (
@@ -160,7 +152,7 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "forward of ours": (lambda: patched("forward", OrthogonalLinear(2, 2)), "Got OrthogonalLinear at 0"),
     "forward hook": (lambda: altered(hook), "forward hooks.* 0"),
     "forward hook on ours": (lambda: altered(hook, OrthogonalLinear(2, 2)), "forward hooks.* 0"),
-    "forward hook outside": (hook_outside, "forward hooks.* model"),
+    "forward hook outside": (lambda: altered(hook, nn.Sequential(nn.Linear(2, 2))), "forward hooks.* 0"),
     "forward pre-hook": (lambda: altered(lambda layer: hook(layer, "register_forward_pre_hook")), "forward hooks.* 0"),
     "parametrisation": (
         lambda: altered(lambda layer: register_parametrization(layer, "weight", nn.ReLU())),
@@ -182,9 +174,7 @@ def test_strangers_are_refused(name: str) -> None:
     make, message = STRANGERS[name]
     model = make()
     for call in (lambda: lipschitz_bound(model, (2,)), lambda: certified_radius(model, torch.rand(1, 2))):
-        with pytest.raises(IsoconvError, match=message) as error:
-            call()
-        assert "\n" not in str(error.value)
+        refused(call, message)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
@@ -213,8 +203,7 @@ def test_hooks_on_all_modules_that_come_later() -> None:
     handle = register_module_forward_hook(lambda module, given, output: 10 * output)
     try:
         for call in (lambda: certifier(torch.rand(1, 2)), lambda: lipschitz_bound(model, (2,))):
-            with pytest.raises(IsoconvError, match="global forward hooks"):
-                call()
+            refused(call, "global forward hooks")
     finally:
         handle.remove()
     assert len(certifier(torch.rand(1, 2)).radius) == 1

@@ -437,26 +437,21 @@ def _repeated(node: Node, value: float) -> float:
 def _norm_over_positions(vector: Tensor | list[float] | None, node: Node) -> float:
     """Return an upper bound of the norm of a vector that is added at every position; 0 for none."""
     numbers = torch.as_tensor([0.0] if vector is None else vector, dtype=torch.float64)
-    (largest, _), positions = (
-        largest_absolute_sums(numbers.reshape(-1, 1)),
-        node.output_shape.numel() // numbers.numel(),
-    )
+    largest, _ = largest_absolute_sums(numbers.reshape(-1, 1))
     if largest == 0:
         return 0.0
     # Scaled, so that neither the squares of tiny numbers vanish nor those of huge ones overflow.
     scaled = (numbers / largest).square().sum()
     length = sqrt_up(up(float(scaled) * (1 + (numbers.numel() + 4) * 2.0**-52)))
-    return mul_up(largest, length, sqrt_up(float(positions)))
+    return mul_up(largest, length, sqrt_up(float(node.output_shape.numel() // numbers.numel())))
 
 
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def _select(
-    spell: Callable[[Node], dict[str, Any]] = settings.spell, image: bool = False, selects: bool = False
-) -> Rule:
+def _select(spell: Callable[[Node], settings.Settings] = settings.spell, **options: bool) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
-    return Rule(_one, _exact, _ones, spell, image, selects=selects)
+    return Rule(_one, _exact, _ones, spell, **options)  # type: ignore[arg-type]
 
 
 _AFFINE = ("weight", "bias")
