@@ -4,11 +4,10 @@ Nothing of isoconv but the types of its modules.
 """
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -52,25 +51,16 @@ FINE = 600  # bits behind the point of what is no fraction: far beyond every err
 mpmath.mp.prec = 700
 
 
-class Exact(NamedTuple):
-    """The real numbers whole × unit: one image (no batch), `whole` an array of Python integers."""
-
-    whole: np.ndarray
-    unit: Fraction
+def exact(tensor: Tensor) -> np.ndarray:
+    """The numbers of a floating-point tensor as fractions."""
+    return _array([Fraction(value) for value in tensor.detach().double().flatten().tolist()], tuple(tensor.shape))
 
 
-def exact(tensor: Tensor) -> Exact:
-    """A floating-point tensor, exactly."""
-    # frexp would be wrong where subnormal numbers are flushed to zero; integer ratios are not.
-    ratios = [float(value).as_integer_ratio() for value in tensor.detach().double().flatten().tolist()]
-    bottom = max((denominator for _, denominator in ratios), default=1)
-    whole = np.empty(len(ratios), dtype=object)
-    whole[:] = [numerator * (bottom // denominator) for numerator, denominator in ratios]
-    return Exact(whole.reshape(tuple(tensor.shape)), Fraction(1, bottom))
-
-
-def fractions(values: Exact) -> list[Fraction]:
-    return [value * values.unit for value in values.whole.ravel()]
+def _array(values: Iterable[Any], shape: Sequence[int]) -> np.ndarray:
+    listed = list(values)
+    result = np.empty(len(listed), dtype=object)
+    result[:] = listed
+    return result.reshape(tuple(shape))
 
 
 def leaves(model: nn.Module) -> Iterator[nn.Module]:
@@ -87,117 +77,116 @@ def exact_logits(model: nn.Module, x: Tensor) -> list[Fraction]:
     values = exact(x)
     for module in leaves(isoconv.plain(model).eval()):
         values = exact_module(module, values)
-    return fractions(values)
+    return list(values.ravel())
 
 
-def exact_module(module: nn.Module, x: Exact) -> Exact:
+def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
     match module:
         case _ if isinstance(module, AFFINE):
-            return _affine(module, x)
+            kernels, columns, shape = factors(module, x)
+            y = _shifted(_multiply(exact(kernels), columns).reshape(shape), module.bias)
+            return np.moveaxis(y, 0, -1) if isinstance(module, nn.Linear) else y
         case nn.ConvTranspose1d() | nn.ConvTranspose2d():
-            return _transposed(module, x)
+            twin = copy.deepcopy(module).double()
+            twin.bias = None
+            return _shifted(_apply(twin, x), module.bias)
+        case ConvexPotential2d():
+            kernel = module.weight.detach().double()
+            hidden = _apply(lambda basis: convolve_same(basis, kernel, None, module.padding_mode), x)
+            active = np.maximum(_shifted(hidden, module.bias), 0)
+            return x - _apply(lambda basis: convolve_same(basis, kernel, None, module.padding_mode), active, x.shape)
         case _ if type(module) in SMOOTH:
-            return _entrywise(x, lambda v: _fraction(SMOOTH[type(module)](module, _real(v))))
+            return _array((_fraction(SMOOTH[type(module)](module, _real(v))) for v in x.ravel()), x.shape)
         case nn.Softmax():
-            values = np.vectorize(lambda v: mpmath.exp(_real(v * x.unit)), otypes=[object])(x.whole)
-            shares = values / values.sum(axis=module.dim - (module.dim > 0), keepdims=True)
-            return _fine(map(_fraction, shares.ravel()), x.whole.shape)
-        case Normalize():
-            means, slopes = [Fraction(v) for v in module.mean.tolist()], [1 / Fraction(v) for v in module.std.tolist()]
-            return _by_channel(x, slopes, means, [Fraction(0)] * len(means))
-        case _ if (matrices := axis_matrices(module, x.whole.shape[1:])) is not None:
-            values = x.whole * x.unit
+            powers = _array((mpmath.exp(_real(v)) for v in x.ravel()), x.shape)
+            shares = powers / powers.sum(axis=module.dim - (module.dim > 0), keepdims=True)
+            return _array(map(_fraction, shares.ravel()), x.shape)
+        case _ if (matrices := axis_matrices(module, x.shape[1:])) is not None:
             for axis, matrix in enumerate(matrices, start=1):
-                values = np.moveaxis(np.tensordot(matrix, values, (1, axis)), 0, axis)
-            return _fine(values.ravel(), values.shape)
+                x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+            return _rounded(x)
         case MaxMin() | GroupSort():
             axis = module.dim - 1 if module.dim > 0 else module.dim
-            rows = np.moveaxis(x.whole, axis, 0)
+            rows = np.moveaxis(x, axis, 0)
             size = 2 if isinstance(module, MaxMin) else module.group_size or len(rows)
             groups = rows.reshape(size, len(rows) // size, *rows.shape[1:])
-            return Exact(np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis), x.unit)
-        case Householder():
-            return _reflected(module, x)
-        case ConvexPotential2d():
-            return _stepped_down(module, x)
+            return np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis)
+        case Householder():  # pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0
+            (v, w), (a, b) = exact(module.vectors).reshape(2, -1, 1), x.reshape(2, len(x) // 2, -1)
+            along = 2 * np.minimum(v * a + w * b, 0) / (v * v + w * w)
+            return _rounded(np.concatenate([a - along * v, b - along * w]).reshape(x.shape))
+        case Normalize():
+            return _rounded(_shifted(x, -module.mean.double()) / _shifted(x * 0, module.std))
         case BatchCentering():
-            bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
-            mean, shift = ([Fraction(v) for v in tensor.tolist()] for tensor in (module.running_mean, bias))
-            return _by_channel(x, [Fraction(1)] * len(mean), mean, shift)
-        case LayerCentering():
-            dims = range(1, x.whole.ndim + 1) if module.dim is None else module.dim
-            axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
-            count = math.prod(x.whole.shape[axis] for axis in axes)
-            return Exact(x.whole * count - x.whole.sum(axis=axes, keepdims=True), x.unit / count)
-        case nn.ReLU():
-            return Exact(np.where(x.whole > 0, x.whole, 0), x.unit)
-        case nn.LeakyReLU():
-            slope = Fraction(module.negative_slope)
-            whole = np.where(x.whole > 0, x.whole * slope.denominator, x.whole * slope.numerator)
-            return Exact(whole, x.unit / slope.denominator)
-        case Abs():
-            return Exact(abs(x.whole), x.unit)
-        case HalfAbs():
-            half = len(x.whole) // 2
-            return Exact(np.concatenate([abs(x.whole[:half]), x.whole[half:]]), x.unit)
-        case PositionBias():
-            bias = exact(module.bias.reshape(x.whole.shape[1:]))
-            unit = min(x.unit, bias.unit)  # both powers of two, or fractions of one
-            return Exact(x.whole * _whole(x.unit / unit) + bias.whole * _whole(bias.unit / unit), unit)
-        case L2NormPool2d():
-            taps, stride = module.kernel_size or x.whole.shape[1:], module.stride or x.whole.shape[1:]
-            under = sliding_window_view(x.whole, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
-            squares = (under**2).sum(axis=(3, 4))
-            roots = [_fraction(mpmath.sqrt(_real(square * x.unit**2))) for square in squares.ravel()]
-            return _fine(roots, squares.shape if module.kernel_size else squares.shape[:1])
-        case Scale():
-            factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
-            return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
-        case nn.MaxPool1d() | nn.MaxPool2d():
-            return Exact(windows(module, x.whole, -math.inf).max(axis=0), x.unit)
-        case nn.ReLU6() | nn.Hardtanh():
-            low, high = (Fraction(v) for v in (module.min_val, module.max_val))
-            return _entrywise(x, lambda v: min(max(v, low), high))
-        case nn.Softsign():
-            return _entrywise(x, lambda v: v / (1 + abs(v)))
-        case nn.Tanh():
-            return _entrywise(x, lambda v: _fraction(mpmath.tanh(_real(v))))
-        case nn.Sigmoid():
-            return _entrywise(x, lambda v: _fraction(1 / (1 + mpmath.exp(-_real(v)))))
+            return _shifted(_shifted(x, -module.running_mean.double()), module.bias)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
-            return _normalised(module, x)
+            eps, ones = Fraction(module.eps), torch.ones(len(x))
+            gammas, variances = (exact(ones if v is None else v) for v in (module.weight, module.running_var))
+            slopes = [_fraction(_real(g) / mpmath.sqrt(_real(v + eps))) for g, v in zip(gammas, variances, strict=True)]
+            scaled = _shifted(x, -module.running_mean.double()).reshape(len(x), -1) * _array(slopes, (-1, 1))
+            return _rounded(_shifted(scaled.reshape(x.shape), module.bias))
+        case LayerCentering():
+            dims = range(1, x.ndim + 1) if module.dim is None else module.dim
+            axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
+            return x - x.sum(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes)
+        case nn.ReLU():
+            return np.maximum(x, 0)
+        case nn.LeakyReLU():
+            return np.where(x > 0, x, x * Fraction(module.negative_slope))
+        case nn.ReLU6() | nn.Hardtanh():
+            return np.minimum(np.maximum(x, Fraction(module.min_val)), Fraction(module.max_val))
+        case nn.Softsign():
+            return _rounded(x / (1 + abs(x)))
+        case Abs():
+            return abs(x)
+        case HalfAbs():
+            return np.concatenate([abs(x[: len(x) // 2]), x[len(x) // 2 :]])
+        case PositionBias():
+            return x + exact(module.bias.reshape(x.shape[1:]))
+        case Scale():
+            return x * Fraction(module.factor)
+        case L2NormPool2d():
+            taps, stride = module.kernel_size or x.shape[1:], module.stride or x.shape[1:]
+            under = sliding_window_view(x, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
+            squares = (under**2).sum(axis=(3, 4))
+            roots = [_fraction(mpmath.sqrt(_real(square))) for square in squares.ravel()]
+            return _array(roots, squares.shape if module.kernel_size else squares.shape[:1])
+        case nn.MaxPool1d() | nn.MaxPool2d():
+            return windows(module, x, -math.inf).max(axis=0)
         case nn.ConstantPad1d() | nn.ConstantPad2d() if not isinstance(module, MOVES):
-            value = Fraction(module.value) / x.unit
-            moved = _moved(lambda places: pad(places, module.padding), x.whole * value.denominator, value.numerator)
-            return Exact(moved, x.unit / value.denominator)
+            return _moved(lambda places: pad(places, module.padding), x, Fraction(module.value))
         case _ if isinstance(module, MOVES):
-            return Exact(_moved(module, x.whole), x.unit)
+            return _moved(module, x)
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
 
 
-def _fine(values: Iterable[Fraction], shape: tuple[int, ...]) -> Exact:
-    whole = [round(value * 2**FINE) for value in values]
-    return Exact(np.array(whole, dtype=object).reshape(shape), Fraction(1, 2**FINE))
+def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product of matrices of fractions, by whole numbers over their common denominators."""
+    below = [math.lcm(*(v.denominator for v in matrix.ravel())) for matrix in (a, b)]
+    whole = [_array(((v * n).numerator for v in m.ravel()), m.shape) for m, n in zip((a, b), below, strict=True)]
+    return (whole[0] @ whole[1]) * Fraction(1, math.prod(below))
 
 
-def _by_channel(x: Exact, slopes: list[Fraction], means: list[Fraction], shifts: list[Fraction]) -> Exact:
-    """Return (x − mean)·slope + shift."""
-    channels = zip(x.whole.reshape(len(slopes), -1), slopes, means, shifts, strict=True)
-    return _fine([(v * x.unit - m) * a + b for row, a, m, b in channels for v in row], x.whole.shape)
+def _apply(
+    function: Callable[[Tensor], Tensor], x: np.ndarray, transposed: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """A linear function of an image whose matrix has weights for entries, so that torch computes it exactly.
+
+    With `transposed`, the shape of the function's inputs: its transpose.
+    """
+    shape = transposed or x.shape
+    columns = function(torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)).detach()
+    matrix = exact(columns.flatten(1) if transposed else columns.flatten(1).T)
+    return _multiply(matrix, x.reshape(-1, 1)).reshape(transposed or tuple(columns.shape[1:]))
 
 
-def _reflected(module: Householder, x: Exact) -> Exact:
-    """Reflect pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0."""
-    half = len(x.whole) // 2
-    vectors, rows = [Fraction(v) for v in module.vectors.tolist()], x.whole.reshape(2 * half, -1) * x.unit
-    result = [list(row) for row in rows]
-    for i in range(half):
-        v, w = vectors[i], vectors[i + half]
-        for k, (a, b) in enumerate(zip(rows[i], rows[i + half], strict=True)):
-            if v * a + w * b < 0:
-                along = 2 * (v * a + w * b) / (v * v + w * w)
-                result[i][k], result[i + half][k] = a - along * v, b - along * w
-    return _fine(itertools.chain(*result), x.whole.shape)
+def _shifted(x: np.ndarray, bias: Tensor | None) -> np.ndarray:
+    """With a number added to each channel."""
+    return x if bias is None else x + exact(bias).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    return _array((Fraction(round(v * 2**FINE), 2**FINE) for v in x.ravel()), x.shape)
 
 
 # Of a module and a real number, as torch documents them; torch's Softplus is the identity beyond its threshold.
@@ -205,6 +194,8 @@ SMOOTH: dict[type[nn.Module], Callable[[Any, mpmath.mpf], mpmath.mpf]] = {
     nn.ELU: lambda m, v: v if v > 0 else m.alpha * mpmath.expm1(v),
     nn.CELU: lambda m, v: v if v > 0 else m.alpha * mpmath.expm1(v / m.alpha),
     nn.SELU: lambda m, v: SELU[0] * (v if v > 0 else SELU[1] * mpmath.expm1(v)),
+    nn.Tanh: lambda m, v: mpmath.tanh(v),
+    nn.Sigmoid: lambda m, v: 1 / (1 + mpmath.exp(-v)),
     nn.SiLU: lambda m, v: v / (1 + mpmath.exp(-v)),
     nn.GELU: lambda m, v: v * (mpmath.ncdf(v) if m.approximate == "none" else (1 + mpmath.tanh(_gelu_argument(v))) / 2),
     nn.Mish: lambda m, v: v * mpmath.tanh(mpmath.log1p(mpmath.exp(v))),
@@ -258,38 +249,6 @@ def _averages(size: int, windows: Sequence[tuple[int, int, int]]) -> np.ndarray:
     return np.array([[Fraction(int(a <= q < b), by) for q in range(size)] for a, b, by in windows])
 
 
-def _transposed(module: Any, x: Exact) -> Exact:
-    """Each number of the Jacobian is one weight, so that torch computes it exactly."""
-    basis = torch.eye(x.whole.size, dtype=torch.float64).reshape(-1, *x.whole.shape)
-    twin = copy.deepcopy(module).double()
-    bias, twin.bias = exact(module.bias), None
-    columns = twin(basis).detach()
-    matrix = exact(columns.flatten(1).T)
-    whole = (matrix.whole @ x.whole.ravel() * (matrix.unit * x.unit)).reshape(columns.shape[1:])
-    whole = whole + (bias.whole * bias.unit).reshape(-1, *[1] * (whole.ndim - 1))
-    unit = Fraction(1, math.lcm(*(v.denominator for v in whole.ravel())))
-    return Exact(np.array([int(v / unit) for v in whole.ravel()], dtype=object).reshape(whole.shape), unit)
-
-
-def _stepped_down(module: ConvexPotential2d, x: Exact) -> Exact:
-    """x − Wᵀ·relu(Wx + b), for kernels that fit into the image: each number of W is one weight, and so exact."""
-    basis = torch.eye(x.whole.size, dtype=torch.float64).reshape(-1, *x.whole.shape)
-    columns = convolve_same(basis, module.weight.detach().double(), None, module.padding_mode).flatten(1)
-    matrix, values = exact(columns.T), x.whole.ravel() * x.unit
-    hidden = matrix.whole @ values * matrix.unit
-    if module.bias is not None:
-        bias = exact(module.bias)
-        hidden = hidden + np.repeat(bias.whole * bias.unit, len(hidden) // len(bias.whole))
-    result = values - matrix.whole.T @ np.where(hidden > 0, hidden, 0) * matrix.unit
-    unit = Fraction(1, math.lcm(*(Fraction(v).denominator for v in result)))
-    return Exact(np.array([int(v / unit) for v in result], dtype=object).reshape(x.whole.shape), unit)
-
-
-def _whole(value: Fraction) -> int:
-    assert value.denominator == 1
-    return value.numerator
-
-
 def _real(value: Fraction) -> mpmath.mpf:
     return mpmath.mpf(value.numerator) / value.denominator
 
@@ -298,25 +257,10 @@ def _fraction(value: mpmath.mpf) -> Fraction:
     return Fraction(int(mpmath.nint(value * 2**FINE)), 2**FINE)
 
 
-def _entrywise(x: Exact, function: Callable[[Fraction], Fraction]) -> Exact:
-    return _fine(map(function, fractions(x)), x.whole.shape)
-
-
-def _normalised(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Exact) -> Exact:
-    """Batch normalisation in evaluation, channel by channel."""
-    ones, zeros = torch.ones(len(x.whole)), torch.zeros(len(x.whole))
-    given = (module.weight, module.bias, module.running_mean, module.running_var)
-    columns = [v if v is not None else other for v, other in zip(given, (ones, zeros, zeros, ones), strict=True)]
-    gammas, betas, means, variances = ([Fraction(v) for v in column.tolist()] for column in columns)
-    roots = [mpmath.sqrt(_real(variance + Fraction(module.eps))) for variance in variances]
-    slopes = [_fraction(_real(gamma) / root) for gamma, root in zip(gammas, roots, strict=True)]
-    return _by_channel(x, slopes, means, betas)
-
-
-def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray, fill: int = 0) -> np.ndarray:
+def _moved(move: Callable[[Tensor], Tensor], x: np.ndarray, fill: Fraction = Fraction(0)) -> np.ndarray:
     """What torch does with the places of the numbers, done to the numbers. Place 0 is what padding puts in."""
-    places = torch.arange(1, whole.size + 1, dtype=torch.float64).reshape(1, *whole.shape)
-    return np.concatenate([[fill], whole.ravel()])[move(places)[0].long().numpy()]
+    places = torch.arange(1, x.size + 1, dtype=torch.float64).reshape(1, *x.shape)
+    return np.concatenate([[fill], x.ravel()])[move(places)[0].long().numpy()]
 
 
 def windows(module: Any, values: np.ndarray, fill: float = 0) -> np.ndarray:
@@ -350,18 +294,6 @@ def factors(module: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, tu
     return kernels, under.reshape(module.groups, kernels.shape[2], -1), (module.out_channels, *under.shape[2:])
 
 
-def _affine(module: Any, x: Exact) -> Exact:
-    kernels, cols, shape = factors(module, x.whole)
-    weight = exact(kernels)
-    whole, unit = (weight.whole @ cols).reshape(shape), weight.unit * x.unit
-    if module.bias is not None:
-        bias = exact(module.bias)
-        common = Fraction(1, math.lcm(unit.denominator, bias.unit.denominator))
-        own = (bias.whole * int(bias.unit / common)).reshape(-1, *[1] * (whole.ndim - 1))
-        whole, unit = whole * int(unit / common) + own, common
-    return Exact(np.moveaxis(whole, 0, -1) if isinstance(module, nn.Linear) else whole, unit)
-
-
 def root_down(square: Fraction) -> Fraction:
     """At most the square root, by less than a relative 2⁻⁶⁰⁰."""
     mantissa, exponent = mpmath.sqrt(_real(square)).man_exp  # in 700 bits
@@ -373,7 +305,7 @@ def root_up(square: Fraction) -> Fraction:
     return root_down(square) * (1 + Fraction(1, 2**605))
 
 
-def norm_square(values: Sequence[Fraction]) -> Fraction:
+def norm_square(values: Iterable[Fraction]) -> Fraction:
     return sum((value**2 for value in values), Fraction(0))
 
 
@@ -390,7 +322,7 @@ def logit_error(computed: Tensor, truth: Sequence[Fraction]) -> Fraction:
 
 def input_norm(x: Tensor) -> Fraction:
     """A lower bound, by less than 2⁻⁶⁰⁰ of itself, of ‖x‖₂."""
-    return root_down(norm_square(fractions(exact(x))))
+    return root_down(norm_square(exact(x).ravel()))
 
 
 def error_bound(certifier: Certifier, x: Tensor) -> Fraction:

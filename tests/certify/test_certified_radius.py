@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from certify.exact_network import exact as exact_tensor
 from certify.exact_network import (
+    exact,
     exact_logits,
-    fractions,
     images,
     input_norm,
     labelled_images,
@@ -36,7 +35,7 @@ def rows_and_margins(model: nn.Linear, x: Tensor) -> tuple[int, list[list[Fracti
     """The true prediction, w_t − w_j and y_t − y_j for every other class j, all exact."""
     logits = exact_logits(model, x)
     t = max(range(len(logits)), key=lambda j: logits[j])
-    rows = [fractions(exact_tensor(row)) for row in model.weight]
+    rows = [list(exact(row)) for row in model.weight]
     others = [j for j in range(len(logits)) if j != t]
     differences = [[a - b for a, b in zip(rows[t], rows[j], strict=True)] for j in others]
     return t, differences, [logits[t] - logits[j] for j in others]
@@ -171,7 +170,7 @@ def test_what_a_certificate_holds() -> None:
     assert torch.allclose(found.logits, network(x), rtol=0, atol=1e-12) and found.logits.dtype == torch.float64
     assert (found.prediction == network(x).argmax(dim=1)).all()
     for n in range(5):
-        square = sum((v * v for v in fractions(exact_tensor(x[n]))), Fraction(0))
+        square = sum((v * v for v in exact(x[n]).ravel()), Fraction(0))
         assert square <= Fraction(found.input_norm[n].item()) ** 2 <= square * (1 + Fraction(1, 10**12))
     certifier = Certifier(model, SHAPE)
     bound = lipschitz_bound(model, SHAPE).value

@@ -110,7 +110,7 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.LazyLinear(2), "LazyLinear"),
     "shadowed weight": (lambda: altered(lambda layer: vars(layer).update(weight=torch.eye(2))), "hidden by another"),
     "a bias that is no parameter": (
-        lambda: altered(lambda layer: layer._parameters.pop("bias")),
+        lambda: altered(lambda layer: vars(layer).update(bias=layer._parameters.pop("bias").data)),
         "bias as a parameter of Linear at 0",
     ),
     "other buffers": (
