@@ -1,7 +1,8 @@
 """What is known of each kind of module: one `Rule` per kind, from which everything else is derived.
 
 The network's Lipschitz bound, the rounding error of its logits, its constants in other norms, what a certificate file
-says of it and what is refused all follow from these rules. The independent checker has its own (`isoconv.check`).
+says of it and what is refused all follow from these rules. How a node's settings are spelt out in a certificate stands in
+`isoconv.certify.settings`. The independent checker has its own rules (`isoconv.check`).
 
 Note [Kinds]
 A rule is about one class exactly. For the kinds without weights the bounds are matters of counting and of slopes:

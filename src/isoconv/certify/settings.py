@@ -229,7 +229,7 @@ def spell_average_pool(node: "Node") -> Settings:
 
 
 def spell_upsample(node: "Node") -> Settings:
-    """Nearest neighbours by whole numbers: of others it is a matter of rounding, and so of the device, which are taken."""
+    """Return the factors. Nearest neighbours by whole numbers alone: of others, which are taken depends on the device."""
     module, sizes, resized = node.module, node.input_shape[1:], node.output_shape[1:]
     linear = module.mode == {1: "linear", 2: "bilinear"}.get(len(sizes))
     known = linear or (module.mode == "nearest" and len(sizes) <= 2)
