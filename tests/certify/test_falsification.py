@@ -97,6 +97,7 @@ def test_pgd_on_the_margin(case: Case) -> None:
     assert (case.found.radius > 0).sum() >= IMAGES - 1 and case.search(1.0) == []
 
 
+@pytest.mark.parametrize("case", METHODS[::2], indirect=True)
 def test_attacks_of_the_library(case: Case) -> None:
     arguments = (case.model, case.x, case.found.prediction, case.found.radius)
     results = {
