@@ -14,7 +14,9 @@ import isoconv
 from certify.random_graphs import attack_graph, check_graph
 from certify.test_falsification import pgd_on_the_margin, refuted
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
+from isoconv.certify.composition import constant_in_norm
 from isoconv.certify.diagnostics import gradient_norms, singular_values
+from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 
 
@@ -67,6 +69,21 @@ def test_bounds_that_are_attained(name: str) -> None:
     jacobian = torch.func.jacrev(lambda x: model(x[None])[0])(torch.rand(4, 3).double()).reshape(-1, 12)
     if name != "pieces of a later value":  # which is flat at positive points
         assert torch.linalg.matrix_norm(jacobian, 2) == pytest.approx(expected, rel=1e-12)
+    nodes = nodes_of(plain_network(model, (4, 3)), (4, 3))
+    for p in (1, math.inf):
+        assert torch.linalg.matrix_norm(jacobian, p) <= constant_in_norm(nodes, p) * (1 + 1e-12)
+
+
+def test_a_circular_pad_that_another_takes_too_is_not_merged() -> None:
+    """One pixel of each row is copied, and the convolution is zero: √2."""
+    conv = nn.Conv1d(4, 4, 2, bias=False)
+    nn.init.zeros_(conv.weight)
+
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        padded = layers[0](x)
+        return torch.cat([layers[1](padded), padded], dim=2)
+
+    assert math.sqrt(2) <= lipschitz_bound(Function(run, nn.CircularPad1d((0, 1)), conv), (4, 3)).value < 1.5
 
 
 def test_blocks_of_chunk_and_cat_with_orthogonal_layers_lose_nothing() -> None:
