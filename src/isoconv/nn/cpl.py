@@ -25,7 +25,10 @@ class CPLConv2d(PotentialConv2d, SizedConv2d):
         largest = kernel.detach().abs().amax()
         kernel = kernel / torch.where(largest > 0, largest, 1)  # so that no square overflows or vanishes
         margin = [k - 1 if self.padding_mode == "zeros" else 0 for k in kernel.shape[2:]]
-        symbol = circular_symbol(kernel, [n + more for n, more in zip(self.convolved_size, margin, strict=True)])
+        if set(kernel.shape[2:]) == {1}:  # the same matrix at every frequency
+            symbol = kernel[..., 0, 0]
+        else:
+            symbol = circular_symbol(kernel, [n + more for n, more in zip(self.convolved_size, margin, strict=True)])
         gram = symbol @ symbol.mH if symbol.shape[-2] <= symbol.shape[-1] else symbol.mH @ symbol
         least, bound = torch.finfo(kernel.dtype).eps ** 2, torch.ones_like(largest)
         for squaring in range(_SQUARINGS + 1):
