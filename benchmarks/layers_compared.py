@@ -18,6 +18,7 @@ One file per trial and per network. What is there is not done again; what fails 
 """
 
 import argparse
+import gc
 import itertools
 import json
 import math
@@ -62,7 +63,7 @@ RADII = (36 / 255, 72 / 255, 108 / 255)
 TRIALS = (("steepest", 0.01), ("steepest", 0.003), ("adam", 0.003), ("adam", 0.001))
 LOSS = {"temperature": 0.25, "offset": 2 * math.sqrt(2) * 36 / 255}
 #: SVCM is projected once after so many updates, and by many iterations at the end, which count as training.
-PROJECTION = {"project_every": 5, "project_iterations": 1}
+PROJECTION: dict[str, Any] = {"project_every": 5, "project_iterations": 1}
 _LAST_PROJECTIONS = 200
 _RISING = 0.1  # the share of the steps in which the rate rises
 _CAPTURE_FAILED = 3  # the exit status of a process whose device is of no use after a failed capture
@@ -83,7 +84,7 @@ class Scale:
     iterations: int = 50  # of the power iteration
 
 
-SMALL = Scale(width=8, depth=1, batch_size=16, held_out=64, images=256, steps_per_round=2, iterations=10)
+SMALL = Scale(width=8, depth=1, batch_size=16, held_out=64, images=192, steps_per_round=2, iterations=10)
 
 
 def one_cycle(step: int, steps: int, steps_per_epoch: int) -> float:
@@ -141,7 +142,8 @@ class Bench:
         return self.train.shape
 
     def make_network(self, method: str, seed: int) -> nn.Module:
-        centre = (self.train.images.double().mean(dim=(0, 2, 3)) / 255).tolist()
+        totals = self.train.images.sum(dim=(0, 2, 3), dtype=torch.float64)
+        centre = (totals / (255 * self.train.images[:, 0].numel())).tolist()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             sizes = {"width": self.scale.width, "depth": self.scale.depth}
@@ -151,6 +153,7 @@ class Bench:
         self, network: nn.Module, images: ImageSet, optimiser: str, rate: float, rounds: int, seed: int
     ) -> dict[str, Any]:
         """Train a network in place for so many rounds. Return how long that took, and what it used."""
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -331,7 +334,9 @@ def find_commit() -> str | None:
         return None
 
 
-def make_record(path: Path, settings: dict[str, Any], bench: Bench, work: Callable[[], dict[str, Any]]) -> None:
+def make_record(
+    path: Path, settings: dict[str, Any], bench: Bench, commit: str | None, work: Callable[[], dict[str, Any]]
+) -> None:
     """Do a piece of work and write what came of it, be it a failure."""
     began = time.perf_counter()
     try:
@@ -342,7 +347,7 @@ def make_record(path: Path, settings: dict[str, Any], bench: Bench, work: Callab
     versions = {"isoconv": isoconv.__version__, "torch": torch.__version__, "python": platform.python_version()}
     record = settings | {"loss": LOSS, "projection": PROJECTION, "scale": vars(bench.scale)} | figures
     record |= {"wall_seconds": time.perf_counter() - began, "hardware": device_name(bench.device)}
-    record |= {"versions": versions, "commit": find_commit()}
+    record |= {"versions": versions, "commit": commit or find_commit()}
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
     scratch.write_text(json.dumps(record, indent=1) + "\n")
@@ -381,7 +386,9 @@ def work_on(method: str, asked: argparse.Namespace) -> None:
             say(f"{path.name}: no time left for it")
             return
         settings = {"method": method, "optimiser": optimiser, "rate": rate, "trial_seconds": asked.trial_seconds}
-        make_record(path, settings, bench, partial(bench.try_rate, method, optimiser, rate, asked.trial_seconds))
+        make_record(
+            path, settings, bench, asked.commit, partial(bench.try_rate, method, optimiser, rate, asked.trial_seconds)
+        )
     for seed in asked.seeds:
         path = asked.out / f"{method}-{asked.budget:g}s-seed{seed}.json"
         if path.exists():
@@ -396,7 +403,7 @@ def work_on(method: str, asked: argparse.Namespace) -> None:
             settings |= {"optimiser": trial["optimiser"], "rate": trial["rate"]}
             return bench.run(method, trial, asked.budget, seed, asked.keep)
 
-        make_record(path, settings, bench, run)
+        make_record(path, settings, bench, asked.commit, run)
 
 
 def work_on_all(asked: argparse.Namespace) -> None:
@@ -408,7 +415,7 @@ def work_on_all(asked: argparse.Namespace) -> None:
         if (asked.out / f"{method}-{asked.budget:g}s-seed{seed}.json").exists():
             return
         command = [sys.executable, "-m", "benchmarks.layers_compared", "--only", method, "--seeds", str(seed)]
-        for name in ("data", "out", "device", "budget", "trial_seconds", "keep"):
+        for name in ("data", "out", "device", "budget", "trial_seconds", "keep", "commit"):
             if getattr(asked, name) is not None:
                 command += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
         command += ["--small"] * asked.small
@@ -441,9 +448,11 @@ def write_page(asked: argparse.Namespace) -> None:
     frame = pd.DataFrame(rows)
     tables = []
     for budget, part in frame.groupby("budget"):
-        tables.append(f"\n{budget:g} seconds of training:\n\n" + to_markdown(part, records))
+        tables.append(f"\n{budget:g} seconds of training:\n\n" + to_markdown(part))
     hardware = sorted({record["hardware"] + ", torch " + record["versions"]["torch"] for record in records})
     text = "\n".join(tables) + f"\nMeasured on {'; '.join(hardware)}.\n"
+    picture = os.path.relpath(asked.picture, asked.page.parent)
+    text += f"\n![Certified accuracy of every method, against the radius and the epochs]({picture})\n"
     if asked.page.exists():
         page = asked.page.read_text()
         head, _, rest = page.partition("<!-- layers -->")
@@ -454,7 +463,7 @@ def write_page(asked: argparse.Namespace) -> None:
     draw(frame, asked.picture)
 
 
-def to_markdown(frame: Any, records: Sequence[Mapping[str, Any]]) -> str:
+def to_markdown(frame: Any) -> str:
     """Return one line per method, best first: means over the seeds, ± standard deviations where there are several."""
     head = ["method", "seeds", "clean %", "36/255", "72/255", "108/255", "epochs", "ms per step", "memory", "bound"]
     lines = [[*head, "above estimate", "trained by"]]
@@ -529,6 +538,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--small", action="store_true", help="a narrow network and 256 images, to see that it runs")
+    parser.add_argument("--commit", help="of the source, where it is no git repository")
     parser.add_argument("--table", action="store_true", help="write table and plot, measure nothing")
     parser.add_argument("--page", type=Path, default=Path("docs/layers-compared.md"))
     parser.add_argument("--picture", type=Path, default=Path("docs/pictures/layers_compared.svg"))
