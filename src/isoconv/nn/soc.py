@@ -42,7 +42,7 @@ class SOCConv2d(TorusConv2d):
         skew, square, fourth = scale * unit, scale**2 * square, scale**4 * fourth
         powers = identity_of(skew), skew, square, skew @ square
         starts = range(self.terms // 4 * 4, -1, -4)
-        parts = [[power / math.factorial(start + n) for n, power in enumerate(powers)] for start in starts]
+        parts = [[power * (1 / math.factorial(start + n)) for n, power in enumerate(powers)] for start in starts]
         polynomial: Tensor = sum(parts[0][: self.terms % 4 + 1])  # type: ignore[assignment]
         for part in parts[1:]:  # Horner's rule in the fourth power, which takes fewer products
             polynomial = sum(part) + polynomial @ fourth
