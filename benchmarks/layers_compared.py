@@ -64,7 +64,7 @@ TRIALS = (("steepest", 0.01), ("steepest", 0.003), ("adam", 0.003), ("adam", 0.0
 LOSS = {"temperature": 0.25, "offset": 2 * math.sqrt(2) * 36 / 255}
 #: SVCM is projected once after so many updates, and by many iterations at the end, which count as training.
 PROJECTION: dict[str, Any] = {"project_every": 5, "project_iterations": 1}
-_LAST_PROJECTIONS = 200
+_LAST_PROJECTIONS = 50
 _RISING = 0.1  # the share of the steps in which the rate rises
 _CAPTURE_FAILED = 3  # the exit status of a process whose device is of no use after a failed capture
 _LONGEST_CAPTURE = 100.0  # seconds after which an attempt to capture a step is given up
