@@ -23,10 +23,12 @@ from isoconv.check.kinds import KINDS
 from isoconv.models import CONVOLUTIONS, ShiftNet, Small
 from judge.networks import build, inputs, random_spec
 
+torch.manual_seed(0)  # of the networks in the tables
 
-def sequence(*layers: nn.Module) -> nn.Sequential:
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
     torch.manual_seed(1)
-    return nn.Sequential(*layers)
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
@@ -90,7 +92,7 @@ LIES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def test_lies_about_settings_are_found(tmp_path: Path, capsys: Any) -> None:
-    model = sequence(
+    model = nn.Sequential(
         *(nn.Conv2d(3, 4, 3), ours.ConvexPotential2d(4, 3, 3), ours.LayerCentering((2, 3)), ours.ChannelShift(0.25)),
         *(ours.L2NormPool2d(2), ours.MaxMin(2), ours.GroupSort(2, dim=3), nn.Flatten(), nn.Linear(16, 4)),
     )
@@ -154,7 +156,7 @@ def test_logits_moved_by_what_a_second_run_may_differ_by(arithmetic: str, tmp_pa
 
 def test_a_factor_that_float32_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = write_all(
-        sequence(nn.Linear(4, 2), ours.Scale(1.0)), images(1, 4).float(), tmp_path, arithmetic="float32"
+        nn.Sequential(nn.Linear(4, 2), ours.Scale(1.0)), images(1, 4).float(), tmp_path, arithmetic="float32"
     )
     header, lines = read(Path(arguments[0]))
     header["nodes"][1]["settings"]["factor"] = (1 - 2.0**-30).hex()
@@ -176,7 +178,7 @@ def test_nodes_name_their_inputs_and_their_tensors(tmp_path: Path) -> None:
 
 def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
     """The file holds what all at once would, and while it is written no more than a batch is held."""
-    certifier, x = Certifier(sequence(nn.Linear(8, 10)), (8,)), images(200, 8)
+    certifier, x = Certifier(nn.Sequential(nn.Linear(8, 10)), (8,)), images(200, 8)
     write_certificate(tmp_path / "whole", certifier, certifier(x))
     with open_certificate(tmp_path / "parts", certifier, images=200) as file:
         for part in x.split(7):
@@ -199,7 +201,7 @@ def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
 
 
 def test_fewer_images_than_promised_leave_what_was_there(tmp_path: Path) -> None:
-    certifier = Certifier(sequence(nn.Linear(4, 2)), (4,))
+    certifier = Certifier(nn.Sequential(nn.Linear(4, 2)), (4,))
     (tmp_path / "c").write_text("old")
     with pytest.raises(IsoconvError, match="2 images"), open_certificate(tmp_path / "c", certifier, images=2) as file:
         file.add(certifier(images(1, 4)))
@@ -207,12 +209,12 @@ def test_fewer_images_than_promised_leave_what_was_there(tmp_path: Path) -> None
 
 
 def test_the_hash_knows_names_types_shapes_and_bytes() -> None:
-    model = sequence(nn.Linear(4, 3))
+    model = nn.Sequential(nn.Linear(4, 3))
     found = weights_sha256(model)
-    assert found == weights_sha256(sequence(nn.Linear(4, 3)))
-    assert found != weights_sha256(model.double())
-    assert found != weights_sha256(nn.Sequential(nn.Identity(), sequence(nn.Linear(4, 3))[0]))
-    changed = sequence(nn.Linear(4, 3))
+    assert found == weights_sha256(copy.deepcopy(model))
+    assert found != weights_sha256(copy.deepcopy(model).double())
+    assert found != weights_sha256(nn.Sequential(nn.Identity(), model[0]))
+    changed = copy.deepcopy(model)
     with torch.no_grad():
         changed[0].weight[0, 0] = torch.nextafter(changed[0].weight[0, 0], torch.tensor(torch.inf))
     assert found != weights_sha256(changed)
@@ -222,10 +224,10 @@ def test_the_hash_knows_names_types_shapes_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (sequence(nn.Flatten(), nn.Linear(4, 2)), {"p": 1}, "p = 2"),
-        (sequence(nn.Flatten(), nn.Linear(4, 2)), {"criterion": "per-class"}, "per pair"),
-        (sequence(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
-        (sequence(nn.Flatten(), *(ours.Scale(1e200) for _ in range(2)), nn.Linear(4, 2)), {}, "overflow"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), {"p": 1}, "p = 2"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), {"criterion": "per-class"}, "per pair"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
+        (nn.Sequential(nn.Flatten(), *(ours.Scale(1e200) for _ in range(2)), nn.Linear(4, 2)), {}, "overflow"),
     ],
 )
 def test_what_has_no_file(model: nn.Module, options: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -236,9 +238,9 @@ def test_what_has_no_file(model: nn.Module, options: dict[str, object], message:
 
 
 def test_what_is_refused_leaves_no_file(tmp_path: Path) -> None:
-    certifier, x = Certifier(sequence(nn.Linear(4, 3)), (4,)), images(2, 4)
+    certifier, x = Certifier(nn.Sequential(nn.Linear(4, 3)), (4,)), images(2, 4)
     found = certifier(x)
-    weak = sequence(nn.Linear(4, 3))
+    weak = nn.Sequential(nn.Linear(4, 3))
     with torch.no_grad():
         weak[0].weight.div_(100)
     cases = [
