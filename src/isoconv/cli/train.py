@@ -1,6 +1,5 @@
 """isoconv train"""
 
-import json
 import shlex
 from functools import partial
 from importlib.util import find_spec
@@ -73,7 +72,7 @@ def train(
         options["loss_options"] = dict(loss_options)
     if tensorboard and find_spec("tensorboard") is None:
         raise IsoconvError("--tensorboard needs the package tensorboard: pip install 'isoconv[tensorboard]'.")
-    from isoconv.cli.output import TrainingProgress, print_results, resumable
+    from isoconv.cli.output import TrainingProgress, print_json, print_results, resumable
     from isoconv.train import train as train_networks
     from isoconv.train.distributed import Processes, choose_device
 
@@ -90,7 +89,7 @@ def train(
     if quiet:
         return
     if as_json:
-        print(json.dumps([result.to_fields() for result in results]))
+        print_json(results)
         return
     if results[0].clean is not None:
         epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"
