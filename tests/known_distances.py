@@ -27,7 +27,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from isoconv.data.seeds import epoch_generator
+from isoconv.data import epoch_generator
 
 Draw = Callable[[int, torch.Generator], Tensor]
 

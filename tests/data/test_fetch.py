@@ -134,7 +134,7 @@ def test_load_splits_downloads_what_is_missing(tmp_path, monkeypatch):
         asked.append(record.name)
         write_mnist(Path(folder) / "MNIST" / "raw")
 
-    monkeypatch.setattr("isoconv.data.load.fetch", fake_download)
+    monkeypatch.setattr("isoconv.data.readers.fetch", fake_download)
     for _ in range(2):
         assert len(load_splits("mnist", tmp_path / "new", download=True).train) == 12
     assert asked == ["mnist"]

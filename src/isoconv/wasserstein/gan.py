@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from isoconv.data import EpochBatches, ImageSet, Progress
-from isoconv.data.resizing import import_pillow
-from isoconv.data.seeds import epoch_generator
+from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes
 from isoconv.models.generator import Discriminator, Generator
@@ -217,6 +215,8 @@ def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     )
     rows = pixels.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)
     sheet = rows.flatten(2, 3).flatten(0, 1)[:-2, :-2].to(torch.uint8).numpy()
+    from PIL import Image
+
     buffer = io.BytesIO()
-    import_pillow().fromarray(sheet.squeeze(2) if sheet.shape[2] == 1 else sheet).save(buffer, format="PNG")
+    Image.fromarray(sheet.squeeze(2) if sheet.shape[2] == 1 else sheet).save(buffer, format="PNG")
     write_bytes(path, buffer.getvalue())

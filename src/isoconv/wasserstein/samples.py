@@ -30,9 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoconv.data import NAMES, ImageSet, Progress, load_splits
+from isoconv.data import NAMES, ImageSet, Progress, epoch_generator, load_splits
 from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
-from isoconv.data.seeds import epoch_generator
 from isoconv.data.stream import fits
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
