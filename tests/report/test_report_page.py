@@ -12,8 +12,8 @@ import pytest
 from isoconv.errors import IsoconvError
 from isoconv.report import page as page_module
 from isoconv.report import read_run_files, write_report
-from isoconv.report.command import command_of, train_command
 from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent
+from isoconv.report.run_files import command_of, train_command
 from report.report_runs import RADII, config, fake_run
 
 HOSTILE = "<script>alert(1)</script>"
