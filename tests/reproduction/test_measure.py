@@ -11,6 +11,7 @@ import torch
 from benchmarks import speed
 from isoconv.data import Splits
 from isoconv.errors import IsoconvError
+from isoconv.train.config import make_model
 from isoconv.train.run_folder import load_run
 from isoconv.train.runs import TrainedRun
 from reproduction import measure as module
@@ -157,7 +158,8 @@ def test_critics_are_all_shown_one_generator(session, monkeypatch):
         assert all(result.lower <= max(0, result.estimate) for result in record.results)
 
 
-def test_changes_to_a_recipe(session):
+def test_changes_to_a_recipe(session, monkeypatch):
+    monkeypatch.setattr(Session, "load", lambda self, name: Splits(toy(64), toy(16, seed=1)))
     cells = [FigureCell("variants", "cifar10-small-bcop-manifold-15-epochs"), FigureCell("recipes", "mnist-large-svcm")]
     assert measure(cells, session)[0] == cells
     variant, trials = (read_result(session.results, cell) for cell in cells)
@@ -166,6 +168,7 @@ def test_changes_to_a_recipe(session):
 
 
 def test_times_are_positive(session, monkeypatch):
+    monkeypatch.setattr(speed, "make_model", lambda config: make_model(replace(config, model="small")))
     monkeypatch.setattr(speed, "Large", lambda shape, conv: [speed.SVCMConv2d(3, 4, 3, input_size=8)])
     cells = [FigureCell("speed", name) for name in ("replicas", "svcm-projection")]
     assert measure(cells, session)[0] == cells
