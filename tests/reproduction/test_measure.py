@@ -159,7 +159,7 @@ def test_critics_are_all_shown_one_generator(session, monkeypatch):
 
 
 def test_changes_to_a_recipe(session, monkeypatch):
-    monkeypatch.setattr(Session, "load", lambda self, name: Splits(toy(64), toy(16, seed=1)))
+    monkeypatch.setattr(Session, "load", lambda self, name: Splits(toy(96), toy(16, seed=1)))
     cells = [FigureCell("variants", "cifar10-small-bcop-manifold-15-epochs"), FigureCell("recipes", "mnist-large-svcm")]
     assert measure(cells, session)[0] == cells
     variant, trials = (read_result(session.results, cell) for cell in cells)
