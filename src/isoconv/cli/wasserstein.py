@@ -23,8 +23,8 @@ _RANGE = "range of all coordinates of vectors: 0,1"
 
 
 def wasserstein(
-    a: Annotated[str, typer.Argument(help=_SOURCE)],
-    b: Annotated[str, typer.Argument(help="another of these")],
+    a: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="another of these")],
     folder: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/wasserstein"),
     data: cli.Data = None,
     download: cli.Download = False,
@@ -47,9 +47,9 @@ def wasserstein(
     repeats: Annotated[str, typer.Option(help="what equal samples are: copies, draws, or either")] = "either",
     count: Annotated[int, typer.Option("--samples", help="images of a generator to evaluate on")] = 6400,
     pixels: Annotated[
-        Any, parsed(parse_interval, "--pixels", "<a,b>", "values of black and white, for images")
+        Any, parsed(parse_interval, "--pixels", "<low,high>", "values of black and white, for images")
     ] = "-1,1",
-    value_range: Annotated[Any, parsed(parse_interval, "--range", "<a,b>", _RANGE)] = None,
+    value_range: Annotated[Any, parsed(parse_interval, "--range", "<low,high>", _RANGE)] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the lower bound and of the interval")] = 0.95,
     method: Annotated[str, typer.Option(help="auto, betting (a bound) or asymptotic (an estimate)")] = "auto",
     seed: cli.Seed = 0,
