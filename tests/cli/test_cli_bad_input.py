@@ -176,6 +176,7 @@ CASES = [
     Case(["predict", "run-7", "pics/a/000.png", "photo.png"], ("photo.png", "truncated"), cut("photo.png", 60)),
     Case(["predict", "both", "photo.png"], ("Got 2", "both/seed-0"), two_seeds),
     Case(["predict", "run-7", "photo.png"], ("Interrupted.",), failing("PIL.Image.open", KeyboardInterrupt()), 130),
+    Case(["predict", "run-7", "photo.png"], ("memory",), failing("PIL.Image.open", MemoryError())),
     # Exporting
     Case(["export", "run-7", "--format", "tflite"], ("onnx, torch", "'tflite'")),
     Case([*TORCH, "--dtype", "int8"], ("float32, float64", "'int8'")),
