@@ -125,14 +125,13 @@ show_reading = ProgressLine("pictures", 1)
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     """Shows epochs, loss, training accuracy, images per second and the time left.
 
-    quiet : show nothing, in all but the first of several processes
     events : a folder for TensorBoard events of the same figures
     """
 
-    def __init__(self, steps: int, done: int = 0, quiet: bool = False, events: Path | None = None) -> None:
-        self.steps, self.done, self.quiet, self.writer = steps, done, quiet, None
+    def __init__(self, steps: int, done: int = 0, events: Path | None = None) -> None:
+        self.steps, self.done, self.writer = steps, done, None
         self.line = ProgressLine("steps", 1, interval=_SECONDS_WITHIN_AN_EPOCH)
-        if events is not None and not quiet:
+        if events is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
@@ -142,7 +141,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
     def step(self, steps: int) -> None:
         self.done += steps
-        if not self.quiet and self.done < self.steps:  # the line ends with the figures of the last epoch
+        if self.done < self.steps:  # the line ends with the figures of the last epoch
             self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
@@ -150,9 +149,9 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
     def epoch(self, report: "EpochReport") -> None:
         self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"
-        if not self.quiet and sys.stderr.isatty():
+        if sys.stderr.isatty():
             self.line("training", self.done, self.steps)
-        elif not self.quiet:
+        else:
             self.line.shown = time.monotonic()
             print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
         if self.writer is not None:

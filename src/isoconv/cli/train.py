@@ -77,16 +77,14 @@ def train(
     from isoconv.train.distributed import Processes, choose_device
 
     processes = Processes.join(choose_device(device))
-    quiet = not processes.first
-    watch = partial(TrainingProgress, quiet=quiet, events=out if tensorboard else None)
+    if processes.first:  # the others show nothing
+        options["watch"] = partial(TrainingProgress, events=out if tensorboard else None)
     try:
-        with resumable(out, resume, quiet) as should_stop:
-            results, config = train_networks(
-                **options, watch=watch, should_stop=should_stop, say=print_line, processes=processes
-            )
+        with resumable(out, resume, quiet=not processes.first) as should_stop:
+            results, config = train_networks(**options, should_stop=should_stop, say=print_line, processes=processes)
     finally:
         processes.leave()
-    if quiet:
+    if not processes.first:
         return
     if as_json:
         print_json(results)
