@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from isoconv.theory.paths import path as path
     from isoconv.theory.paths import path_2d as path_2d
     from isoconv.theory.paths import rotation_path as rotation_path
-    from isoconv.theory.shifts import DepthwiseShift as DepthwiseShift
-    from isoconv.theory.shifts import RotatedShift as RotatedShift
-    from isoconv.theory.shifts import bcop_as_shifts as bcop_as_shifts
-    from isoconv.theory.shifts import depthwise_shift as depthwise_shift
-    from isoconv.theory.shifts import kernel_of_shifts as kernel_of_shifts
     from isoconv.theory.two_dimensional import BCOPFactors as BCOPFactors
     from isoconv.theory.two_dimensional import BCOPNetwork as BCOPNetwork
     from isoconv.theory.two_dimensional import Component2d as Component2d
+    from isoconv.theory.two_dimensional import DepthwiseShift as DepthwiseShift
+    from isoconv.theory.two_dimensional import RotatedShift as RotatedShift
     from isoconv.theory.two_dimensional import as_two_bcop_kernels as as_two_bcop_kernels
+    from isoconv.theory.two_dimensional import bcop_as_shifts as bcop_as_shifts
     from isoconv.theory.two_dimensional import component_2d as component_2d
+    from isoconv.theory.two_dimensional import depthwise_shift as depthwise_shift
     from isoconv.theory.two_dimensional import double as double
     from isoconv.theory.two_dimensional import double_network as double_network
     from isoconv.theory.two_dimensional import exhibit_components_2d as exhibit_components_2d
     from isoconv.theory.two_dimensional import in_bcop_image_2x2 as in_bcop_image_2x2
     from isoconv.theory.two_dimensional import incompleteness_example as incompleteness_example
+    from isoconv.theory.two_dimensional import kernel_of_shifts as kernel_of_shifts
     from isoconv.theory.two_dimensional import real_channels as real_channels
     from isoconv.theory.two_dimensional import recover_2x2 as recover_2x2
     from isoconv.theory.two_dimensional import reordered_kernel as reordered_kernel

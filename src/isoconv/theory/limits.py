@@ -97,13 +97,8 @@ def steepest_direction(gradient: Tensor) -> Tensor:
     return -(left * (values > threshold)[..., None, :]) @ right
 
 
-def spectrally_normalised(matrix: Tensor) -> Tensor:
-    """Return A / max(1, ‖A‖₂): one-sided spectral normalisation."""
-    return matrix / torch.linalg.matrix_norm(matrix, ord=2).clamp_min(1.0)
-
-
 def ascend(D: Tensor, start: Tensor, *, steepest: bool, rate: float = 0.1, steps: int = 500) -> Tensor:
-    """Maximise Tr(ADᵀ) over ‖A‖₂ ≤ 1 from `start`, each step followed by spectral normalisation.
+    """Maximise Tr(ADᵀ) over ‖A‖₂ ≤ 1 from `start`, each step followed by one-sided spectral normalisation, A / max(1, ‖A‖₂).
 
     The paper's counter-example is D = diag(2, 1), whose maximiser is I. With `steepest=False` each step is rate·D, the
     Euclidean gradient. A fixed point then satisfies A + rate·D = cA, so it is D/‖D‖₂ = diag(1, ½) wherever one starts.
@@ -113,5 +108,6 @@ def ascend(D: Tensor, start: Tensor, *, steepest: bool, rate: float = 0.1, steps
     direction = -steepest_direction(D) if steepest else D
     A = start
     for _ in range(steps):
-        A = spectrally_normalised(A + rate * direction)
+        A = A + rate * direction
+        A = A / torch.linalg.matrix_norm(A, ord=2).clamp_min(1.0)
     return A

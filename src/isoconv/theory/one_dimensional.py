@@ -59,7 +59,6 @@ from isoconv.records import require
 from isoconv.theory.orthogonality import (
     determinant_sign,
     leading_projector,
-    nearest_orthogonal,
     orthogonality_residual,
     orthogonality_tolerance,
     range_basis,
@@ -188,20 +187,19 @@ def _orders(count: int) -> Iterator[tuple[bool, ...]]:
 
 
 def _peel(kernel: Tensor, ranks: Sequence[int], order: Sequence[bool]) -> Factors:
-    taps = list(kernel.unbind(-1))
-    remaining = list(ranks)
-    left: list[Tensor] = []
-    right: list[Tensor] = []
+    taps, remaining = kernel.unbind(-1), list(ranks)
+    left, right = list[Tensor](), list[Tensor]()
     for from_right in order:
         if from_right:
             P = _best_projector(taps[0], taps[-1], remaining.pop())
-            taps = [near @ P + (far - far @ P) for near, far in pairwise(taps)]
+            taps = tuple(near @ P + (far - far @ P) for near, far in pairwise(taps))
             right.insert(0, P)
         else:
             P = _best_projector(taps[0].mT, taps[-1].mT, remaining.pop(0))
-            taps = [P @ near + (far - P @ far) for near, far in pairwise(taps)]
+            taps = tuple(P @ near + (far - P @ far) for near, far in pairwise(taps))
             left.append(P)
-    H = nearest_orthogonal(taps[0])
+    factors = torch.linalg.svd(taps[0])
+    H = factors.U @ factors.Vh  # the nearest orthogonal matrix; the tap need not be invertible
     # [P I−P] □ H = H □ [HᵀPH I−HᵀPH]: what was peeled from the left moves to the right of H.
     return H, [_symmetrised(H.mT @ p @ H) for p in left] + right
 
@@ -210,8 +208,7 @@ def _best_projector(first: Tensor, last: Tensor, rank: int) -> Tensor:
     """Return the projector of this rank with `first`·(I − P) ≈ 0 and `last`·P ≈ 0; see Note [Peeling]."""
     n = first.shape[1]
     undecided = torch.eye(n, dtype=first.dtype, device=first.device)
-    inside: list[Tensor] = []
-    outside = 0
+    inside, outside = list[Tensor](), 0
     while len(inside) < rank and outside < n - rank:
         near, far = first @ undecided, last @ undecided
         values, vectors = torch.linalg.eigh(near.mT @ near - far.mT @ far)
@@ -285,8 +282,7 @@ def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         step = 1 if low > high else -1
         for donor in range(high, low, step):
             yield donor, donor + step
-        current[high] -= 1
-        current[low] += 1
+        current[high], current[low] = current[high] - 1, current[low] + 1
     for _ in current:
         for i in range(len(current) - 1):
             if current[i] > current[i + 1]:

@@ -71,12 +71,6 @@ def range_basis(projector: Tensor) -> Tensor:
     return torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, len(projector) - rank :]
 
 
-def nearest_orthogonal(matrix: Tensor) -> Tensor:
-    """Return the orthogonal matrix closest to a square one, which need not be invertible."""
-    factors = torch.linalg.svd(matrix)
-    return factors.U @ factors.Vh
-
-
 def leading_projector(n: int, rank: int, dtype: torch.dtype) -> Tensor:
     """Return diag(1, …, 1, 0, …, 0) with `rank` ones."""
     return torch.diag((torch.arange(n) < rank).to(dtype))
