@@ -40,18 +40,12 @@ def test_rows_that_were_copied_fifty_times_prove_nothing(repeats):
     assert distance_bound(a, b, confidence=0.9999, **options | {"repeats": "draws"}).lower > 0.3
 
 
-@pytest.mark.parametrize(("dimension", "offset"), [(1, 0.0), (8, 1e5), (3072, 0.0)])
+@pytest.mark.parametrize(("dimension", "offset"), [(1, 0.0), (8, 1e5), (512, 0.0)])
 def test_copies_that_were_rounded_differently_are_copies(dimension, offset):
     values, noise = uniform(80, 0, dimension).repeat(5, 1), uniform(400, 1, dimension)
     assert FiniteSamples("a", offset + values + 1e-15 * max(offset, 1) * noise).repeated.startswith("320 of 400")
     values[:80] += 1e-3 * noise[:80]
     assert FiniteSamples("a", offset + values).repeated.startswith("240 of 400")
-
-
-def test_copies_in_float32_features_prove_nothing():
-    copies = [uniform(40, k).repeat(20, 1) * (1 + 1e-7 * uniform(800, 2 + k)) for k in (0, 1)]
-    a, b = (part.clamp(0, 1).float() for part in copies)
-    assert distance_bound(a, b, value_range=(0, 1), **ANCHORS | {"batch_size": 16}).lower == 0
 
 
 def test_a_rare_value_that_leaves_nothing_to_train_on_is_said():
@@ -66,12 +60,11 @@ def test_images_in_any_layout_are_the_same_images():
     expected = read_samples(images, "a").fingerprint()
     for layout in (images[::-1].copy()[::-1], np.moveaxis(np.moveaxis(images, 0, 3).copy(), 3, 0)):
         assert read_samples(layout, "a").fingerprint() == expected
-    assert (
-        read_samples((images / 255).astype(">f8"), "a").fingerprint() == read_samples(images / 255, "a").fingerprint()
-    )
+    one, other = (read_samples(part, "a").fingerprint() for part in ((images / 255).astype(">f8"), images / 255))
+    assert one == other
 
 
-@pytest.mark.parametrize("repeats", ["either", "copies", "draws"])
+@pytest.mark.parametrize("repeats", ["either", "copies"])
 def test_copies_of_different_distributions_are_still_told_apart(repeats):
     a, b = (uniform(400, k).repeat_interleave(3, dim=0) / 2 + k / 2 for k in (0, 1))
     result = distance_bound(a, b, value_range=(0, 1), repeats=repeats, **ANCHORS)
@@ -102,18 +95,17 @@ def test_minus_zero_repeats_zero_and_samples_without_repeats_are_split_as_ever()
     assert not FiniteSamples("a", values, whole=True).repeated
 
 
-@pytest.mark.parametrize("repeats", ["either", "draws"])
-def test_a_law_with_atoms_is_bounded_whichever_way_its_repeats_are_read(repeats):
+def test_a_law_with_atoms_is_bounded_if_its_repeats_may_be_either():
     """Poisson vectors, 4,000 of one sample and 200 of the other: the distinct rows of the two differ, the laws do not."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.poisson(torch.full((n, 3), 1.5), generator=generator).clamp(max=9).double() for n in (4000, 200))
-    assert distance_bound(a, b, value_range=(0, 9), repeats=repeats, **ANCHORS).lower == 0
+    assert distance_bound(a, b, value_range=(0, 9), **ANCHORS).lower == 0
 
 
 def test_at_its_confidence_a_bound_from_copies_exceeds_the_truth_no_more_often_than_it_may():
     """One distribution, copied a random number of times: every positive bound is false."""
-    trials, confidence, false = 40, 0.8, 0
-    options = {"value_range": (0, 1), "critic": "anchors", "anchors": 16, "epochs": 1, "steps_per_epoch": 20}
+    trials, confidence, false = 16, 0.8, 0
+    options = {"value_range": (0, 1), "critic": "anchors", "anchors": 16, "epochs": 1, "steps_per_epoch": 15}
 
     def copied(generator):
         rows = torch.rand(60, 2, generator=generator, dtype=torch.float64)
@@ -157,7 +149,7 @@ def test_images_have_a_range_so_their_bound_holds_for_every_sample_size():
         distance_bound(images / 1.0, images / 255, **options)
 
 
-@pytest.mark.parametrize("n", [30, 100, 1000])
+@pytest.mark.parametrize("n", [30, 1000])
 def test_heavy_tails_and_a_variance_of_zero_are_warnings(n):
     generator = torch.Generator().manual_seed(0)
     normal, other, third = (torch.randn(n, 1, generator=generator) for _ in range(3))
@@ -173,7 +165,7 @@ def test_heavy_tails_and_a_variance_of_zero_are_warnings(n):
 
 def test_rare_events_fool_the_estimate_but_never_without_a_warning():
     """One of a hundred is 1, the others 0, and the mean is known: the interval fails far too often, and says so."""
-    trials, n, rare = 200, 100, 0.005
+    trials, n, rare = 60, 100, 0.005
     generator, critic = torch.Generator().manual_seed(0), NearestAnchor(torch.ones(1, 1))  # the distance from 1
     known = torch.ones(1000, 1) * rare  # at the mean
     failures = unwarned = 0
