@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -18,8 +19,13 @@ from isoconv.wasserstein.samples import FiniteSamples, read_samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
 
 ANCHORS = {"epochs": 3, "batch_size": 64, "critic": "anchors", "anchors": 64}
-QUICK = {"epochs": 1, "batch_size": 16, "width": 16, "depth": 1}
+TWO = {"epochs": 1, "batch_size": 16, "steps_per_epoch": 10}  # both critics for vectors
+QUICK = {**TWO, "width": 16, "depth": 1}
 CPU = torch.device("cpu")
+
+
+def interrupt(config, updates_done):
+    raise KeyboardInterrupt
 
 
 def uniform(n, seed, dimension=8):
@@ -180,13 +186,10 @@ def test_rare_events_fool_the_estimate_but_never_without_a_warning():
 # One call ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_call_takes_what_is_in_memory(tmp_path):
+def test_one_call_takes_what_is_in_memory():
     a, b = uniform(120, 0, 3), uniform(120, 1, 3) + 1
     tensors, arrays = distance_bound(a, b, **QUICK), distance_bound(a.numpy(), b.float().numpy(), **QUICK)
     assert tensors.estimate == pytest.approx(arrays.estimate, rel=1e-5) and tensors.first == "a"
-    two = distance_bound(a, b, epochs=1, batch_size=16)
-    assert set(two.critics) == {"fc", "anchors"} and two.confidence == 0.95
-    assert two.lower == max(figures.lower for figures in two.critics.values())
     digits, generator = load_splits("digits", size=8).test, Generator((1, 8, 8))
     options = {"whole": (True, False), "critic": "small", "count": 128, "epochs": 1, "steps_per_epoch": 2}
     images = distance_bound(digits, generator, batch_size=16, **options)
@@ -195,11 +198,56 @@ def test_one_call_takes_what_is_in_memory(tmp_path):
         distance_bound(a, 3)
 
 
-def test_a_folder_keeps_the_run_and_is_resumed(tmp_path):
+def test_a_translation_is_found_wherever_and_however_large_the_vectors_are():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (1000 * (torch.randn(600, 3, generator=generator) + k) + 1e6 for k in (0, 1))
+    result = distance_bound(a, b, epochs=3, batch_size=64, width=16, depth=1)
+    assert result.lower < 1000 * math.sqrt(3) and result.estimate == pytest.approx(1000 * math.sqrt(3), rel=0.15)
+
+
+@pytest.mark.parametrize("option", [{"depth": 1}, {"activation": "relu"}, {"lr": 0.1}, {"anchors": 4}], ids=str)
+def test_an_option_of_one_critic_asks_for_that_one(option):
+    result = distance_bound(uniform(120, 0), uniform(120, 1), **TWO, **option)
+    assert result.model == ("anchors" if "anchors" in option else "fc") and not result.critics
+
+
+def test_vectors_have_two_critics_at_half_the_risk_each_which_are_resumed_where_they_were_stopped(tmp_path):
+    a, b, run = uniform(120, 0), uniform(120, 1) + 1, tmp_path / "run"
+    first = distance_bound(a, b, folder=run, confidence=0.9, **TWO)
+    each = {name: DistanceBound.read(run / name / "result.json") for name in ("fc", "anchors")}
+    assert [bound.confidence for bound in each.values()] == [pytest.approx(0.95)] * 2 and first.confidence == 0.9
+    assert first.lower == max(bound.lower for bound in each.values()) == each[first.model].lower
+    assert {name: figures.estimate for name, figures in first.critics.items()} == {n: each[n].estimate for n in each}
+    assert sorted(path.name for path in run.iterdir()) == ["anchors", "fc", "result.json"]
+    assert DistanceBound.read(run / "result.json") == first and (run / "anchors" / "estimate.png").exists()
+    shutil.rmtree(run / "anchors")  # as if stopped in between
+    kept = (run / "fc" / "state.safetensors").stat().st_mtime_ns
+    again = distance_bound(a, b, folder=run, confidence=0.9, resume=True, **TWO)
+    assert again.critics == first.critics and (run / "fc" / "state.safetensors").stat().st_mtime_ns == kept
+    with pytest.raises(KeyboardInterrupt):  # a run that is started anew has no result until it ends
+        distance_bound(a, b, folder=run, overwrite=True, watch=interrupt, **TWO)
+    assert not (run / "result.json").exists()
+    distance_bound(a, b, folder=tmp_path / "one", **QUICK)
+    for folder, words, options in (
+        (run, "run/fc already holds a run", TWO),
+        (run, "run holds other files", QUICK | {"overwrite": True}),  # one critic and two do not share a folder
+        (tmp_path / "one", "one already holds a run of one", TWO | {"overwrite": True}),
+    ):
+        with pytest.raises(IsoconvError, match=words):
+            distance_bound(a, b, folder=folder, **options)
+
+
+def test_a_run_is_resumed_with_its_options_and_its_samples_and_no_others(tmp_path):
+    """Of other samples, others would be held out, and a critic could be judged by what it was trained on."""
     a, b, run = uniform(120, 0, 3), uniform(120, 1, 3) + 1, {"folder": tmp_path / "run", **QUICK}
     first = distance_bound(a, b, **run)
     assert DistanceBound.read(tmp_path / "run" / "result.json").lower == first.lower
     again = distance_bound(a, b, resume=True, **run)
-    assert again.lower == first.lower and again.updates == RunFolder(tmp_path / "run").updates_done() == 100
-    with pytest.raises(IsoconvError, match="a has changed"):
-        distance_bound(a + 1e-9, b, resume=True, **run)
+    assert again.lower == first.lower and again.updates == RunFolder(tmp_path / "run").updates_done() == 10
+    for options in ({"seed": 1}, {"held_out": 0.5}, {"whole": (True, False)}):  # these change what is held out
+        with pytest.raises(IsoconvError, match="the run that is resumed"):
+            distance_bound(a, b, resume=True, **run, **options)
+    for pair, name in (((a + 1e-9, b), "a"), ((a, b[:-1]), "b")):
+        with pytest.raises(IsoconvError, match=f"{name} has changed"):
+            distance_bound(*pair, resume=True, **run)
+    assert distance_bound(a, b, overwrite=True, **run).lower == first.lower
