@@ -120,7 +120,7 @@ def wasserstein_lower_bound(
         mean if exact else side.reshape(-1, size).mean(dim=1)
         for side, mean, exact, size in zip(values, means, whole, group, strict=True)
     ]
-    difference, risk, warnings = means[0] - means[1], 1 - confidence, list[str]()
+    difference, risk, doubt = means[0] - means[1], 1 - confidence, ""
     if method == "exact":
         lower, interval = difference, (difference, difference)
     elif method == "betting":
@@ -136,11 +136,9 @@ def wasserstein_lower_bound(
         interval = (difference - half, difference + half)
         if deviation == 0:
             doubt = "a variance of zero: an interval of width zero says nothing about rare values"
-            warnings.append(f"The critic's values have {doubt}.")
         # Normal values lie below the second one at any size, Cauchy's above the first one.
         elif tail_weight(*sampled) > max(0.25, 2.1 / math.sqrt(min(map(len, sampled)))):
             doubt = "heavy tails: few samples make most of the variance, and the interval is unreliable"
-            warnings.append(f"The critic's values have {doubt}.")
     # Rounding goes against the bound at every step: f̂ for f, the means, the quotient.
     highest = max(float(side.abs().max()) for side in values)
     slack = add_up(rounding, mul_up(4 * gamma(len(xs) + len(ys) + 8), highest))
@@ -155,7 +153,7 @@ def wasserstein_lower_bound(
         observations=(len(xs) // group[0], len(ys) // group[1]),
         rounding=div_up(rounding, constant),
         units=units or _describe_units(xs, value_range),
-        warnings=tuple(warnings),
+        warnings=(f"The critic's values have {doubt}.",) if doubt else (),
     )
 
 
