@@ -71,13 +71,3 @@ def test_grassmannian_geodesics(draw):
         length = sum(float((b - a).norm()) for a, b in pairwise(points))
         angles = torch.acos(torch.linalg.svdvals(first @ end)[:2].clamp(max=1))
         assert length == pytest.approx(2**0.5 * float(angles.norm()), rel=1e-3, abs=1e-7)
-
-
-def test_the_straight_line_leaves_the_orthogonal_kernels(draw):
-    """At its middle some signal is mapped to zero: the two kernels map it to opposite ones (they are 2 apart)."""
-    for ranks, sign in (((1, 1), 1), ((0, 1), -1)):
-        a, b = draw.kernel(3, (1, 2), 1), draw.kernel(3, ranks, sign)
-        assert theory.component(a) != theory.component(b)
-        assert theory.orthogonality_residual(0.9 * a + 0.1 * b) > 1e-2
-        symbol = torch.fft.fft((a + b) / 2, n=4096)
-        assert torch.linalg.svdvals(symbol.movedim(-1, 0)).min() < 1e-2

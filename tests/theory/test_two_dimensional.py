@@ -182,19 +182,6 @@ def test_a_network(draw, m):
     assert (run(doubled, x, wide) - expected).abs().max() < 1e-12
 
 
-def test_without_the_permutation_channels_meet_dummies(draw):
-    """Real channels first, as the paper has it: MaxMin then compares each with a dummy, and the function changes."""
-    network, x = random_network(draw), draw.normal(3, 3, 4, 4)
-    H, P, Q = network.first
-    wide = torch.cat([H, torch.zeros_like(H)], dim=1)
-    first = theory.BCOPFactors(wide, *theory.double(torch.eye(4, dtype=torch.float64), P, Q)[1:])
-    head = torch.cat([network.head, torch.zeros_like(network.head)], dim=1)
-    naive = theory.BCOPNetwork(first, [theory.double(*layer) for layer in network.rest], head)
-    expected = run(network, x, torch.zeros(3, 4))
-    assert (run(theory.double_network(network), x, torch.zeros(3, 8)) - expected).abs().max() < 1e-12
-    assert (run(naive, x, torch.zeros(3, 8)) - expected).abs().max() > 1e-2
-
-
 # Rotations and shifts ----------------------------------------------------------------------------------------------
 
 
