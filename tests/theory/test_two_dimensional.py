@@ -139,13 +139,6 @@ def run(network, x, biases):
     return x.flatten(1) @ network.head.mT
 
 
-def random_network(draw, m=3, n=4, size=4):
-    first, *rest = (
-        draw.factors(n, *((draw.integer(0, n), draw.integer(0, n)) for _ in range(K - 1))) for K in (2, 3, 2)
-    )
-    return theory.BCOPNetwork(first._replace(H=first.H[:m]), rest, draw.orthogonal(n * size * size)[:5])
-
-
 @pytest.mark.parametrize(("n", "K"), [(1, 4), (2, 2), (3, 3)])
 def test_all_components_become_one(draw, n, K):
     """Kernels of all signs and ranks on n channels: once doubled, paths of orthogonal kernels join them."""
@@ -165,8 +158,9 @@ def test_all_components_become_one(draw, n, K):
 
 @pytest.mark.parametrize("m", [1, 4])
 def test_a_network(draw, m):
-    n = 4
-    network = random_network(draw, m)
+    n, ranks = 4, [(1, 3), (0, 4), (2, 1), (4, 2)]
+    first, *rest = (draw.factors(n, *ranks[k : k + size - 1]) for k, size in ((0, 2), (1, 3), (3, 2)))
+    network = theory.BCOPNetwork(first._replace(H=first.H[:m]), rest, draw.orthogonal(n * 4 * 4)[:5])
     doubled = theory.double_network(network)
     assert max(map(theory.orthogonality_residual, doubled.kernels())) < 1e-13
     for layer in (doubled.first, *doubled.rest):

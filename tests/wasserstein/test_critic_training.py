@@ -31,11 +31,8 @@ from train.toys import stop_after
 CPU = torch.device("cpu")
 
 
-def drawn(pair, count=4000, size=1.0):
-    return [
-        DrawnSamples("drawn", (pair.dimension,), lambda n, g, draw=draw: size * draw(n, g), count)
-        for draw in (pair.first, pair.second)
-    ]
+def drawn(pair, count=4000):
+    return [DrawnSamples("drawn", (pair.dimension,), draw, count) for draw in (pair.first, pair.second)]
 
 
 def train(first, second, config, path=None, **options):
@@ -119,14 +116,6 @@ def test_upsampling_is_counted_and_the_paper_recipe_is_the_papers():
     config = paper()
     assert (config.optimiser, config.lr, config.schedule, config.batch_size) == ("rmsprop", 1e-4, "exponential", 64)
     assert config.epochs * config.steps_per_epoch == 25_600 and paper(activation="relu").lr == 1e-3
-
-
-def test_the_scale_makes_learning_rates_fit_data_of_any_size():
-    estimates = []
-    for size in (1.0, 1024.0):
-        samples = drawn(translation(4, 2.0), 2000, size)
-        estimates.append(train(*samples, vectors(fitted=samples, width=16, depth=1)).bound.estimate)
-    assert estimates[1] == pytest.approx(1024 * estimates[0], rel=1e-5)
 
 
 def test_two_critics_side_by_side_are_what_they_are_alone(tmp_path):
