@@ -241,3 +241,4 @@ def test_on_one_size_alone_there_are_others():
     on_four = torch.stack([taps.roll(k) for k in range(4)])
     assert torch.equal(on_four @ on_four.mT, torch.eye(4, dtype=torch.float64))
     assert theory.depthwise_shift(taps[None, None]).defect == 0.25
+    assert theory.depthwise_shift(2 * torch.ones(1, 1, 1)).defect == 3  # a shift that stretches

@@ -10,6 +10,7 @@ from isoconv.lazy import lazy_face
 if TYPE_CHECKING:
     from isoconv.theory.limits import ascend as ascend
     from isoconv.theory.limits import halved_residual_loss as halved_residual_loss
+    from isoconv.theory.limits import jacobian_spectrum as jacobian_spectrum
     from isoconv.theory.limits import rotation_branch as rotation_branch
     from isoconv.theory.limits import steepest_direction as steepest_direction
     from isoconv.theory.limits import zero_padded_matrix as zero_padded_matrix
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
     from isoconv.theory.one_dimensional import kernel_elements as kernel_elements
     from isoconv.theory.one_dimensional import kernel_from_elements as kernel_from_elements
     from isoconv.theory.one_dimensional import move_rank as move_rank
+    from isoconv.theory.one_dimensional import orthogonality_residual as orthogonality_residual
     from isoconv.theory.one_dimensional import projector_dimension as projector_dimension
     from isoconv.theory.one_dimensional import rank_sum as rank_sum
     from isoconv.theory.one_dimensional import separation as separation
-    from isoconv.theory.orthogonality import jacobian_spectrum as jacobian_spectrum
-    from isoconv.theory.orthogonality import orthogonality_residual as orthogonality_residual
     from isoconv.theory.paths import grassmann_path as grassmann_path
     from isoconv.theory.paths import path as path
     from isoconv.theory.paths import path_2d as path_2d

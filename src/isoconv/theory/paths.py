@@ -15,8 +15,14 @@ from torch import Tensor
 
 from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
 from isoconv.records import require
-from isoconv.theory.one_dimensional import component, factorise
-from isoconv.theory.orthogonality import range_basis, require_one_shape, require_orthogonal_matrix, require_projector
+from isoconv.theory.one_dimensional import (
+    component,
+    factorise,
+    range_basis,
+    require_one_shape,
+    require_orthogonal_matrix,
+    require_projector,
+)
 from isoconv.theory.two_dimensional import BCOPFactors
 
 Path = Callable[[float], Tensor]

@@ -59,12 +59,13 @@ from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel, compose_kernels, projector_column, projector_row
 from isoconv.records import require
-from isoconv.theory.one_dimensional import projector_families, rank_sum
-from isoconv.theory.orthogonality import (
+from isoconv.theory.one_dimensional import (
     describe,
     determinant_sign,
     leading_projector,
     orthogonality_tolerance,
+    projector_families,
+    rank_sum,
     require_orthogonal,
     require_orthogonal_matrix,
     require_orthonormal_rows,
