@@ -63,7 +63,7 @@ def assert_factorises(kernel, bound=1e-12):
     assert (bcop_kernel_1d(H, P) - kernel).abs().max() <= bound
 
 
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (1, 3), (2, 4), (5, 2)])
+@pytest.mark.parametrize(("n", "K"), [(1, 1), (3, 3), (2, 4), (5, 2)])
 def test_kernels_of_every_rank_tuple(draw, n, K):
     for ranks, sign in product(product(range(n + 1), repeat=K - 1), (1, -1)):
         kernel = draw.kernel(n, ranks, sign)
@@ -163,18 +163,6 @@ def test_moving_rank_leaves_the_kernel(draw, n):
             assert (old[0] @ old[1] - new[0] @ new[1]).abs().max() < 1e-13
             kernel = bcop_kernel_1d(H, [before, *old, after])
             assert (bcop_kernel_1d(H, [before, *new, after]) - kernel).abs().max() < 1e-13
-
-
-def test_equal_kernels_have_equal_sums_and_products(draw):
-    """Lemma "Equivalent SOCK Construction", ⇒: another factorisation has the same H, P + Q and PQ."""
-    for r1, r2 in product(range(5), repeat=2):
-        H, P, Q = draw.orthogonal(4), draw.projector(4, r1), draw.projector(4, r2)
-        other_H, (other_P, other_Q) = theory.factorise(bcop_kernel_1d(H, [P, Q]))
-        assert (other_H - H).abs().max() < 1e-12
-        assert (other_P + other_Q - P - Q).abs().max() < 1e-12
-        assert (other_P @ other_Q - P @ Q).abs().max() < 1e-12
-        if abs(r1 - r2) > 1:  # the ranks differ, so that the two really are different factorisations
-            assert (other_P - P).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(("top", "length"), [(4, 1), (4, 3), (2, 5)])
