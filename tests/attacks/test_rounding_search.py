@@ -117,18 +117,25 @@ def test_batches_of_other_sizes_are_tried_and_what_is_out_of_reach_is_given_up()
 
 
 def test_only_points_that_are_exactly_inside_refute():
-    """The network is right up to the last float below 1/2: a claim of 1/2 is refuted, a claim of that float is not."""
-    images, labels, below = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0]), float(np.nextafter(0.5, 0))
+    """The network is right up to the last float below 1/2: a claim of 1/2 is refuted, a claim of that float is not.
 
-    def lead(x):
-        inside = [exact_square(images[0], row) <= Fraction(below) ** 2 for row in x.detach()]
-        return torch.where(torch.tensor(inside), 1.0, -1.0).to(x) - 1e-9 * x.sum(dim=1)
+    Nor is a claim of 1/2 where it is right up to there: beside (1/2, 0) lie floats whose square vanishes in float64.
+    """
+    images, labels, below = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4).long(), float(np.nextafter(0.5, 0))
 
-    refuted = rounding_search(Lead(lead), images, labels, 0.5, steps=10, rounds=32)
+    def right_within(radius, value):
+        def lead(x):
+            outside = [exact_square(images[0], row) > Fraction(radius) ** 2 for row in x.detach()]
+            return value(x) - 2 * torch.tensor(outside).to(x)
+
+        return Lead(lead)
+
+    diagonal, axis = right_within(below, lambda x: 1 - 1e-9 * x.sum(dim=1)), right_within(0.5, lambda x: 1 - x[:, 0])
+    refuted = rounding_search(diagonal, images[:1], labels[:1], 0.5, steps=10, rounds=32)
     assert bool(refuted.success) and Fraction(below) ** 2 < exact_square(images[0], refuted.images[0]) <= Fraction(1, 4)
-    sound = rounding_search(Lead(lead), images, labels, below, steps=10)
-    assert not bool(sound.success)
-    assert_norms(images, sound.images, sound.norms, below)
+    sound = rounding_search(diagonal, images[:1], labels[:1], below, steps=10)
+    assert_norms(images[:1], sound.images, sound.norms, below)
+    assert not bool(sound.success) and not bool(rounding_search(axis, images, labels, 0.5, steps=10).success.any())
 
 
 def test_a_radius_of_zero_claims_nothing():

@@ -232,10 +232,9 @@ class GeneratedSamples(DrawnSamples):
 
 def require_one_shape(first: Samples, second: Samples) -> None:
     """Raise if the two distributions do not live in one space."""
-    if first.shape != second.shape:
-        hint = " (--size, --channels)" if len(first.shape) == len(second.shape) == 3 else ""
-        kinds = " and ".join(f"{_describe(side.shape)} in {side.name}" for side in (first, second))
-        raise IsoconvError(f"Expected two distributions of one shape{hint}. Got {kinds}.")
+    hint = " (--size, --channels)" if len(first.shape) == len(second.shape) == 3 else ""
+    kinds = " and ".join(f"{_describe(side.shape)} in {side.name}" for side in (first, second))
+    require(first.shape == second.shape, f"two distributions of one shape{hint}", kinds)
 
 
 def _describe(shape: tuple[int, ...]) -> str:
