@@ -86,9 +86,9 @@ def test_more_steps_and_restarts_only_add():
 
 @pytest.mark.parametrize("name", ["pgd", "apgd", "apgd targeted"])
 def test_early_stop_has_the_same_survivors(name):
-    model, images, labels = small_problem(40)
+    model, images, labels = small_problem(24)
     stopped, full = (GRADIENT_ATTACKS[name](model, images, labels, 0.15, early_stop=early) for early in (True, False))
-    assert torch.equal(stopped.success, full.success) and 0 < int(stopped.success.sum()) < 40
+    assert torch.equal(stopped.success, full.success) and 0 < int(stopped.success.sum()) < 24
     assert bool((full.margins <= stopped.margins + 1e-6).all())
 
 
@@ -151,8 +151,8 @@ def test_random_starts_belong_to_the_image():
 
 
 def test_the_batch_size_does_not_matter_and_without_a_random_start_one_step_is_fgsm():
-    model, images, labels = small_problem(23)
-    first, *others = (pgd(model, images, labels, 0.1, steps=20, batch_size=size) for size in (23, 1, 7))
+    model, images, labels = small_problem(15)
+    first, *others = (pgd(model, images, labels, 0.1, steps=10, batch_size=size) for size in (15, 1, 7))
     for result in others:
         assert torch.equal(result.success, first.success)
         torch.testing.assert_close(result.margins, first.margins, rtol=0, atol=1e-4)
@@ -179,7 +179,7 @@ def test_nearest_finds_the_boundary_of_a_linear_classifier():
     """Never below the true distance, little above it; more rounds are never worse."""
     model, images, labels, least = linear_problem(20, 4, 12)
     told = []
-    few = nearest(model, images, labels, rounds=1)
+    few = nearest(model, images, labels, rounds=1, steps=20)
     many = nearest(model, images, labels, progress=lambda *state: told.append(state))
     assert bool(many.success.all()) and bool(many.clean.all())
     assert bool(((least * (1 - 1e-9) <= many.norms) & (many.norms <= few.norms)).all())
@@ -197,10 +197,10 @@ def test_nearest_keeps_its_promises():
 
 
 def test_nearest_is_never_within_a_certified_radius():
-    model, images = small_problem(1)[0], torch.rand(10, 1, 8, 8, generator=generator(), dtype=torch.float64)
+    model, images = small_problem(1)[0], torch.rand(6, 1, 8, 8, generator=generator(), dtype=torch.float64)
     certified = Certifier(model, (1, 8, 8))(images)
-    found = nearest(model, images, certified.prediction, certified=certified.radius, steps=20)
-    without = nearest(model, images, certified.prediction, steps=20)
+    found = nearest(model, images, certified.prediction, certified=certified.radius, rounds=4, steps=15)
+    without = nearest(model, images, certified.prediction, rounds=4, steps=15)
     assert bool(found.success.all()) and bool((found.norms.minimum(without.norms) > certified.radius).all())
     assert float((found.norms / without.norms).max()) < 1.3  # the same boundary, from either start
 
