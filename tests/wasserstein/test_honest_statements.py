@@ -96,6 +96,8 @@ def test_minus_zero_repeats_zero_and_samples_without_repeats_are_split_as_ever()
     assert torch.equal(FiniteSamples("a", values).train, FiniteSamples("a", values, repeats="draws").train)
     values[7], values[9] = 0.0, -0.0
     assert "row 9 repeats row 7" in FiniteSamples("a", values).repeated
+    around = torch.tensor([[-1.0], [1.0], [1e-20], [-1e-20]])  # the last two round to 0 and to −0
+    assert "row 3 repeats row 2" in FiniteSamples("a", around, repeats="draws").repeated
     assert not FiniteSamples("a", values, whole=True).repeated
 
 
