@@ -100,5 +100,7 @@ def test_what_float64_does_not_see():
     image, point = torch.tensor([[3 * 2.0**-55], [1 - 2.0**-53]], dtype=torch.float64)
     radius = point - image
     assert float(radius) == 1 - 2.0**-52
-    assert not exactly_inside(image, point, float(radius)) and float(excess(image[None], point[None], radius)) > 0
+    truth = float(exact_square(image, point) - Fraction(float(radius)) ** 2)
+    assert not exactly_inside(image, point, float(radius)) and truth > 0
+    assert float(excess(image[None], point[None], radius)) == pytest.approx(truth, rel=1e-9)
     assert exactly_inside(0 * one, one, 1.0)
