@@ -210,9 +210,8 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
 
 def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     """Write images (N, C, H, W) with values in [−1, 1] as one PNG, row by row, two black pixels apart."""
-    pixels = nn.functional.pad(
-        ((images + 1) * 127.5).round().clamp(0, 255), (0, 2, 0, 2, 0, 0, 0, -len(images) % columns)
-    )
+    levels = ((images + 1) * 127.5).round().clamp(0, 255)
+    pixels = nn.functional.pad(levels, (0, 2, 0, 2, 0, 0, 0, -len(images) % columns))
     rows = pixels.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)
     sheet = rows.flatten(2, 3).flatten(0, 1)[:-2, :-2].to(torch.uint8).numpy()
     from PIL import Image
