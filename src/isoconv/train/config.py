@@ -11,7 +11,6 @@ from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
 from isoconv.records import Record, require
 from isoconv.train.losses import LOSSES
-from isoconv.train.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,6 +19,17 @@ if TYPE_CHECKING:
     from isoconv.train.run_folder import RunFolder
 
 PRECISIONS = ("float32", "bf16")
+#: Learning rates over time, as factors of the initial one: the factor in step `step` of `steps`, counted from 0, as a
+#: function of (step, steps, steps_per_epoch).
+Schedule = Callable[[int, int, int], float]
+SCHEDULES: dict[str, Schedule] = {
+    # The paper's: a tenth every 60 epochs, γ^e with γ = 0.1^(1/60) and e the epoch counted from 1.
+    "exponential": lambda step, steps, steps_per_epoch: float(0.1 ** ((step // steps_per_epoch + 1) / 60)),
+    # From 1 in the first step towards 0 after the last.
+    "linear": lambda step, steps, steps_per_epoch: 1 - step / steps,
+    "cosine": lambda step, steps, steps_per_epoch: (1 + math.cos(math.pi * (step / steps))) / 2,
+    "constant": lambda step, steps, steps_per_epoch: 1.0,
+}
 CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
 RECIPES = {"default": "the best settings found on validation splits", "paper": "the paper's settings"}
 
@@ -80,9 +90,8 @@ class Settings(Record):
 
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
-            require(
-                getattr(self, name) in allowed, f"{name} to be one of {', '.join(allowed)}", repr(getattr(self, name))
-            )
+            value = getattr(self, name)
+            require(value in allowed, f"{name} to be one of {', '.join(allowed)}", repr(value))
         for name in self.counts:
             require(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
         for name in self.positive:
@@ -99,8 +108,8 @@ def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) ->
     """Raise if a run to be resumed was started with other options."""
     for name, value in asked.items():
         if stored[name] != value:
-            values = f"Got {name} {value}, where it has {stored[name]}."
-            raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+            got = f"{name} {value}, where it has {stored[name]}"
+            raise IsoconvError(f"Expected the options of the run that is resumed. Got {got}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +161,7 @@ class TrainConfig(NetworkSettings):
     """
 
     positive = ("lr", "margin", "temperature")
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **NetworkSettings.choices,
-        "activation": ACTIVATIONS,
-        "loss": LOSSES,
-    }
+    choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES}
 
     data: str
     input_shape: tuple[int, int, int]

@@ -16,10 +16,9 @@ from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record, require
 from isoconv.train.capture import Stepper
-from isoconv.train.config import OPTIMISERS, PRECISIONS, NetworkSettings, Settings
+from isoconv.train.config import OPTIMISERS, PRECISIONS, SCHEDULES, NetworkSettings, Schedule, Settings
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, locked, open_runs
-from isoconv.train.schedules import SCHEDULES, Schedule
 
 #: A batch, as the loss takes it.
 Batch = Sequence[Tensor]
@@ -436,7 +435,5 @@ def _restore_random_numbers(learner: Learner) -> None:
 def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
     tensors = (*learner.sums.values(), *learner.model.parameters())
     if not math.isfinite(loss) or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-        raise Diverged(
-            f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
-            f"Try a smaller learning rate than {learner.lr:g}."
-        )
+        advice = f"Try a smaller learning rate than {learner.lr:g}."
+        raise Diverged(f"Training diverged in epoch {epoch}: the loss is {loss:g}. {advice}")

@@ -84,11 +84,8 @@ def train(
     if build is not None:
         first = configs[0]
         graph = hash_graph(models[0], first)
-        require(
-            not resume or graph == first.graph,
-            "the network that the run was started with",
-            f"another from {first.model}",
-        )
+        same = not resume or graph == first.graph
+        require(same, "the network that the run was started with", f"another from {first.model}")
         configs = [replace(config, graph=graph) for config in configs]
     if not resume:
         if len(folders) > 1 and RunFolder(out).exists:
@@ -182,7 +179,6 @@ def search_learning_rate(
     device: str,
     processes: Processes,
     build: Build | None = None,
-    validation: float = 0.1,
 ) -> tuple[float, dict[float, tuple[float, float]]]:
     """Choose the learning rate on a validation split of the training set, as the paper did; the test set plays no part.
 
@@ -191,7 +187,7 @@ def search_learning_rate(
     Robust accuracy at the data set's first radius decides, clean accuracy where it is tied. A rate that diverges scores
     nothing; if all do, that is an error.
     """
-    kept, held_out = hold_out(train, validation, seed=config.seed)
+    kept, held_out = hold_out(train, 0.1, seed=config.seed)
     radius = default_epsilons(config.data)[0]
     scores: dict[float, tuple[float, float]] = {}
     for trial in [replace(config, lr=rate) for rate in rates]:  # refuses what is no rate, before any is tried
@@ -201,8 +197,7 @@ def search_learning_rate(
             (result,) = train_classifiers([trial], None, kept, held_out, [radius], **options)
             assert result.clean is not None and result.robust is not None
             scores[trial.lr] = result.clean, result.robust[str(radius)]
+    tried = ", ".join(f"{rate:g}" for rate in rates)
     if not scores:
-        raise IsoconvError(
-            f"Expected a learning rate that trains. All of {', '.join(f'{r:g}' for r in rates)} diverged."
-        )
+        raise IsoconvError(f"Expected a learning rate that trains. All of {tried} diverged.")
     return max(scores, key=lambda rate: (scores[rate][1], scores[rate][0])), scores
