@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 import isoconv.nn
@@ -19,7 +18,7 @@ from isoconv.nn import Add, BCOPConv2d, Concat, Graph, MaxMin, OrthogonalLinear,
 from isoconv.nn.graph import GraphRecord
 from isoconv.train import RunFolder, Stopped, TrainConfig, certify_run, load_run, train
 from isoconv.train.own_model import from_graph, to_graph
-from train.toys import same_run, stop_after, toy
+from train.toys import same_run, stop_after, write_pictures
 
 
 class Mine(nn.Module):
@@ -150,13 +149,8 @@ FAST = {"epochs": 2, "batch_size": 16, "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A CSV file of 80 pictures of 8×8 in four classes of brightness."""
-    folder, images = tmp_path_factory.mktemp("pictures"), toy(80)
-    for k, image in enumerate(images.images):
-        Image.fromarray(image[0].numpy()).save(folder / f"{k}.png")
-    lines = [f"{k}.png,{images.classes[label]}\n" for k, label in enumerate(images.labels)]
-    (folder / "all.csv").write_text("".join(lines))
-    return folder / "all.csv"
+    """A folder of 80 pictures of 8×8 in four classes of brightness."""
+    return write_pictures(tmp_path_factory.mktemp("pictures") / "all")
 
 
 def small(input_shape, classes):

@@ -22,9 +22,7 @@ from train.toys import toy_config
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    config = toy_config(
-        conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, precision="bf16", augment=(0.5, 1.0)
-    )
+    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0))
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
     assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}
@@ -34,25 +32,20 @@ def test_the_json_holds_every_setting_as_plain_data():
 
 CHOICES = ("model", "conv", "activation", "orthogonalisation", "loss", "optimiser", "schedule", "precision", "recipe")
 WRONG = [(name, "other") for name in CHOICES]
-WRONG += [
-    (name, value) for name in ("epochs", "batch_size", "project_every", "project_iterations") for value in (0, -3)
-]
+WRONG += [(name, 0) for name in ("epochs", "batch_size", "project_every", "project_iterations")]
 WRONG += [(name, value) for name in ("lr", "margin", "temperature") for value in (0.0, -1.0, math.inf, math.nan)]
 WRONG += [("offset", math.nan), ("offset", -math.inf), ("crop_padding", -1)]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
-def test_a_setting_that_is_none_is_refused(name, value):
-    with pytest.raises(IsoconvError, match=rf"{name} .*Got {value!r}"):
-        toy_config(**({"loss": "cross-entropy"} | {name: value}))
-
-
-def test_a_shape_an_option_a_recipe_or_a_method_that_is_none_is_refused():
+def test_what_is_no_setting_is_refused():
+    cases = [({"loss": "cross-entropy", name: value}, rf"{name} .*Got {value!r}") for name, value in WRONG]
+    for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
+        cases.append(({"loss": "cross-entropy", "loss_options": {name: value}}, rf"option.*{word}"))
+    for options, words in cases:
+        with pytest.raises(IsoconvError, match=words):
+            toy_config(**options)
     with pytest.raises(IsoconvError, match="input_shape"):
         replace(toy_config(), input_shape=(1, 0, 8))
-    for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
-        with pytest.raises(IsoconvError, match=rf"option.*{word}"):
-            toy_config(loss="cross-entropy", loss_options={name: value})
     for recipe, conv in (("mine", "bcop"), ("default", "eco")):
         with pytest.raises(IsoconvError, match=r"mine|eco"):
             recipe_settings(recipe, "mnist", conv)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from isoconv.data import ImageSet
 from isoconv.files import read_tensors
@@ -17,11 +18,11 @@ from isoconv.train.engine import EpochReport, Learner
 from isoconv.train.run_folder import RunFolder
 
 
-def toy(n: int = 256, seed: int = 0, channels: int = 1) -> ImageSet:
+def toy(n: int = 256, seed: int = 0) -> ImageSet:
     """Images of 8×8 whose brightness is their label's, with noise."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 4
-    noise = torch.randint(0, 60, (n, channels, 8, 8), generator=generator)
+    noise = torch.randint(0, 60, (n, 1, 8, 8), generator=generator)
     return ImageSet((noise + 60 * labels[:, None, None, None]).to(torch.uint8), labels, tuple("abcd"), "toy")
 
 
@@ -29,6 +30,16 @@ def toy_config(**options: Any) -> TrainConfig:
     """A small network, three epochs of four steps."""
     chosen: dict[str, Any] = {"model": "small", "epochs": 3, "batch_size": 64, "lr": 0.01, **options}
     return TrainConfig(data="toy", input_shape=(1, 8, 8), classes=tuple("abcd"), **chosen)
+
+
+def write_pictures(folder: Path, count: int = 80) -> Path:
+    """Write the images as picture files, in a sub-folder per class."""
+    images = toy(count)
+    for k, (image, label) in enumerate(zip(images.images, images.labels, strict=True)):
+        path = folder / images.classes[label] / f"{k:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(path)
+    return folder
 
 
 def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Learner:
