@@ -18,7 +18,7 @@ from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from isoconv.train.losses import LOSSES, Loss, Option
-from train.toys import toy_config
+from train.toys import toy_config, write_pictures
 
 
 def test_the_json_holds_every_setting_as_plain_data():
@@ -100,7 +100,8 @@ def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
         return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
     monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option(1.0, "")}))
-    command = ["isoconv", "train", "digits", "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
+    data = str(write_pictures(tmp_path / "pictures", 40))
+    command = ["isoconv", "train", data, "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
     losses = []
     for k, sharpness in enumerate((1.0, 3.0)):
         options = [] if k == 0 else ["--loss-option", "sharpness=3"]

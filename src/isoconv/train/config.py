@@ -59,14 +59,12 @@ class Optimiser:
 
 
 _STEEPEST = "steepest descent under the operator norm"
-OPTIMISERS = {
-    optimiser.name: optimiser
-    for optimiser in (
-        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
-        Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
-        Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
-    )
-}
+_ALL = (
+    Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
+    Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
+    Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
+)
+OPTIMISERS = {optimiser.name: optimiser for optimiser in _ALL}
 
 
 def is_own(model: str) -> bool:
@@ -180,21 +178,18 @@ class TrainConfig(NetworkSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = is_own(self.model)
+        own, methods = is_own(self.model), (self.conv, self.activation)
         require(own or self.model in CLASSIFIERS, f"model to be one of {', '.join(CLASSIFIERS)}", repr(self.model))
-        fits = self.has_methods or (self.conv, self.activation) == ("bcop", "maxmin")
-        got = f"{self.conv} and {self.activation}"
-        require(fits, f"no conv and no activation for {self.model}, which has its own", got)
+        fits = self.has_methods or methods == ("bcop", "maxmin")
+        require(fits, f"no conv and no activation for {self.model}, which has its own", " and ".join(methods))
         fits = not own or self.orthogonalisation == "manifold"
         require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
         require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
-        share, strength = self.augment
+        (share, strength), shape, known = self.augment, self.input_shape, LOSSES[self.loss].options
         require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
-        shape = self.input_shape
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
         for name, value in self.loss_options.items():
-            known = LOSSES[self.loss].options
             require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))
             least = 0 if name in self.positive else -math.inf
             require(least < value < math.inf, f"a number above {least:g} for the option {name}", value)

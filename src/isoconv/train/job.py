@@ -101,19 +101,15 @@ def train(
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
-    if not resume:
-        say(describe_data(configs[0], splits))
-        if device == "cpu" and "model" not in settings:
-            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     first, done = configs[0], folders[0].updates_done() if resume else 0
     steps = len(splits.train) // first.batch_size * first.epochs
-    if resume:
-        say(f"Resuming after {done:,} of {steps:,} steps.")
+    say(f"Resuming after {done:,} of {steps:,} steps." if resume else describe_data(first, splits))
+    if not resume and device == "cpu" and "model" not in settings:
+        say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
+    options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
     with watch(steps, done) as observer:
-        options: dict[str, Any] = {"device": device, "processes": processes, "models": models}
-        options |= {"resume": resume, "should_stop": should_stop}
-        return train_classifiers(configs, folders, splits.train, test, radii, observer, **options), first
+        return train_classifiers(configs, folders, splits.train, test, radii, observer, resume=resume, **options), first
 
 
 def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
@@ -197,7 +193,7 @@ def search_learning_rate(
             (result,) = train_classifiers([trial], None, kept, held_out, [radius], **options)
             assert result.clean is not None and result.robust is not None
             scores[trial.lr] = result.clean, result.robust[str(radius)]
-    tried = ", ".join(f"{rate:g}" for rate in rates)
     if not scores:
+        tried = ", ".join(f"{rate:g}" for rate in rates)
         raise IsoconvError(f"Expected a learning rate that trains. All of {tried} diverged.")
     return max(scores, key=lambda rate: (scores[rate][1], scores[rate][0])), scores

@@ -246,15 +246,14 @@ def _take_lock(file: Path) -> int | None:
 
 
 def _is_file(handle: int, file: Path) -> bool:
-    try:
+    with suppress(OSError):
         return os.path.samestat(os.fstat(handle), file.stat())
-    except OSError:
-        return False
+    return False
 
 
 def _release_lock(file: Path, handle: int) -> None:
-    if _is_file(handle, file):
-        with suppress(OSError):
+    with suppress(OSError):
+        if _is_file(handle, file):
             file.unlink()
     os.close(handle)
 
@@ -320,8 +319,8 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         try:
             return from_graph(GraphRecord.read(folder.graph), weights, config), config
         except Exception as error:  # whatever torch may have to say of modules and weights that do not fit
-            reason = (str(error).splitlines() or [""])[-1].strip()
-            raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {reason}") from None
+            problem = (str(error).splitlines() or [""])[-1].strip()
+            raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {problem}") from None
     model, expected = plain(make_model(config)).eval(), f"the weights of a {config.model} network in {folder.model}"
     odd = any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values())
     require(not odd, expected, "other weights")

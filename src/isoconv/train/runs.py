@@ -283,9 +283,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
     if config.listing and splits.listing != config.listing:
         problem = "which of its pictures were held out is unknown: restore the old ones, or train again"
-        raise IsoconvError(
-            f"Expected the pictures that the run was trained on. {source} has changed since, and {problem}."
-        )
+        expected = "Expected the pictures that the run was trained on."
+        raise IsoconvError(f"{expected} {source} has changed since, and {problem}.")
     return splits
 
 
