@@ -26,8 +26,7 @@ from isoconv.train.capture import (
     stack_layers,
 )
 from isoconv.train.engine import Learner
-from isoconv.train.run_folder import RunFolder
-from train.toys import learner, toy, toy_config
+from train.toys import learner, save_and_load, toy, toy_config
 
 IN_A_ROW, SHAPE = SideStreams(torch.device("cpu")), (1, 8, 8)
 
@@ -165,13 +164,6 @@ def assert_same(one: Learner, other: Learner, tolerance: float) -> None:
     for index, state in theirs.items():
         for key, value in state.items():
             torch.testing.assert_close(ours[index][key], value, rtol=0, atol=tolerance * float(value.abs().max()))
-
-
-def save_and_load(one: Learner, other: Learner, path) -> None:
-    folder = RunFolder(path)
-    folder.path.mkdir()
-    folder.save(one)
-    folder.load(other)
 
 
 def small(conv: str, optimiser: str, orthogonalisation: str, count: int = 3) -> list[Learner]:

@@ -47,6 +47,14 @@ def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Le
     return Learner.from_config(config, make_model(config), Classification(config), steps_per_epoch, **options)
 
 
+def save_and_load(one: Learner, other: Learner, path: Path) -> None:
+    """Bring another to where one is, by a file."""
+    folder = RunFolder(path)
+    folder.path.mkdir()
+    folder.save(one)
+    folder.load(other)
+
+
 class Watcher:
     """Remembers what it was told."""
 
