@@ -18,11 +18,11 @@ from isoconv.train.engine import EpochReport, Learner
 from isoconv.train.run_folder import RunFolder
 
 
-def toy(n: int = 256, seed: int = 0) -> ImageSet:
+def toy(n: int = 256, seed: int = 0, channels: int = 1) -> ImageSet:
     """Images of 8×8 whose brightness is their label's, with noise."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 4
-    noise = torch.randint(0, 60, (n, 1, 8, 8), generator=generator)
+    noise = torch.randint(0, 60, (n, channels, 8, 8), generator=generator)
     return ImageSet((noise + 60 * labels[:, None, None, None]).to(torch.uint8), labels, tuple("abcd"), "toy")
 
 
