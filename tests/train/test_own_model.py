@@ -132,7 +132,7 @@ def test_a_graph_with_modules_in_place_is_refused():
         lipschitz_bound(Graph(modules, nodes), (1, 8, 8))
 
 
-def test_a_registered_kind_cannot_be_kept(monkeypatch):
+def test_a_registered_kind_and_a_changed_module_cannot_be_kept(monkeypatch):
     class Halved(nn.Module):
         def forward(self, x):
             return 0.5 * x
@@ -140,6 +140,10 @@ def test_a_registered_kind_cannot_be_kept(monkeypatch):
     monkeypatch.setitem(RULES, Halved, Rule(lambda node: 0.5, lambda node, bound, _: Rounding(0, bound)))
     with pytest.raises(IsoconvError, match="Halved at 0"):
         to_graph(nn.Sequential(Halved(), nn.Flatten(), nn.Linear(64, 4)), config_of())
+    layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
+    layer._reversed_padding_repeated_twice = [2, 0, 2, 0]  # what torch pads by
+    with pytest.raises(IsoconvError, match=r"constructors.*Conv2d at 0"):
+        to_graph(nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4)), config_of())
 
 
 # Training -----------------------------------------------------------------------------------------------------------
