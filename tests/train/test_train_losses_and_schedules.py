@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from isoconv.train.config import SCHEDULES
 from isoconv.train.losses import LOSSES, hinge_loss, offset_cross_entropy
-from isoconv.train.schedules import SCHEDULES
 
 
 def batch(n: int = 9, classes: int = 5) -> tuple[Tensor, Tensor, list[tuple[list[float], int]]]:

@@ -14,9 +14,8 @@ from isoconv.cli.options import list_choices
 from isoconv.data.datasets import DATASETS, NAMES
 from isoconv.errors import IsoconvError
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
-from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES
+from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, SCHEDULES
 from isoconv.train.losses import LOSSES
-from isoconv.train.schedules import SCHEDULES
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"
