@@ -38,9 +38,8 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.orthogonalisation import bjorck
+from isoconv.linalg.orthogonalisation import bjorck, on_manifold, retract
 from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.records import require
 
@@ -50,6 +49,7 @@ class BuiltWeight(nn.Module):
 
     #: Set for the time of a training step or of `fixed_weights`: called whenever the weight is asked for.
     weight_source: Callable[[], Tensor] | None
+    bias: nn.Parameter | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +121,10 @@ class BuiltWeight(nn.Module):
 
     # How it is done -----------------------------------------------------------------------------------------------
 
+    def _reset_bias(self, fan: int) -> None:
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
+
     def _weight_under_transform(self, sources: Sequence[Tensor]) -> Tensor:
         """For torch.func: a constant to the transform, unless it is the parameters that are transformed."""
         if not any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
@@ -162,9 +166,8 @@ class BuiltWeight(nn.Module):
         self._refuse("torch.jit.script")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise IsoconvError(
-            f"Expected ordinary layers for {what}. Got {type(self).__name__}: use it on isoconv.plain(model)."
-        )
+        got = f"{type(self).__name__}: use it on isoconv.plain(model)"
+        raise IsoconvError(f"Expected ordinary layers for {what}. Got {got}.")
 
 
 @contextmanager
@@ -190,7 +193,7 @@ class OrthogonalisedLayer(BuiltWeight):
     There are two ways to have them:
 
     * "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
-      `isoconv.linalg.manifold`. After any optimiser's step the next training pass moves it back.
+      `isoconv.linalg.orthogonalisation`. After any optimiser's step the next training pass moves it back.
     * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
     """
 
@@ -217,10 +220,8 @@ class OrthogonalisedLayer(BuiltWeight):
     @property
     def _writes_back(self) -> bool:
         # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
-        for matrix in self._sources():
-            if not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
-                return False
-        return self.orthogonalisation == "manifold"
+        movable = [m.requires_grad and m.dtype in (torch.float32, torch.float64) for m in self._sources()]
+        return self.orthogonalisation == "manifold" and all(movable)
 
     def _orthonormal(self, point: Tensor) -> Tensor:
         """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
@@ -249,16 +250,15 @@ class _Build:
         self.graph: tuple[Tensor, list[Tensor]] | None = None
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
-            self.copies: Sequence[Tensor] = [
-                source.detach().clone(memory_format=torch.contiguous_format) for source in sources
-            ]
-            precise = [copy.to(torch.promote_types(copy.dtype, torch.float32)) for copy in self.copies]
+            copies = [source.detach().clone(memory_format=torch.contiguous_format) for source in sources]
+            precise = [copy.to(constraint_dtype(copy)) for copy in copies]
             self.points = layer._settle(*precise)
             if updating and layer._writes_back:
                 for source, before, point in zip(sources, precise, self.points, strict=True):
                     if point is not before:
                         source.copy_(point)
-                self.copies = self.points
+                copies = list(self.points)
+            self.copies = copies
             if updating and any(self.wanted):
                 self.value = self._make_graph()[0].detach()
             else:
@@ -269,10 +269,8 @@ class _Build:
         """Compare the layer's parameters with those that this was built from."""
         if self.value._version != self.version:
             self.layer.refresh()
-            name = type(self.layer).__name__
-            raise IsoconvError(
-                f"Expected a change of parameters. Got one of the weight that {name} computes from them."
-            )
+            got = f"one of the weight that {type(self.layer).__name__} computes from them"
+            raise IsoconvError(f"Expected a change of parameters. Got {got}.")
         return self.key == _key(self.layer, sources) and all(map(torch.equal, sources, self.copies))
 
     def _make_graph(self) -> tuple[Tensor, list[Tensor]]:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoconv.nn.torus import TorusConv2d, identity_of
+from isoconv.linalg.matrices import identity_like
+from isoconv.nn.torus import TorusConv2d
 from isoconv.records import require
 
 _LARGEST = 2.0  # the norm of the skew convolution, at most
@@ -37,7 +38,7 @@ class SOCConv2d(TorusConv2d):
         square = skew / rough @ (skew / rough)
         fourth = torch.linalg.vector_norm(square @ square, dim=(-2, -1)).amax()
         skew = skew * (_LARGEST / (rough * fourth.clamp_min(tiny) ** 0.25).clamp_min(_LARGEST))
-        identity = identity_of(skew)
+        identity = identity_like(skew)
         polynomial = identity
         for n in range(self.terms, 0, -1):
             polynomial = identity + skew @ polynomial / n
