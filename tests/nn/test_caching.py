@@ -23,10 +23,8 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 BUILT = [name for name in LAYERS if is_built(name)]
 TRAINABLE = [name for name in BUILT if "fixed" not in name]
-STEADY = [
-    name for name in TRAINABLE if not name.startswith("ossn")
-]  # OSSN sharpens its estimate in every training pass
-
+# OSSN sharpens its estimate in every training pass.
+STEADY = [name for name in TRAINABLE if not name.startswith("ossn")]
 layers = pytest.mark.parametrize("name", LAYERS)
 built = pytest.mark.parametrize("name", BUILT)
 trainable = pytest.mark.parametrize("name", TRAINABLE)

@@ -37,13 +37,17 @@ def _precision(tensor: Tensor, precision: str, convolutions: bool) -> Iterator[N
             yield
             return
         matmul, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        try:
+        if matmul != precision:
             torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.allow_tf32 = tf32 and not convolutions
+        if convolutions and tf32:
+            torch.backends.cudnn.allow_tf32 = False
+        try:
             yield
         finally:
-            torch.set_float32_matmul_precision(matmul)
-            torch.backends.cudnn.allow_tf32 = tf32
+            if matmul != precision:
+                torch.set_float32_matmul_precision(matmul)
+            if convolutions and tf32:
+                torch.backends.cudnn.allow_tf32 = True
 
 
 class Function(torch.autograd.Function):

@@ -24,7 +24,7 @@ offloading) do not see this graph: it outlives the pass that they are for.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import compress
 from operator import attrgetter
@@ -246,8 +246,8 @@ class _Build:
     def __init__(self, layer: BuiltWeight, sources: Sequence[Tensor], updating: bool) -> None:
         self.layer, self.dtype = layer, sources[0].dtype
         self.key = _key(layer, sources)
-        self.wanted = list(map(_REQUIRES_GRAD, sources))
-        self.graph: tuple[Tensor, list[Tensor]] | None = None
+        self.wanted = [source.requires_grad for source in sources]
+        self.graph: tuple[Tensor, list[Tensor]] | None = None  # of the weight, and its leaves
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
             copies = [source.detach().clone(memory_format=torch.contiguous_format) for source in sources]
@@ -260,7 +260,7 @@ class _Build:
                 copies = list(self.points)
             self.copies = copies
             if updating and any(self.wanted):
-                self.value = self._make_graph()[0].detach()
+                self.value = self.make_graph()[0].detach()
             else:
                 self.value = layer._build(*self.points).to(self.dtype)
         self.version = self.value._version
@@ -273,19 +273,13 @@ class _Build:
             raise IsoconvError(f"Expected a change of parameters. Got {got}.")
         return self.key == _key(self.layer, sources) and all(map(torch.equal, sources, self.copies))
 
-    def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
-        with torch.enable_grad(), _unseen_by_hooks():
+    def make_graph(self) -> tuple[Tensor, list[Tensor]]:
+        # Hooks on saved tensors are kept away; torch.func forbids them altogether.
+        enabled = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, Tensor.detach) if enabled else nullcontext():
             leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
             self.graph = self.layer._build(*self.layer._join(leaves, leaves)).to(self.dtype), leaves
         return self.graph
-
-    def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
-        """Return the gradient of each source, given that of the weight."""
-        with full_precision(gradient) if self.graph is None else nullcontext():
-            weight, leaves = self.graph or self._make_graph()
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
-        return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
 
 
 class _Built(torch.autograd.Function):
@@ -297,25 +291,22 @@ class _Built(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_sources = ctx.build.pull_back(gradient)
-        return None, None, *(g if g is None else g.to(ctx.build.dtype) for g in of_sources)
+        build = ctx.build
+        with full_precision(gradient) if build.graph is None else nullcontext():
+            weight, leaves = build.graph or build.make_graph()
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
+        of_sources = (next(gradients) if leaf.requires_grad else None for leaf in leaves)
+        return None, None, *(g if g is None else g.to(build.dtype) for g in of_sources)
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad")
 _SETTINGS = frozenset((bool, int, str, tuple))  # the mode, and what a method may be told: a number of iterations, say
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def _key(layer: BuiltWeight, sources: Sequence[Tensor]) -> tuple[Any, ...]:
     values = vars(layer).values()
     return *compress(values, map(_SETTINGS.__contains__, map(type, values))), *map(_KIND, sources)
-
-
-def _unseen_by_hooks() -> AbstractContextManager[None]:
-    """Keep hooks on saved tensors away; torch.func forbids them altogether."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        return nullcontext()
-    return saved_tensors_hooks(Tensor.detach, Tensor.detach)
 
 
 def constraint_dtype(tensor: Tensor) -> torch.dtype:
