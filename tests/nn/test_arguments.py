@@ -176,7 +176,7 @@ def test_bcop_is_orthogonal_where_that_is_promised_and_never_expands(case):
 def test_the_promise_is_kept_to_and_not_empty():
     """Most samples of circular padding are orthogonal; and of those that are not promised to be hardly one is."""
     circular = [case for case in CASES_2D if case.padding_mode == "circular"]
-    assert sum(case.is_orthogonal for case in circular) >= len(circular) / 2 >= 20
+    assert sum(case.is_orthogonal for case in circular) >= len(circular) / 2 >= 15
     others = [case for case in CASES_2D if not case.is_orthogonal]
     smallest = [float(singular_values(case.make(BCOPConv2d), case.c_in, *case.size).min()) for case in others]
     assert sum(value < 0.999 for value in smallest) >= 0.9 * len(others) >= 10
