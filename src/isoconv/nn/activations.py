@@ -144,9 +144,13 @@ def max_min(x: Tensor, dim: int = 1) -> Tensor:
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         _check_channels(x, 2, "MaxMin", dim)
         if x.requires_grad and torch.is_grad_enabled() and not _is_traced():
-            return _MaxMin.apply(x, dim)  # type: ignore[no-any-return,no-untyped-call]
+            return _max_min_with_one_bit(x, dim)
     first, second = x.chunk(2, dim=dim)
     return _select(first, second, second > first, dim)
+
+
+def _max_min_with_one_bit(x: Tensor, dim: int) -> Tensor:  # a function of its own, which TorchScript does not look into
+    return _MaxMin.apply(x, dim)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @torch.fx.wrap
