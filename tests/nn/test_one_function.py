@@ -24,10 +24,20 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
-NAMES = ["bcop", "bcop s2", "bcop-bjorck", "rko", "rkl2ne", "1d", "transposed", "linear", "linear-bjorck", "standard"]
-NAMES += ["aol", "cayley", "soc s2", "bro", "sll", "cpl s2"]
-COMPILED = ["bcop", "rko", "ossn", "rkl2ne", "1d ranks", "transposed s2", "linear tall", "linear-bjorck", "bcop-fixed"]
-COMPILED += ["aol", "cayley", "sll"]
+NAMES = [
+    "bcop",
+    "bcop groups",
+    "bcop-bjorck",
+    "rko",
+    "1d",
+    "transposed",
+    "linear-bjorck",
+    "aol",
+    "soc s2",
+    "bro",
+    "sll",
+]
+COMPILED = ["bcop", "ossn", "1d ranks", "transposed s2", "linear-bjorck", "bcop-fixed", "aol", "cayley", "sll"]
 
 
 @pytest.fixture(autouse=True)
@@ -68,18 +78,16 @@ def assert_close(found: Tensor, expected: Tensor, factor: float = 1) -> None:
     assert (found - expected).abs().max() <= factor * ROUNDING[expected.dtype] * expected.abs().max()
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize(
-    ("way", "name"), [(way, name) for way in WAYS for name in (COMPILED if way == "compiled" else LAYERS)]
-)
-def test_after_a_long_step(way: str, name: str, dtype: torch.dtype) -> None:
-    layer, x = made(name, dtype=dtype)
-    step_far(layer)
-    expected = copy.deepcopy(layer).eval()(x).detach()
-    for mode in (True, False):
-        model = copy.deepcopy(layer).train(mode)
-        for _ in range(1 if name.startswith("ossn") else 2):
-            assert_close(WAYS[way](model)(x).detach(), expected)
+@pytest.mark.parametrize("name", LAYERS)
+def test_after_a_long_step(name: str) -> None:
+    for dtype, mode in ((torch.float32, True), (torch.float64, True), (torch.float64, False)):
+        layer, x = made(name, dtype=dtype)
+        expected = copy.deepcopy(step_far(layer)).eval()(x).detach()
+        for way, run in WAYS.items():
+            if way != "compiled" or (name in COMPILED and dtype == torch.float64):
+                model = copy.deepcopy(layer).train(mode)
+                for _ in range(1 if name.startswith("ossn") else 2):
+                    assert_close(run(model)(x).detach(), expected)
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "compiled"])
@@ -106,16 +114,6 @@ def test_a_checkpoint_iterates_no_further(name: str) -> None:
         run(x).square().sum().backward()
     assert torch.equal(layer.vector, other.vector)
     assert_close(other.kernel.grad, layer.kernel.grad)
-
-
-@pytest.mark.parametrize("name", ["ossn", "rkl2ne", "bcop"])
-def test_channels_last(name: str) -> None:
-    layer, x = made(name, dtype=torch.float64)
-    other = copy.deepcopy(layer).to(memory_format=torch.channels_last)
-    for run, images in ((layer, x), (other, x.contiguous(memory_format=torch.channels_last))):
-        run(images).sigmoid().sum().backward()
-    for p, q in zip(layer.parameters(), other.parameters(), strict=True):
-        assert_close(q.grad, p.grad, 10)
 
 
 def test_inductor() -> None:
@@ -161,15 +159,15 @@ def test_gradients_per_example(name: str) -> None:
             assert_close(of_parameters[name][k], p.grad, 100)
 
 
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", [*NAMES, "ossn"])
-def test_an_ensemble(name: str, mode: bool) -> None:
-    models = [step_far(made(name, dtype=torch.float64)[0], seed).train(mode) for seed in range(3)]
+def test_an_ensemble(name: str) -> None:
     x = made(name, dtype=torch.float64)[1]
-    base = copy.deepcopy(models[0])
-    found = vmap(lambda p, b: functional_call(base, (p, b), (x,)))(*stack_module_state(models))
-    for model, output in zip(models, found, strict=True):
-        assert_close(output.detach(), model(x).detach(), 10)
+    for mode in (True, False):
+        models = [step_far(made(name, dtype=torch.float64)[0], seed).train(mode) for seed in range(3)]
+        base = copy.deepcopy(models[0])
+        found = vmap(lambda p, b, base=base: functional_call(base, (p, b), (x,)))(*stack_module_state(models))
+        for model, output in zip(models, found, strict=True):
+            assert_close(output.detach(), model(x).detach(), 10)
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])

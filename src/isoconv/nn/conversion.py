@@ -31,14 +31,14 @@ from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import fold_stride
-from isoconv.linalg.manifold import project_to_tangent, retract
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.orthogonalisation import descend
+from isoconv.linalg.orthogonalisation import descend, project_to_tangent, retract
 from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.centring import BatchCentering, LayerCentering
-from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d, unfold_stride
+from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
+from isoconv.nn.downsampling import unfold_stride
 from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate
 from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load

@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.linalg.manifold import retract
 from isoconv.linalg.matrices import add_product, as_tall, full_precision, gram_residual, matmul_precision
+from isoconv.linalg.orthogonalisation import retract
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.svcm import project_together
 from isoconv.optim import SteepestDescent
