@@ -9,6 +9,7 @@ random numbers in the loss) is of the process's part of it.
 """
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -123,12 +124,15 @@ class Processes:
         """Leave the others at the end of this context, and let one process say what all of them have to say.
 
         Of those that raise the same error one does so, and the others exit without a word. That another process has ended
-        is said by one of those that are left, unless that process has said why.
+        is said by one of those that are left, unless that process has said why. After an error SIGTERM is ignored: torchrun
+        sends it as soon as one has ended, and the sentence comes first.
         """
         try:
             with self.guard():
                 yield
         except IsoconvError as error:
+            if self.count > 1:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             said = self._count_in("any"), self._count_in(str(error))
             if said[not isinstance(error, Abandoned)] > 1:
                 raise SystemExit(2) from None
