@@ -64,7 +64,8 @@ class DataSet(TrainingDefaults):
 
     shape           : (C, H, W) of the published images, or to which pictures of many sizes are brought
     classes         : their names; none if they are read from the folders of a set of pictures
-    reader          : the function "module:name" of a record, a folder and `PictureOptions` that returns `Splits`
+    reader          : the function "module:name" that returns `Splits`, of a record and a folder; for a set of pictures, also
+                      of `PictureOptions`
     versions        : the forms of its files, in the order of preference; none if it comes with a package, or as pictures
     folders         : for a set of pictures, in one sub-folder per class: where users keep it, in the order of preference
     class_count     : how many classes a complete copy of such a set has
@@ -95,7 +96,7 @@ class DataSet(TrainingDefaults):
         The options are for sets of pictures. The others are read as they are.
         """
         read: Callable[..., Splits] = pkgutil.resolve_name(self.reader)
-        return read(self, Path(folder), **options)
+        return read(self, Path(folder), **options) if self.folders else read(self, Path(folder))
 
 
 OWN_IMAGES = TrainingDefaults()

