@@ -10,6 +10,7 @@ import math
 import os
 import re
 import stat
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,10 +31,6 @@ Reader = Callable[[Any, str], T]
 
 # What float.hex() writes, for finite numbers. More digits, or a smaller exponent, would be rounded when they are read.
 _HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p([+-][0-9]{1,4})")
-_NPY_HEADER = re.compile(
-    rb"\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,10}, ?)*(?:[0-9]{1,10})?)\), \} *\n"
-)
-_NPY_LENGTHS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
 _MODEL_BYTES = 1 << 34
 INPUT = "input"
@@ -403,24 +400,18 @@ def weights_sha256(tensors: dict[str, Tensor]) -> str:
 
 def read_images(path: Path, input_shape: tuple[int, ...]) -> Tensor:
     """Return the array (images, *input_shape) of float64 or bytes in a .npy file, without reading it all."""
-    with open_file(path) as file:
-        length = file.read(_NPY_LENGTHS.get(file.read(8), 0))
-        header = _NPY_HEADER.fullmatch(file.read(min(int.from_bytes(length, "little"), 1 << 16)))
-        position, size = file.tell(), path.stat().st_size
-    if header is None:
-        raise Malformed(f"{path} cannot be read: it is not a complete .npy file.")
-    word, order = header[1].decode("latin-1"), "F" if header[2] == b"True" else "C"
-    shape = tuple(int(number) for number in header[3].split(b",") if number.strip())
-    Malformed.unless(
-        word in ("<f8", "|u1"), f"Expected {path} to hold one array of float64 or uint8. Got {word!r:.60}."
-    )
+    open_file(path).close()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about what is odd in a header
+            images = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:
+        raise Malformed(f"{path} cannot be read: it is not a complete .npy file of numbers.") from error
+    kind, shape, rest = images.dtype.str, images.shape, path.stat().st_size - images.offset - images.nbytes
+    Malformed.unless(kind in ("<f8", "|u1"), f"Expected {path} to hold float64 or uint8. Got {kind!r:.60}.")
+    Malformed.unless(not rest, f"{path} cannot be read: {rest} bytes belong to no image.")
     fits = len(shape) > 0 and shape[1:] == input_shape
     Malformed.unless(fits, f"Expected images of shape {list(input_shape)} in {path}. Got {list(shape[:9])}.")
-    complete = size - position == math.prod(shape) * np.dtype(word).itemsize
-    Malformed.unless(complete, f"{path} cannot be read: it is not a complete .npy file.")
-    if not shape[0]:
-        return np.zeros(shape, word)
-    return np.memmap(path, word, "r", position, shape, order)  # type: ignore[call-overload,no-any-return]
+    return images
 
 
 def as_float64(tensor: Tensor, where: str) -> Floats:

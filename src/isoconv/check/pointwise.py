@@ -309,12 +309,11 @@ def _householder(place: Place) -> Step:
     return Step(shape, 1, apply, rounding)
 
 
-def _curve(rule: Rule, assumes: bool = False, **settings: Reader[Any]) -> Kind:
-    return Kind(partial(_follow, rule=rule), settings, assumes=assumes)
+def _curve(rule: Rule, slow: bool = False, assumes: bool = False, **settings: Reader[Any]) -> Kind:
+    return Kind(partial(_follow, rule=rule, slow=slow), settings, assumes=assumes)
 
 
-def _slow(rule: Rule, assumes: bool = True, **settings: Reader[Any]) -> Kind:
-    return Kind(partial(_follow, rule=rule, slow=True), settings, assumes=assumes)
+_slow = partial(_curve, slow=True, assumes=True)
 
 
 POINTWISE: dict[str, Kind] = {
@@ -336,7 +335,7 @@ POINTWISE: dict[str, Kind] = {
     "Mish": _slow(Curve(lambda x: x * np.tanh(np.log1p(np.exp(x))), Fraction("1.0885003"), 42)),
     "Softplus": _slow(_softplus, beta=real, threshold=real),
     "LogSigmoid": _slow(Curve(_log_sigmoid, ONE, 23, ONE, ONE, Fraction(7, 10))),
-    "Hardswish": _slow(Curve(lambda x: x * _gate(x) / 6, Fraction(3, 2), 4, growth=Fraction(6)), assumes=False),
+    "Hardswish": _curve(Curve(lambda x: x * _gate(x) / 6, Fraction(3, 2), 4, growth=Fraction(6)), slow=True),
     "Hardsigmoid": _slow(Curve(lambda x: _gate(x) / 6, Fraction(1, 6), 4, ZERO, ONE, Fraction(1, 2)), assumes=False),
     "Softmax": Kind(_softmax, {"dim": anything}, assumes=True),
     "HalfAbs": Kind(_half_abs),

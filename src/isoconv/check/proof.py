@@ -30,34 +30,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Budget, Invalid, Malformed
-from .exact import (
-    ARITHMETICS,
-    ONE,
-    ZERO,
-    Arithmetic,
-    Integers,
-    add_up,
-    root_up,
-    show,
-    squared_distance,
-    sum_of_squares,
-    trim,
-)
-from .files import (
-    ASSUMPTION,
-    INPUT,
-    Certificate,
-    Image,
-    Json,
-    Node,
-    Tensor,
-    read_certificate,
-    read_images,
-    read_model,
-    record,
-    weights_sha256,
-)
+from . import Budget, Invalid, Malformed, files
+from .exact import ARITHMETICS, ONE, Arithmetic, Integers, add_up, root_up, show, squared_distance, sum_of_squares, trim
+from .files import ASSUMPTION, INPUT, Certificate, Image, Json, Node, Tensor
 from .kinds import LARGEST_ACTIVATION, MOVES, Place, Shape, Step
 from .pointwise import POINTWISE
 from .windows import WINDOWS
@@ -77,20 +52,17 @@ _PER_INPUT, _PER_ENTRY, _PER_SUM = 1_000_000, 1_000, 50_000
 
 def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool = False) -> str:
     """Return what was proved, in one line. Raise `Invalid` or `Malformed` otherwise."""
-    certificate, listed = read_certificate(file)
-    tensors = read_model(model)
-    pictures = None if images is None else read_images(images, certificate.input_shape)
+    certificate, listed = files.read_certificate(file)
+    tensors = files.read_model(model)
+    pictures = None if images is None else files.read_images(images, certificate.input_shape)
     size = file.stat().st_size + sum(t.nbytes for t in tensors.values()) + (0 if pictures is None else pictures.nbytes)
-    claimed, digest = certificate.weights_sha256, weights_sha256(tensors)
+    claimed, digest = certificate.weights_sha256, files.weights_sha256(tensors)
     Invalid.unless(claimed == digest, f"weights_sha256 is {claimed!r:.70}, but the model's weights have {digest!r}.")
     network = assemble(certificate, tensors, Budget(size, unlimited))
     require_claims(network)
     require_pair_constants(network)
     largest = require_error_terms(network)
-    found, needed = (
-        list(certificate.assumptions),
-        [ASSUMPTION] * any(KINDS[node.kind].assumes for node in certificate.nodes),
-    )
+    needed, found = [ASSUMPTION] * any(KINDS[node.kind].assumes for node, _ in network), [*certificate.assumptions]
     Invalid.unless(found == needed, f"assumptions are {found!s:.200}, but the proof needs {needed}.")
     return _summarise(certificate, *require_images(network, listed, pictures, largest))
 
@@ -171,7 +143,7 @@ class Relations:
         Entries that are in the same sets have the same number in `group`, and `sums` has what they add up to.
         """
         everywhere = add_up(r.factor**2 for r in relations if r.entries is None)
-        group, sums, members, union = np.zeros(1, np.int64), [ZERO], 0, np.zeros(size, bool)
+        group, sums, members, union = np.zeros(1, np.int64), [Fraction(0)], 0, np.zeros(size, bool)
         for relation in relations:
             if relation.entries is None:
                 members += size
@@ -210,13 +182,14 @@ class Network:
     relations: Relations
     fused: set[str]
 
-    @property
-    def constants(self) -> dict[str, Fraction]:
-        """The constant of each value as a function of the network's input."""
-        return self.relations.constants
-
     def __iter__(self) -> Iterator[tuple[Node, Step]]:
         return zip(self.nodes.values(), self.steps.values(), strict=True)
+
+    def run(self) -> Iterator[tuple[Node, Step, set[str]]]:
+        """Yield the nodes with the values that nobody takes after them: all together may be too many to keep."""
+        last = {before: node for node, _ in self for before in node.inputs}
+        for node, step in self:
+            yield node, step, {before for before in node.inputs if last[before] is node}
 
 
 def assemble(certificate: Certificate, tensors: dict[str, Tensor], budget: Budget) -> Network:
@@ -267,7 +240,7 @@ def _read_settings(node: Node) -> Json:
     given, least = len(node.inputs), kind.inputs.start
     expected = f"{least} inputs{' or more' if len(kind.inputs) > 1 else ''}"
     Malformed.unless(given in kind.inputs, f"Expected {node} to have {expected}. Got {given}.")
-    return record(dict, kind.settings)(kind.defaults | node.settings, str(node))
+    return files.record(dict, kind.settings)(kind.defaults | node.settings, str(node))
 
 
 def _pads_circularly(node: Node, following: Node, settings: Json) -> bool:
@@ -300,11 +273,11 @@ def require_pair_constants(network: Network) -> None:
     rounded operations per term, n sums, the root's square; and by twice the smallest normal number times n.
     """
     certificate, claimed = network.certificate, network.certificate.lipschitz
-    whole, rows = network.constants[certificate.output], network.steps[certificate.output].matrix
+    whole, rows = network.relations.constants[certificate.output], network.steps[certificate.output].matrix
     Invalid.unless(claimed >= whole, f"lipschitz is {show(claimed)}, less than the product of the layers' constants.")
     network.budget.spend(certificate.classes**2 * _PER_PAIR, "pair_constants")
     if rows is not None:
-        rest = network.constants[network.nodes[certificate.output].inputs[0]] ** 2
+        rest = network.relations.constants[network.nodes[certificate.output].inputs[0]] ** 2
         room = 1 + Fraction(rows.shape[1] + 8, 2**53 - rows.shape[1] - 8)
         tiny = rows.shape[1] * 2 * ARITHMETICS["float64"].smallest
     for i, constants in enumerate(certificate.pair_constants):
@@ -377,11 +350,11 @@ def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, L
 def require_error_terms(network: Network) -> Largest:
     """Prove the error of the logits; return how large inputs may be."""
     certificate = network.certificate
-    claims = {"error_offset": certificate.error_offset, "error_slope": certificate.error_slope}
-    terms, largest = forward_error(network, ARITHMETICS[certificate.arithmetic])
-    for (name, claimed), needed in zip(claims.items(), terms, strict=True):
-        few = f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause"
-        Invalid.unless(claimed >= needed, f"{few}.")
+    (offset, slope), largest = forward_error(network, ARITHMETICS[certificate.arithmetic])
+    for name, needed in (("error_offset", offset), ("error_slope", slope)):
+        claimed = getattr(certificate, name)
+        little = f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause"
+        Invalid.unless(claimed >= needed, f"{little}.")
     return largest
 
 
@@ -422,12 +395,11 @@ def require_images(
 def _most_kept(network: Network) -> int:
     """Return how many numbers must be kept at once to recompute the logits of one image."""
     sizes = {name: prod(shape) for name, shape in network.shapes.items()}
-    last = {before: node for node, _ in network for before in node.inputs}
     kept = most = sizes[INPUT]
-    for node, _ in network:
+    for node, _, done in network.run():
         kept += sizes[node.name]
         most = max(most, kept)
-        kept -= sum(sizes[before] for before in set(node.inputs) if last[before] is node)
+        kept -= sum(sizes[before] for before in done)
     return most
 
 
@@ -463,13 +435,12 @@ def _require_logits(images: list[Image], network: Network, pictures: Tensor, own
     certificate, (low, high) = network.certificate, network.certificate.input_range
     stored = np.stack([pictures[image.index] for image in images])
     pixels = ARITHMETICS[certificate.arithmetic].hold(stored / 255 if stored.dtype == np.uint8 else stored)
-    values, last = {INPUT: pixels}, {before: node for node, _ in network for before in node.inputs}
+    values = {INPUT: pixels}
     with np.errstate(all="ignore"):
-        for node, step in network:
+        for node, step, done in network.run():
             values[node.name] = step.apply(*(values[before] for before in node.inputs))
-            for before in node.inputs:
-                if last[before] is node:  # all values together may be too many to keep
-                    values.pop(before, None)
+            for before in done:
+                del values[before]
     for image, x, logits in zip(images, pixels, values[certificate.output].tolist(), strict=True):
         where, claimed = f"image {image.index}", image.input_norm
         inside = bool(((x >= low) & (x <= high)).all())

@@ -446,12 +446,9 @@ def _both_sides(value: Any, where: str) -> tuple[int, int]:
 WINDOWS: dict[str, Kind] = {
     "Linear": Kind(_linear),
     "ConvexPotential2d": Kind(_convex_potential, {"padding": _pads(2), "padding_mode": choice("zeros", "circular")}),
-    "L2NormPool2d": Kind(
-        _norm_pool,
-        dict.fromkeys(("kernel_size", "stride"), optional(each(SIZE, 2))),
-        defaults={"kernel_size": None, "stride": None},
-    ),
 }
+_whole = dict.fromkeys(("kernel_size", "stride"))
+WINDOWS["L2NormPool2d"] = Kind(_norm_pool, dict.fromkeys(_whole, optional(each(SIZE, 2))), defaults=_whole)
 _resizing = ("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d")
 WINDOWS |= dict.fromkeys(_resizing, Kind(_upsample, {"factors": anything}))
 for _d in (1, 2):
@@ -470,7 +467,6 @@ for _d in (1, 2):
         f"AvgPool{_d}d": Kind(_average_pool, _pooling | _counting),
         f"ZeroPad{_d}d": Kind(partial(_pad, mode="zeros"), _cut),
         f"ConstantPad{_d}d": Kind(partial(_pad, mode="zeros"), _cut | {"value": real}),
-        f"CircularPad{_d}d": Kind(partial(_pad, mode="circular"), {"padding": _outside}),
-        f"ReflectionPad{_d}d": Kind(partial(_pad, mode="reflect"), {"padding": _outside}),
-        f"ReplicationPad{_d}d": Kind(partial(_pad, mode="replicate"), {"padding": _outside}),
     }
+    for _name, _mode in {"Circular": "circular", "Reflection": "reflect", "Replication": "replicate"}.items():
+        WINDOWS[f"{_name}Pad{_d}d"] = Kind(partial(_pad, mode=_mode), {"padding": _outside})
