@@ -121,6 +121,25 @@ def test_large_zero_padded_convolutions_go_by_a_larger_torus(row, monkeypatch):
         assert prove(kernel, window, bound * (1 + 1e-9)) is None
 
 
+def test_windows_that_do_not_overlap_are_one_matrix():
+    """Not one for each of a thousand frequencies; also where the last window reaches beyond the image."""
+    kernel = np.random.default_rng(0).standard_normal((1, 128, 24, 2, 3))
+    true = spectral_norm(kernel.reshape(128, -1))
+    for size, pads, circular in ((60, (0, 0), True), (60, (0, 0), False), (59, (0, 1), False)):
+        window = window_of((size, size), (2, 3), (2, 3), (1, 1), (pads, pads), circular)
+        for factor, proved in ((1 + 1e-9, True), (1 - 1e-9, False)):
+            budget = Budget(0)
+            budget.left = 1e9
+            claim = Fraction(true * factor)
+            assert (norms.convolution_norm(kernel, window, claim, budget, "it") is None) == proved
+
+
+def test_the_budget_grows_as_the_work_for_a_wider_network_does():
+    assert Budget(0).left == Budget(Budget.SMALL).left
+    assert Budget(4 * Budget.SMALL).left == 8 * Budget(Budget.SMALL).left
+    assert Budget(0, unlimited=True).affords(10**100)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (5, 9), (9, 5), (40, 40), (64, 300), (300, 64)], ids=str)
 @pytest.mark.parametrize("kind", ["normal", "orthogonal", "rank one", "wide range"])
 def test_norms_of_matrices_against_singular_values(shape, kind):
