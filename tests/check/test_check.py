@@ -1,6 +1,8 @@
-"""The checker of certificates: honest ones are accepted, each single lie is found."""
+"""The checker of certificates: every kind is accepted as it is honest, and each lie about it is found."""
 
+import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -15,16 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import isoconv
 import isoconv.check.__main__ as entry_point
-from check.certificate_maker import DROP, Abs, Certificate, Scale, check, put
+from check.certificate_maker import DROP, Certificate, check, put, weights_hash
+from check.evidence import draw_layer, layer_makers
 from isoconv.models import Large
 from isoconv.models.networks import Classifier
-from isoconv.nn import GroupSort, MaxMin
+from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 
-METHODS = ["bcop", "rko", "ossn", "svcm", "rkl2ne", "aol", "cayley", "soc", "bro", "standard"]
 Table = dict[str, Any]
 Maker = Callable[..., Certificate]
 
@@ -32,7 +35,7 @@ Maker = Callable[..., Certificate]
 @pytest.fixture
 def certificate(tmp_path: Path) -> Maker:
     def make(model: nn.Module, *shape: int, **options: Any) -> Certificate:
-        return Certificate(tmp_path, model, shape, **options)
+        return Certificate(tmp_path, model, shape, **{"version": 1} | options)
 
     return make
 
@@ -65,18 +68,12 @@ def every_kind_2d() -> nn.Module:
     )
 
 
-def every_kind_1d() -> nn.Module:
+def one_dimension() -> nn.Module:
     """On (3, 11). The last layer is not linear."""
     return nn.Sequential(
         nn.Sequential(nn.CircularPad1d((2, 1)), nn.Conv1d(3, 4, 4, stride=3)),  # 11 is no multiple of 3: (4, 4)
-        GroupSort(None),
-        nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular", groups=4),
-        nn.ZeroPad1d((3, 0)),  # (4, 7)
-        nn.MaxPool1d(3, stride=2, dilation=2),  # (4, 2)
-        nn.CircularPad1d((2, 0)),  # (4, 4)
         MaxMin(),
-        nn.AvgPool1d(2),  # (4, 2)
-        nn.Linear(2, 2),  # along the last axis
+        nn.Linear(4, 2),  # along the last axis
         nn.Flatten(),
         nn.Linear(8, 4),
         Scale(1.5),
@@ -84,11 +81,10 @@ def every_kind_1d() -> nn.Module:
 
 
 NETWORKS = {
-    **{
-        f"large {conv}": (lambda conv=conv: isoconv.plain(LargeLike((2, 8, 8), 5, conv)), (2, 8, 8)) for conv in METHODS
-    },
+    "bcop": (lambda: isoconv.plain(LargeLike((2, 8, 8), 5, "bcop")), (2, 8, 8)),
+    "svcm": (lambda: isoconv.plain(LargeLike((2, 8, 8), 5, "svcm")), (2, 8, 8)),
     "2d": (every_kind_2d, (2, 9, 6)),
-    "1d": (every_kind_1d, (3, 11)),
+    "1d": (one_dimension, (3, 11)),
 }
 
 
@@ -123,38 +119,30 @@ def down(value: str) -> str:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("arithmetic", ["float64", "float32"])
-def test_honest_certificates_are_accepted(name, arithmetic, certificate):
+@pytest.mark.parametrize(("arithmetic", "version"), [("float64", 1), ("float32", 2)])
+def test_honest_certificates_are_accepted(name, arithmetic, version, certificate):
     model, shape = network(name)
-    honest = certificate(model, *shape, arithmetic=arithmetic)
+    honest = certificate(model, *shape, arithmetic=arithmetic, version=version)
     outcome = honest.check(images=honest.pixels.numpy())
     assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
     assert outcome.out.startswith(f"valid: Lipschitz constant at most {float.fromhex(honest.table['lipschitz'])!r} ")
     certified = sum(float.fromhex(image["radius"]) > 0 for image in honest.table["images"])
-    assert (
-        f"and {certified} of 3 images with a proved radius" in outcome.out
-        and "3 recomputed from their pixels" in outcome.out
-    )
+    assert f"and {certified} of 3 images with a proved radius" in outcome.out and "3 recomputed" in outcome.out
     if arithmetic == "float64":
-        assert certified == 3
-
-
-def test_float64_weights_are_accepted_in_float64(certificate):
-    model, shape = network("2d")
-    assert certificate(model.double(), *shape).check().code == 0
+        assert certified == 3 and certificate(model.double(), *shape).check().code == 0
 
 
 def test_the_large_network_of_the_paper_is_checked_in_seconds(certificate):
-    """About 2 s on one core, of which 0.5 s are the 4096→512 layer; the limit leaves room for a busy machine."""
     torch.manual_seed(0)
     honest = certificate(isoconv.plain(Large((3, 32, 32))), 3, 32, 32, images=1)
-    start = time.perf_counter()
+    start = time.process_time()
     outcome = honest.check()
     assert outcome.code == 0 and outcome.out.startswith("valid: Lipschitz constant at most 1.00001")
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 20
 
 
 def test_it_says_what_it_did_not_check(small):
+    assert check(small.folder / "certificate.json", small.folder).code == 0  # a run's folder stands for its model
     assert "not checked without --images: the images' norms and logits" in small.check().out
     outcome = small.check(images=small.pixels.numpy()[:2])
     assert "2 recomputed" in outcome.out and "not checked: 1 images that the file does not hold, labels" in outcome.out
@@ -169,10 +157,6 @@ def test_images_as_bytes_are_values_over_255(small):
     assert small.check(images=bytes_).code == 0
     bytes_[1, 0, 0] ^= 1
     assert small.check(images=bytes_).code == 1
-
-
-def test_a_run_folder_stands_for_its_model(small):
-    assert check(small.folder / "certificate.json", small.folder).code == 0
 
 
 def test_it_runs_as_a_module_and_as_a_plain_folder_on_python_and_numpy_alone(small, tmp_path):
@@ -195,10 +179,36 @@ def test_it_runs_as_a_module_and_as_a_plain_folder_on_python_and_numpy_alone(sma
         assert subprocess.run(command, capture_output=True, cwd="/", env=environment, check=False).returncode == 1
 
 
+KINDS = [(name, shape) for shape in ((4, 7, 5), (4, 9)) for name in layer_makers(random.Random(), shape)]
+
+
+@pytest.mark.parametrize(("name", "shape"), [kind for kind in KINDS if not ("Pixel" in kind[0] and len(kind[1]) == 2)])
+def test_every_kind(name, shape, certificate):
+    """Between a convolution and a linear layer, so that its rounding matters: half of the error terms is too little."""
+    draw = random.Random(f"{name} {shape}")
+    for arithmetic in ("float64", "float32"):
+        torch.manual_seed(draw.randrange(1000))
+        size = (4, 8, 4) if "Pixel" in name else shape
+        first = (nn.Conv2d if len(shape) == 3 else nn.Conv1d)(4, 4, 1)
+        layer = draw_layer(draw, first(torch.rand(2, *size)).detach(), name)
+        body = nn.Sequential(first, *(layer if name == "wrapped" else [layer]), nn.Flatten()).eval()
+        features = body(torch.zeros(2, *size)).shape[1]
+        honest = certificate(body.append(nn.Linear(features, 3)), *size, arithmetic=arithmetic, images=2, version=2)
+        outcome = honest.check(images=honest.pixels.numpy())
+        assert outcome.code == 0, outcome
+        for number in range(1, len(honest.layers) - 2):
+            norm = honest.layers[number].norm
+            outcome = honest.check(put(f"nodes.{number}.lipschitz", (norm * (1 - 2e-6)).hex()))
+            assert outcome.code == 1 and f"layer {number} " in outcome.out, outcome
+        for term in ("error_offset", "error_slope"):
+            lie = honest.check(put(term, times(0.5)))
+            assert lie.code == 1 and term in lie.out
+
+
 # --------------------------------------------------------------------------------------------------------------- lies
 
 
-@pytest.mark.parametrize("name", ["large svcm", "2d", "1d"])
+@pytest.mark.parametrize("name", ["svcm", "2d", "1d"])
 def test_a_constant_below_the_truth_is_found_in_every_layer_and_one_close_to_it_accepted(name, certificate):
     """To a relative 1e-9 above it, where the checker's own rounding has to stay below that."""
     model, shape = network(name)
@@ -247,8 +257,8 @@ LIES: dict[str, tuple[Callable[[Table], Any], str]] = {
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    model, shape = network("large bcop")
-    return Certificate(tmp_path_factory.mktemp("large"), model, shape, at_the_centre=1)
+    model, shape = network("bcop")
+    return Certificate(tmp_path_factory.mktemp("large"), model, shape, at_the_centre=1, version=1)
 
 
 def test_names_need_not_count_up(certificate):
@@ -372,7 +382,7 @@ def test_a_hidden_scale_is_found(small):
     assert "INVALID: image 0: the network gives" in as_identity.out
     assert "INVALID: " in small.check(put("layers.-1", DROP), images=images).out
     understated = small.check(put("layers.-1.lipschitz", (1.0).hex()))
-    assert "INVALID: layer 11 (Scale) claims a constant of 1.0" in understated.out
+    assert "INVALID: layer 5 (Scale) claims a constant of 1.0" in understated.out
 
 
 def test_images_that_are_not_those_of_the_certificate_are_found(small):
@@ -388,6 +398,77 @@ def test_images_that_are_not_those_of_the_certificate_are_found(small):
     assert smaller.code == 1 and "image 1: its norm is larger than input_norm" in smaller.out
     shifted = small.check(put("images.2.logits.1", times(1 - 1e-3)), images=images)
     assert shifted.code == 1 and "image 2: the network gives" in shifted.out and "for logit 1" in shifted.out
+
+
+@pytest.fixture
+def with_tanh(certificate: Maker) -> Certificate:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3))
+    return certificate(model, 2, 5, 4, version=2)
+
+
+GRAPH_LIES: list[tuple[str, Any, int, str]] = [
+    ("assumptions", [], 1, "assumptions"),
+    ("assumptions", ["all is well"], 1, "assumptions"),
+    ("claim", "x", 2, "claim"),
+    ("nodes.1.note", "x", 2, "note"),
+    ("images.1.note", "x", 2, "note"),
+    ("nodes.1.settings.slope", 1, 2, "slope"),
+    ("output", "2", 2, "goes nowhere"),
+    ("nodes.0.inputs", ["3"], 2, "after its inputs"),
+    ("nodes.1.inputs", ["0", "0"], 2, "1 inputs"),
+    ("nodes.1.inputs", [], 2, "1 inputs"),
+    ("nodes.2.inputs", ["0"], 2, "goes nowhere"),
+    ("nodes.1.name", "0", 2, "once"),
+    ("nodes.1.name", "input", 2, "once"),
+    ("nodes.0.module", None, 1, "holds no"),
+    ("nodes.0.module", "3", 2, "kernel"),
+    ("nodes.0.settings.padding", [1, 1], 2, "padding"),  # as in version 1
+    ("images.1.index", 0, 1, "twice"),
+    ("images", "3", 2, "images"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code", "word"), GRAPH_LIES, ids=[f"{n} {lie[0]}" for n, lie in enumerate(GRAPH_LIES)]
+)
+def test_lies_about_the_graph(path, value, code, word, with_tanh):
+    outcome = with_tanh.check(put(path, value))
+    assert outcome.code == code and word in outcome.out + outcome.err, outcome
+
+
+def test_lines(with_tanh, tmp_path):
+    """The file is read line by line: each is checked, none may be missing, the number of them may be unknown."""
+    assert "assuming" in with_tanh.check().out
+    text = (tmp_path / "certificate.json").read_text()
+    lines = text.splitlines(keepends=True)
+    unknown = json.dumps({**json.loads(lines[0]), "images": None}) + "\n"
+    for content, code in {
+        text: 0,
+        text.rstrip("\n"): 0,
+        "".join([unknown, *lines[1:]]): 0,
+        unknown: 0,
+        "".join(lines[:-1]): 2,
+        text[:-40]: 2,
+        text + "\n": 2,
+        text + lines[-1]: 2,
+        "".join([lines[1], *lines]): 2,
+        "\n" + text: 2,
+    }.items():
+        (tmp_path / "certificate.json").write_text(content)
+        outcome = check(tmp_path / "certificate.json", with_tanh.model_file)
+        assert outcome.code == code and (outcome.out + outcome.err).count("\n") == 1, (content[:60], outcome)
+
+
+def test_a_network_that_is_one_module(certificate):
+    torch.manual_seed(0)
+    honest = certificate(nn.Sequential(nn.Linear(4, 3)), 4, version=2)
+    renamed = {name.removeprefix("0."): tensor for name, tensor in honest.model.state_dict().items()}
+    save_file(renamed, honest.model_file)
+    honest.table["weights_sha256"] = weights_hash(renamed)
+    rename = put("nodes.0.module", "", "nodes.0.name", "model")
+    assert honest.check(rename).code == 2  # the output has another name
+    assert honest.check(lambda table: [rename(table), table.update(output="model")]).code == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- traps
@@ -477,3 +558,11 @@ def test_padding_that_reaches_around(channels, height, width, kernel, stride, pa
     for term in ("error_offset", "error_slope"):  # which count the copies too
         outcome = honest.check(put(term, down))
         assert outcome.code == 1 and f"INVALID: {term} is " in outcome.out
+
+
+def test_taps_that_see_no_pixel_do_nothing(certificate):
+    """A kernel of two taps, of which on an image one pixel high only zeros are seen: the constant is 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, (2, 1), padding=(2, 0), dilation=(3, 1)), nn.Flatten(), nn.Linear(12, 3))
+    honest = certificate(model, 2, 1, 2)
+    assert honest.layers[0].norm == 0 and honest.check(images=honest.pixels.numpy()).code == 0
