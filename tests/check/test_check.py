@@ -1,6 +1,5 @@
 """The checker of certificates: every kind is accepted as it is honest, and each lie about it is found."""
 
-import json
 import math
 import random
 import re
@@ -8,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -229,46 +227,27 @@ def test_a_constant_below_the_truth_is_found_in_every_layer_and_one_close_to_it_
 
 LIES: dict[str, tuple[Callable[[Table], Any], str]] = {
     "product": (put("lipschitz", down), "lipschitz is .*, less than the product"),
-    "pair": (
-        put("pair_constants.1.3", down, "pair_constants.3.1", down),
-        "the pair constant of classes 1 and 3, .* small",
-    ),
+    "pair": (put("pair_constants.1.3", down, "pair_constants.3.1", down), "the pair constant of classes 1 and 3, .* small"),
     "pairs not symmetric": (put("pair_constants.1.3", up), "pair_constants of classes 1 and 3: expected symmetric"),
     "pairs' diagonal": (put("pair_constants.2.2", (1.0).hex()), "pair_constants of classes 2 and 2"),
     "error offset": (put("error_offset", down), "error_offset is .*, less than"),
     "error slope": (put("error_slope", down), "error_slope is .*, less than"),
     "radius": (put("images.1.radius", up), "image 1: the margin to class . does not carry a radius"),
-    "prediction": (
-        put("images.2.prediction", lambda p: (p + 1) % 5),
-        "image 2: class . has the largest logit, not class",
-    ),
+    "prediction": (put("images.2.prediction", lambda p: (p + 1) % 5), "image 2: class . has the largest logit, not class"),
     "tie": (put("images.0.logits", lambda y: [max(y, key=float.fromhex)] * 5), "image 0: the largest logit is tied"),
     "image twice": (put("images.2.index", 0), "image 0 occurs twice"),
-    "norm of an image in [0, 255]": (
-        put("images.0.input_norm", times(255)),
-        "image 0: no input in the range has the norm",
-    ),
+    "norm": (put("images.0.input_norm", times(255)), "image 0: no input in the range has the norm"),
     "hash": (put("weights_sha256", lambda h: f"0{h[1:-1]}g"), "weights_sha256 is '0.*g', but"),
     "linear layer left out": (put("layers.13", DROP), "the model holds 1[13].bias, which no"),
     "last layers left out": (put("layers.-1", DROP, "layers.-1", DROP), "the model holds 13.bias, which no"),
     "layer renamed": (put("layers.-1.name", "14"), "layer 14 .*: the model holds no 14.weight"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     model, shape = network("bcop")
     return Certificate(tmp_path_factory.mktemp("large"), model, shape, at_the_centre=1, version=1)
-
-
-def test_names_need_not_count_up(certificate):
-    """A name says whose the tensors are; it need not be a number, nor follow another."""
-    torch.manual_seed(0)
-    layers = {"first": nn.Linear(3, 4), "7": MaxMin(), "2": nn.Linear(4, 4), "last": nn.Linear(4, 2)}
-    honest = certificate(nn.Sequential(OrderedDict(layers)), 3)
-    assert honest.check().code == 0
-    missing = honest.check(put("layers.0.name", "x"))
-    assert missing.code == 1 and "holds no x.weight" in missing.out
 
 
 def test_a_layer_left_out_shows_in_the_logits(small):
@@ -323,20 +302,21 @@ def test_swapped_and_altered_weights_are_found(large, tmp_path):
         assert outcome.code == 1 and outcome.out.startswith("INVALID: weights_sha256 is ")
 
 
+@pytest.fixture(scope="module")
+def two_dimensions(tmp_path_factory):
+    model, shape = network("2d")
+    return Certificate(tmp_path_factory.mktemp("2d"), model, shape, version=1)
+
+
 # Settings of layers of "2d" that are altered, and how it shows without the images.
 ALTERED = [
     ("Conv2d", 0, "stride", [1, 1], 2, "Expected an image \\(channels, height, width\\) whose size 2 divides"),
-    ("Conv2d", 0, "padding", [0, 0], 2, "Expected"),
     ("Conv2d", 0, "padding", [3, 0], 2, "Expected"),
     ("Conv2d", 1, "groups", 4, 2, r"layer 2 \(Conv2d\): Expected 8 channels in 4 groups"),
-    ("Conv2d", 1, "stride", [1, 1], 2, "Expected"),
-    ("Conv2d", 2, "dilation", [1, 1], 2, "Expected"),
     ("Conv2d", 3, "stride", [1, 1], 2, "an input of 63 features"),
-    ("CircularPad2d", 1, "padding", [0, 1, 2, 2], 2, "an input of 63 features"),
     ("CircularPad2d", 1, "padding", [2, 1, 2, 2], 0, "valid"),  # a shift, which no norm notices
     ("CircularPad2d", 0, "padding", [3, 1, 1, 0], 0, "valid"),
     ("MaxPool2d", 0, "stride", [1, 1], 2, "an input of 63 features"),
-    ("AvgPool2d", 0, "kernel_size", [2, 2], 2, "Expected"),
     ("Flatten", 0, "start_dim", 2, 2, "an input of 63 features"),
     ("Scale", 0, "factor", (0.76).hex(), 1, r"layer 13 \(Scale\) claims a constant of 0.75"),
     ("GroupSort", 0, "group_size", 3, 2, "a number of channels that 3 divides"),
@@ -345,12 +325,10 @@ ALTERED = [
 
 
 @pytest.mark.parametrize(("kind", "number", "setting", "value", "code", "message"), ALTERED)
-def test_altered_settings_are_found(kind, number, setting, value, code, message, certificate):
+def test_altered_settings_are_found(kind, number, setting, value, code, message, two_dimensions):
     """By a shape that does not fit or by a constant; and where both stay, by the logits."""
-    model, shape = network("2d")
-    honest = certificate(model, *shape)
-    place = honest.layer(kind, number)
-    assert honest.table["layers"][place]["settings"][setting] != value
+    honest, place = two_dimensions, two_dimensions.layer(kind, number)
+    assert honest.entries[place]["settings"][setting] != value
     alter = put(f"layers.{place}.settings.{setting}", value)
     outcome = honest.check(alter)
     assert outcome.code == code and re.search(message, outcome.out + outcome.err)
@@ -370,10 +348,6 @@ def test_settings_that_raise_the_norm_are_found(certificate):
     wrapped = honest.check(put("layers.0.settings.padding_mode", "circular"))
     assert wrapped.code == 1 and "layer 0 (Conv2d) claims a constant of 29.8" in wrapped.out
     assert re.search(r"but no bound below about (36\.0|35\.9999999)", wrapped.out)
-
-    grouped = nn.Conv2d(4, 4, 3, padding=1, bias=False, groups=2)
-    honest = certificate(nn.Sequential(grouped, nn.Flatten(), nn.Linear(4 * 25, 3)), 4, 5, 5)
-    assert honest.check(put("layers.0.settings.groups", 1)).code == 2
 
 
 def test_a_hidden_scale_is_found(small):
@@ -398,66 +372,6 @@ def test_images_that_are_not_those_of_the_certificate_are_found(small):
     assert smaller.code == 1 and "image 1: its norm is larger than input_norm" in smaller.out
     shifted = small.check(put("images.2.logits.1", times(1 - 1e-3)), images=images)
     assert shifted.code == 1 and "image 2: the network gives" in shifted.out and "for logit 1" in shifted.out
-
-
-@pytest.fixture
-def with_tanh(certificate: Maker) -> Certificate:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3))
-    return certificate(model, 2, 5, 4, version=2)
-
-
-GRAPH_LIES: list[tuple[str, Any, int, str]] = [
-    ("assumptions", [], 1, "assumptions"),
-    ("assumptions", ["all is well"], 1, "assumptions"),
-    ("claim", "x", 2, "claim"),
-    ("nodes.1.note", "x", 2, "note"),
-    ("images.1.note", "x", 2, "note"),
-    ("nodes.1.settings.slope", 1, 2, "slope"),
-    ("output", "2", 2, "goes nowhere"),
-    ("nodes.0.inputs", ["3"], 2, "after its inputs"),
-    ("nodes.1.inputs", ["0", "0"], 2, "1 inputs"),
-    ("nodes.1.inputs", [], 2, "1 inputs"),
-    ("nodes.2.inputs", ["0"], 2, "goes nowhere"),
-    ("nodes.1.name", "0", 2, "once"),
-    ("nodes.1.name", "input", 2, "once"),
-    ("nodes.0.module", None, 1, "holds no"),
-    ("nodes.0.module", "3", 2, "kernel"),
-    ("nodes.0.settings.padding", [1, 1], 2, "padding"),  # as in version 1
-    ("images.1.index", 0, 1, "twice"),
-    ("images", "3", 2, "images"),
-]
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "code", "word"), GRAPH_LIES, ids=[f"{n} {lie[0]}" for n, lie in enumerate(GRAPH_LIES)]
-)
-def test_lies_about_the_graph(path, value, code, word, with_tanh):
-    outcome = with_tanh.check(put(path, value))
-    assert outcome.code == code and word in outcome.out + outcome.err, outcome
-
-
-def test_lines(with_tanh, tmp_path):
-    """The file is read line by line: each is checked, none may be missing, the number of them may be unknown."""
-    assert "assuming" in with_tanh.check().out
-    text = (tmp_path / "certificate.json").read_text()
-    lines = text.splitlines(keepends=True)
-    unknown = json.dumps({**json.loads(lines[0]), "images": None}) + "\n"
-    for content, code in {
-        text: 0,
-        text.rstrip("\n"): 0,
-        "".join([unknown, *lines[1:]]): 0,
-        unknown: 0,
-        "".join(lines[:-1]): 2,
-        text[:-40]: 2,
-        text + "\n": 2,
-        text + lines[-1]: 2,
-        "".join([lines[1], *lines]): 2,
-        "\n" + text: 2,
-    }.items():
-        (tmp_path / "certificate.json").write_text(content)
-        outcome = check(tmp_path / "certificate.json", with_tanh.model_file)
-        assert outcome.code == code and (outcome.out + outcome.err).count("\n") == 1, (content[:60], outcome)
 
 
 def test_a_network_that_is_one_module(certificate):

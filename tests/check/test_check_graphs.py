@@ -1,7 +1,7 @@
 """Certificates of networks that are no chains: what is accepted is true, what is sharp is accepted, each lie is found."""
 
+import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from check.certificate_maker import Certificate, make_graph, put, weights_hash
+from check.certificate_maker import Certificate, check, make_graph, put, weights_hash
 from check.evidence import draw_graph
 from isoconv.nn import Abs, Add, Concat, Permute, Reshape, Scale, Slice, Translate
 
@@ -150,8 +150,8 @@ def honest(tmp_path: Path) -> Certificate:
     conv = nn.Conv2d(4, 4, 3, padding=1)
     model = make_graph(
         ("conv", conv, ["input"]),
-        ("relu", nn.ReLU(), ["conv"]),
-        ("conv#2", conv, ["relu"]),
+        ("tanh", nn.Tanh(), ["conv"]),
+        ("conv#2", conv, ["tanh"]),
         ("sum", Add(), ["input", "conv#2"]),
         *halves("h", "sum"),
         ("abs", Abs(), ["h0"]),
@@ -164,11 +164,26 @@ def honest(tmp_path: Path) -> Certificate:
     return Certificate(tmp_path, model, (4, 3, 3))
 
 
-def at(name: str, part: str) -> Callable[[Certificate], str]:
-    return lambda honest: f"nodes.{[node['name'] for node in honest.entries].index(name)}.{part}"
+NODES = ["conv", "tanh", "conv#2", "sum", "h0", "h1", "abs", "cat", "move", "bias", "flat", "last"]
 
 
-LIES: list[tuple[Callable[[Certificate], str], Any, int, str]] = [
+def at(name: str, part: str) -> str:
+    return f"nodes.{NODES.index(name)}.{part}"
+
+
+LIES: list[tuple[str, Any, int, str]] = [
+    ("assumptions", [], 1, "assumptions"),
+    ("assumptions", ["all is well"], 1, "assumptions"),
+    ("claim", "x", 2, "claim"),
+    ("images.1.note", "x", 2, "note"),
+    ("images.1.index", 0, 1, "twice"),
+    ("images", "3", 2, "images"),
+    ("output", "flat", 2, "goes nowhere"),
+    (at("tanh", "note"), "x", 2, "note"),
+    (at("tanh", "name"), "conv", 2, "once"),
+    (at("tanh", "name"), "input", 2, "once"),
+    (at("conv", "module"), None, 1, "holds no"),
+    (at("conv", "settings.padding"), [1, 1], 2, "padding"),  # as in version 1
     (at("sum", "inputs"), ["input", "sum"], 2, "after its inputs"),
     (at("sum", "inputs"), ["input", "cat"], 2, "after its inputs"),
     (at("sum", "inputs"), ["input"], 2, "2 inputs"),
@@ -200,23 +215,46 @@ LIES: list[tuple[Callable[[Certificate], str], Any, int, str]] = [
     (at("bias", "module"), "conv", 1, "bias.bias"),
     (at("bias", "module"), None, 1, "holds no"),
     (at("conv#2", "module"), "last", 2, "kernel"),
-    (at("relu", "inputs"), ["conv", "conv"], 2, "1 inputs"),
+    (at("tanh", "inputs"), ["conv", "conv"], 2, "1 inputs"),
 ]
 
 
 @pytest.mark.parametrize("number", range(len(LIES)))
 def test_lies(number, honest):
     path, value, code, word = LIES[number]
-    outcome = honest.check(put(path(honest), value))
+    outcome = honest.check(put(path, value))
     assert outcome.code == code and word in outcome.out + outcome.err, outcome
     assert (outcome.out + outcome.err).count("\n") == 1
+
+
+def test_lines(honest, tmp_path):
+    """The file is read line by line: each is checked, none may be missing, the number of them may be unknown."""
+    assert "assuming" in honest.check().out
+    text = (tmp_path / "certificate.json").read_text()
+    lines = text.splitlines(keepends=True)
+    unknown = json.dumps({**json.loads(lines[0]), "images": None}) + "\n"
+    for content, code in {
+        text: 0,
+        text.rstrip("\n"): 0,
+        "".join([unknown, *lines[1:]]): 0,
+        unknown: 0,
+        "".join(lines[:-1]): 2,
+        text[:-40]: 2,
+        text + "\n": 2,
+        text + lines[-1]: 2,
+        "".join([lines[1], *lines]): 2,
+        "\n" + text: 2,
+    }.items():
+        (tmp_path / "certificate.json").write_text(content)
+        outcome = check(tmp_path / "certificate.json", honest.model_file)
+        assert outcome.code == code and (outcome.out + outcome.err).count("\n") == 1, (content[:60], outcome)
 
 
 def test_replay_sees_what_goes_where(honest):
     """Halves that are exchanged have the same constants: only the images tell."""
     images = honest.pixels.numpy()
     assert honest.check(images=images).code == 0
-    lie = honest.check(put(at("cat", "inputs")(honest), ["h1", "abs"]), images=images)
+    lie = honest.check(put(at("cat", "inputs"), ["h1", "abs"]), images=images)
     assert lie.code == 1 and "logit" in lie.out
 
 
