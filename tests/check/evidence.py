@@ -61,6 +61,7 @@ def layer_makers(draw: random.Random, shape: Sequence[int]) -> dict[str, Callabl
         **{mode: partial(convolution, mode) for mode in ("zeros", "circular", "reflect", "replicate")},
         "AvgPool": lambda: maker("AvgPool")(some(1, 4), some(1, 3), some(0, 1)),
         "MaxPool": lambda: maker("MaxPool")(some(1, 4), some(1, 3), some(0, 1), some(1, 2), ceil_mode=draw.random() < 0.5),
+        "MaxPool far apart": lambda: maker("MaxPool")(some(1, 2), some(4, 6), ceil_mode=True),  # some begin outside
         "ZeroPad": lambda: maker("ZeroPad")(pads(-1, 2)),
         "ConstantPad": lambda: maker("ConstantPad")(pads(-1, 2), draw.choice((0.5, -2.0))),
         **{name: lambda name=name: maker(name)(pads(0, 4)) for name in ("CircularPad", "ReflectionPad", "ReplicationPad")},

@@ -20,7 +20,7 @@ from torch import nn
 
 import isoconv
 import isoconv.check.__main__ as entry_point
-from check.certificate_maker import DROP, Certificate, check, put, weights_hash
+from check.certificate_maker import DROP, Certificate, check, largest_radius, put, weights_hash
 from check.evidence import draw_layer, layer_makers
 from isoconv.models import Large
 from isoconv.models.networks import Classifier
@@ -288,6 +288,13 @@ def test_a_pad_that_is_part_of_a_convolution_does_not_round(large):
     assert large.check(doubled).code == 0
 
 
+def test_a_pad_before_a_convolution_that_pads_is_no_part_of_it(certificate):
+    torch.manual_seed(0)
+    layers = nn.CircularPad2d(1), nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(40, 3)
+    honest = certificate(nn.Sequential(*layers), 2, 3, 2)
+    assert honest.layers[0].norm == 2.0 and honest.check(images=honest.pixels.numpy()).code == 0
+
+
 def test_swapped_and_altered_weights_are_found(large, tmp_path):
     large.check()
     data = large.model_file.read_bytes()
@@ -383,6 +390,20 @@ def test_a_network_that_is_one_module(certificate):
     rename = put("nodes.0.module", "", "nodes.0.name", "model")
     assert honest.check(rename).code == 2  # the output has another name
     assert honest.check(lambda table: [rename(table), table.update(output="model")]).code == 0
+
+
+def test_a_radius_is_proved_from_the_checkers_own_logits_too(small):
+    """A logit in the file that is raised by less than it may err by: its radius is proved from the file alone."""
+    pairs = [[float.fromhex(value) for value in row] for row in small.table["pair_constants"]]
+    alpha, beta = (float.fromhex(small.table[name]) for name in ("error_offset", "error_slope"))
+    image = small.table["images"][0]
+    norm, logits = float.fromhex(image["input_norm"]), [float.fromhex(value) for value in image["logits"]]
+    logits[image["prediction"]] += 0.7 * (alpha + beta * norm)
+    image["logits"] = [value.hex() for value in logits]
+    image["radius"] = largest_radius(logits, norm, pairs, alpha, beta).hex()
+    assert small.check().code == 0
+    outcome = small.check(images=small.pixels.numpy())
+    assert outcome.code == 1 and "image 0: the network's margin" in outcome.out
 
 
 # -------------------------------------------------------------------------------------------------------------- traps
