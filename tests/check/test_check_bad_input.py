@@ -72,6 +72,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("layers.1.settings.dilation", [2**62, 1], "the dilation of layer 0.1"),
     ("layers.1.settings.dilation", [9, 1], "large enough for one output"),
     ("layers.0.settings.padding", [1, 0, -1, 0], "the padding of layer 0.0"),
+    ("layers.0.settings.padding", [1 << 20] * 4, "numbers, the limit"),
     ("layers.3.settings.padding", [9, 0], "every window to reach"),
     ("layers.2.name", "2", "each layer once. Got '2' again"),
     ("layers.5.settings.start_dim", 0, "start_dim"),
