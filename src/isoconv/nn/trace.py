@@ -264,9 +264,6 @@ class _Recorder(TorchFunctionMode):
         start = path or (f"{self.scopes[-1]}.{word}" if self.scopes[-1] else word)
         start = f"{start}_" if start in (INPUT, "nodes") else start
         path = next(path for path in number(start, "_", 1) if path not in self.modules and path not in self.made)
-        for attribute, value in vars(module).items():
-            if isinstance(value, torch.Size):
-                setattr(module, attribute, tuple(value))
         self.made[path] = module.eval()
         self.nodes.append(GraphNode(path, path, inputs))
         return path
@@ -335,6 +332,7 @@ def _twin(kind: type[nn.Module], r: _Recorder, x: Tensor, *args: Any, **kw: Any)
     """Use the module that does what a function does. It takes the same arguments, in the same order but for `_ORDERS`."""
     known = inspect.signature(kind).parameters
     arguments = _bind(_ORDERS.get(kind, " ".join(known)), args, kw)
+    arguments = {name: tuple(n) if isinstance(n, torch.Size) else n for name, n in arguments.items()}
     odd = [name for name, value in arguments.items() if name not in known and value not in (None, False)]
     if any(name != "_stacklevel" for name in odd):
         raise TypeError(", ".join(odd))
