@@ -83,7 +83,7 @@ ACCEPTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "clamp": lambda net, x: x.clamp(-0.5, 0.25) + torch.clamp(x, min=0),
     "slopes": lambda net, x: F.elu(F.celu(F.selu(x), 2.0), 0.5) + F.gelu(x, approximate="tanh") + F.softplus(x, 2, 16),
     "other slopes": lambda net, x: F.silu(F.mish(x)) + F.hardswish(F.hardsigmoid(x)) + F.logsigmoid(F.softmax(x, 1)),
-    "pooling": lambda net, x: F.max_pool2d(x, 4, 2, 1, 1, True) + F.avg_pool2d(x, kernel_size=2, stride=2),
+    "pooling": lambda net, x: torch.max_pool2d(x, 4, 2, 1, 1, True) + F.avg_pool2d(x, kernel_size=2, stride=2),
     "sizes of others": lambda net, x: F.interpolate(F.adaptive_avg_pool2d(x, x.shape[-1] // 2), x.shape[2:]),
     "means": lambda net, x: x.mean(dim=(-2, -1)),
     "padding": lambda net, x: (
@@ -115,6 +115,9 @@ def test_the_graph_is_the_same_function(name: str) -> None:
     for batch in (x, x[:1]):  # also of a size that was not traced
         assert torch.allclose(graph(batch), expected[: len(batch)], rtol=0, atol=1e-13)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    again = Graph.from_record(graph.to_record(), {type(module).__name__: type(module) for module in graph.modules()})
+    again.load_state_dict(graph.state_dict(), assign=True)
+    assert torch.equal(again.eval()(x), graph(x))
     with torch.inference_mode():
         assert lipschitz_bound(model, SHAPE).value == lipschitz_bound(graph, SHAPE).value > 0
 
@@ -140,6 +143,7 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "layer norm": (lambda net, x: F.layer_norm(x, (6,)), "layer_norm, which divides"),
     "attention": (lambda net, x: F.scaled_dot_product_attention(x, x, x), "attention, which"),
     "broadcasting": (lambda net, x: x + x[:, :1], "one shape"),
+    "a multiple": (lambda net, x: torch.add(x, x, alpha=2), "alpha"),
     "a sample": (lambda net, x: x[0], "batch axis"),
     "a part of the batch": (lambda net, x: x[:1], "batch axis"),
     "batch in front": (lambda net, x: x.permute(1, 0, 2, 3), "batch axis"),
