@@ -227,6 +227,26 @@ def test_convolutions_exactly(name):
                 assert norm_at_most(operator, bound), stride
 
 
+@pytest.mark.parametrize("size", [(4,), (5,), (4, 4), (4, 5)])
+@pytest.mark.parametrize("channels", [(1, 1), (2, 1), (1, 2)])
+def test_kernels_as_large_as_the_image_exactly(size, channels):
+    """Made for that size, orthogonal there and not elsewhere, or of any norm."""
+    for seed in range(3):
+        kernel = normal(*channels, *size, seed=seed)
+        symbol = torch.fft.fftn(kernel, dim=tuple(range(2, kernel.dim()))).movedim((0, 1), (-2, -1))
+        left, _, right = torch.linalg.svd(symbol, full_matrices=False)
+        isometry = torch.fft.ifftn((left @ right).movedim((-2, -1), (0, 1)), dim=tuple(range(2, kernel.dim()))).real
+        for weights, closeness in (
+            (kernel, 1e-3),
+            (isometry, 1e-9),
+            (isometry.float(), 1e-5),
+            (3e-200 * isometry, 1e-9),
+        ):
+            bound = conv_norm_bound(weights, 1, size)
+            assert norm_at_most(dense_convolution(exact(weights), size, [1] * len(size)), bound)
+            assert bound <= float(circular_singular_values(weights.double(), size)[0]) * (1 + closeness)
+
+
 def test_without_a_size_it_holds_at_the_worst_frequency():
     """On a large circle the norm is the maximum of the symbol over all frequencies: 2000 of them."""
     for seed in range(5):

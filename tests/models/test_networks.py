@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
-from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, DCGANCritic, Large, ShiftNet, Small
+from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, ConvNet, DCGANCritic, Large, ShiftNet, Small
 from isoconv.nn import (
     METHODS,
     BCOPConv2d,
@@ -159,6 +159,27 @@ def test_the_gradient_keeps_its_norm_through_a_network_that_never_enlarges():
     v = torch.randn_like(y)
     y.backward(v)
     assert torch.allclose(x.grad.flatten(1).norm(dim=1), v.norm(dim=1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("conv", [conv for conv in LIPSCHITZ if conv != "ossn"])  # an estimate from below
+def test_the_network_of_the_comparison(conv):
+    """For 8×8 images: a 1×1 convolution, three blocks of `depth` and halved sides, an orthonormal head."""
+    model = ConvNet((3, 8, 8), 5, conv, width=8, depth=2, centre=(0.5, 0.4, 0.3)).eval()
+    x = torch.rand(2, 3, 8, 8)
+    sizes = [tuple(nn.Sequential(*list(model)[:end])(x).shape[1:]) for end in (3, 9, 15, 21)]
+    assert sizes == [(8, 8, 8), (16, 4, 4), (32, 2, 2), (64, 1, 1)]
+    assert model(x).shape == (2, 5)
+    assert (isoconv.plain(model)(x) - model(x)).abs().max() <= 1e-5
+    assert lipschitz_bound(model, (3, 8, 8)).value <= 1 + 1e-3
+    with pytest.raises(IsoconvError, match="square"):
+        ConvNet((3, 12, 12), 5, conv)
+
+
+def test_the_network_of_the_comparison_keeps_both_of_a_pair():
+    """What is kept of a block whose convolutions are the identity is a permutation of half of its pairs."""
+    model = ConvNet((8, 4, 4), 8, "bcop", width=8, depth=1).eval()
+    halves = model[4](torch.arange(8.0)[None, :, None, None])
+    assert sorted(halves.flatten().tolist()) == [0, 2, 4, 6]  # channels i and i + 4 are a pair
 
 
 def test_bcop_fixed_trains_its_linear_layers_only():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.nn.functional import pixel_shuffle
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from helpers import unshuffled
 from isoconv.nn import InvertibleDownsampling, InvertibleUpsampling
@@ -41,3 +41,12 @@ def test_channels_last_stays_channels_last(shape):
     weights = torch.randn(usual.shape)
     (gradient,) = torch.autograd.grad((last * weights).sum(), given)
     assert torch.equal(gradient, pixel_shuffle(weights, 2))
+
+
+def test_channels_of_a_larger_image_keep_their_layout():
+    """Channels that lie side by side stay so, also where some of them were taken from more."""
+    image = torch.randn(2, 8, 4, 6).contiguous(memory_format=torch.channels_last)
+    for part in (image, image[:, :4], image[:, ::2]):
+        result = InvertibleDownsampling(2)(part)
+        assert torch.equal(result, pixel_unshuffle(part, 2))
+        assert result.is_contiguous(memory_format=torch.channels_last)

@@ -76,6 +76,20 @@ def test_soc_is_the_exponential_and_bro_the_reflection(row):
     assert (jacobian(bro, c, *size) - expected).abs().max() <= 1e-10
 
 
+@pytest.mark.parametrize("kind", [CayleyConv2d, SOCConv2d, BROConv2d])
+@pytest.mark.parametrize("channels", [(4, 4), (3, 8), (8, 3)])
+def test_one_tap_is_one_matrix_for_all_pixels(kind, channels):
+    """The same as three taps, two of which are zero; `weight` has one tap."""
+    narrow, wide = (kind(*channels, taps, input_size=(4, 6), dtype=torch.float64) for taps in (1, 3))
+    with torch.no_grad():
+        wide.kernel.zero_()
+        wide.kernel[:, :, 1:2, 1:2] = narrow.kernel
+        wide.bias.copy_(narrow.bias)
+    assert narrow.weight.shape == (channels[1], channels[0], 1, 1)
+    x = torch.randn(2, channels[0], 4, 6, dtype=torch.float64)
+    assert (narrow(x) - wide(x)).abs().max() <= 1e-12
+
+
 def test_aol_begins_as_an_isometry():
     for layer in (AOLConv2d(3, 4, 3), AOLConv2d(4, 8, 3, groups=2), AOLConv2d(2, 9, 4, 2)):
         assert (singular_values(layer, layer.in_channels, 6, 6) - 1).abs().max() <= 1e-5

@@ -59,6 +59,14 @@ def test_three_lines_train_an_own_network(tmp_path, monkeypatch):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_on_a_cpu_nothing_is_captured():
+    models = network(), network()
+    models[1].load_state_dict(models[0].state_dict())
+    for model, captured in zip(models, (True, False), strict=True):
+        fit(model, loader(), cross_entropy, epochs=2, captured=captured)
+    assert all(map(torch.equal, *(model.state_dict().values() for model in models)))
+
+
 @pytest.mark.parametrize(("optimiser", "stop"), [("steepest", 1), ("rmsprop", 5), (sgd, 13), ("steepest", 13)])
 def test_shuffled_augmented_and_with_dropout_it_goes_on_bit_for_bit(optimiser, stop, tmp_path):
     """Also where the last batch is smaller, and whatever torch's generator did in between."""

@@ -12,7 +12,9 @@ Each function takes the smallest of several bounds, all of them sound:
    Note [Error of a squaring].
 3. Reshaping. ‖conv‖ ≤ √taps·‖reshaped kernel‖: every pixel occurs in as many patches as there are taps.
 4. Per frequency. A circular convolution on an image of known size is unitarily equivalent to one matrix per
-   frequency; bound 2 on each. With zero padding the image of size n embeds in a circular one of size n + k − 1.
+   frequency; bound 2 on each. With zero padding the image of size n embeds in a circular one of size n + k − 1. A kernel
+   as large as its circular image, and not small, is made for that size: it gets this bound alone, and
+   on each frequency also bound 1, λ_max(G) ≤ s + ‖G − sI‖_F. On an infinite grid its norm is larger, and costly to bound.
 
 Note [Error of a squaring]
 Let M̂ approximate a Hermitian M with ‖M̂ − M‖_F ≤ e. Then ‖M̂² − M²‖_F ≤ e(2‖M‖₂ + e), and the computed square is within
@@ -32,6 +34,7 @@ from isoconv.linalg.rounding import add_up, gamma, mul_up, root_up, sqrt_up, up
 from isoconv.linalg.spectrum import fold_kernel
 from isoconv.records import require
 
+_LARGE = 4  # taps along an axis from which on a kernel as large as the image is taken to be made for that size
 _SQUARINGS = 13  # the bound is then at most n^(1/2^15) above the truth: 2e-4 for n = 512
 # More than all that can underflow in a product of matrices scaled to 1, or in the square root of a sum of squares: entries
 # below 2⁻⁵¹¹ may have vanishing squares, and N of them a norm of √N·2⁻⁵¹¹.
@@ -71,6 +74,9 @@ def conv_norm_bound(
     strides = _per_axis("stride", stride, kernel.dim() - 2)
     size = None if input_size is None else _per_axis("input size", input_size, kernel.dim() - 2)
     folded = fold_stride(scaled, strides)
+    taps = folded.shape[2:]
+    if size is not None and padding_mode == "circular" and all(map(_covers, taps, size, strides)):
+        return root_up(_per_frequency(folded, taps, math.inf, near=True), 2 * exponent, 1)
     bounds = [_orthogonal_convolution(folded), _reshaped(folded)]
     if size is not None:
         if padding_mode == "zeros":
@@ -193,8 +199,13 @@ def _reshaped(kernel: Tensor) -> float:
     return mul_up(norm, norm, float(taps))
 
 
-def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float) -> float:
-    """Bound 4 of the Note, squared, for a stride-1 kernel on a circular grid."""
+def _covers(taps: int, size: int, stride: int) -> bool:
+    """Whether a kernel is as large as its image along an axis, and has some taps there."""
+    return taps * stride == size and taps >= _LARGE
+
+
+def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float, near: bool = False) -> float:
+    """Bound 4 of the Note, squared, for a stride-1 kernel on a circular grid; `near`: with bound 1 at each frequency."""
     folded = fold_kernel(kernel, grid)
     taps = folded[0, 0].numel()
     c_out, c_in = folded.shape[:2]
@@ -216,7 +227,21 @@ def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float) -> float:
     size = add_up(mul_up(largest, 1 + gamma(rows[0].numel() + 8)), _TINY)
     of_symbol = mul_up(symbol_error, add_up(2 * size, symbol_error))
     error = add_up(mul_up(sqrt_up(2.0), gamma(2 * length), size, size), of_symbol, _TINY)
+    known = min(known, _near_multiples(gram_real, gram_imaginary, error)) if near else known
     return _largest_eigenvalue(gram_real, gram_imaginary, error, known)
+
+
+def _near_multiples(real: Tensor, imaginary: Tensor, error: float) -> float:
+    """Return max s + ‖G − sI‖_F over Hermitian matrices G, computed within `error`, s the mean of each one's diagonal."""
+    n = real.shape[-1]
+    multiples = real.diagonal(dim1=-2, dim2=-1).mean(-1)
+    shifted = real - multiples[:, None, None] * torch.eye(n, dtype=real.dtype, device=real.device)
+    squares = (shifted * shifted).sum(dim=(-2, -1)) + (imaginary * imaginary).sum(dim=(-2, -1))
+    # Subtracting rounds each of n diagonal entries once, as in `_near_multiple_of_identity`.
+    subtraction = mul_up(gamma(2), math.sqrt(n) + 1, 2 * _frobenius(real.diagonal(dim1=-2, dim2=-1)))
+    pairs = zip(multiples.tolist(), squares.tolist(), strict=True)
+    sizes = [(max(s, 0.0), mul_up(sqrt_up(square), 1 + gamma(2 * n * n + 8))) for s, square in pairs]
+    return max(add_up(s, size, _TINY, subtraction, error) for s, size in sizes)
 
 
 def _twiddles(taps: Sequence[int], grid: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

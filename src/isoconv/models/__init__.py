@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from isoconv.models.generator import Discriminator as Discriminator
     from isoconv.models.generator import Generator as Generator
     from isoconv.models.networks import FC3 as FC3
+    from isoconv.models.networks import ConvNet as ConvNet
     from isoconv.models.networks import DCGANCritic as DCGANCritic
     from isoconv.models.networks import Large as Large
     from isoconv.models.networks import Small as Small

@@ -1,12 +1,16 @@
-"""The networks of the paper: the classifiers Small, Large and FC-3 (its appendix E), and the critic. A few lines each."""
+"""The networks of the paper: the classifiers Small, Large and FC-3 (its appendix E), and the critic. A few lines each.
+
+And the network in which "1-Lipschitz Layers Compared" (Prach et al. 2024) compares methods.
+"""
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
+from isoconv.nn import InvertibleDownsampling, MaxMin, Normalize, Slice
 from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.records import require
 
@@ -106,3 +110,40 @@ class DCGANCritic(Classifier):
         orthogonalisation: str = "manifold",
     ) -> None:
         super().__init__(input_shape, 1, conv, activation, orthogonalisation)
+
+
+class ConvNet(nn.Sequential):
+    """The network of "1-Lipschitz Layers Compared": blocks of five 3×3 convolutions and MaxMin, each half as wide and high.
+
+    A 1×1 convolution from the image to `width` channels and MaxMin; then blocks, each of which ends by keeping half of the
+    pairs that MaxMin sorts, and the pixels of 2×2 squares become channels, so that their number doubles; at last
+    orthonormal rows, one per class. On images of 2×2 convolutions are 1×1. `width` is 16, 32, 64, 128 for XS, S, M, L.
+
+    centre : the mean of each channel of the images, which is subtracted first
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        classes: int = 10,
+        conv: str = "bcop",
+        width: int = 32,
+        depth: int = 5,
+        centre: Sequence[float] | None = None,
+    ) -> None:
+        channels, height, side = check_shape(input_shape)
+        require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
+        require(height == side >= 2 and side & (side - 1) == 0, "square images, 2, 4, 8, … pixels wide", input_shape)
+        require(isinstance(width, int) and width >= 4 and width % 4 == 0, "a width that 4 divides", repr(width))
+        options: dict[str, Any] = {"orthogonalisation": "manifold"}
+        method = METHODS[conv]
+        layers: list[nn.Module] = [] if centre is None else [Normalize(tuple(centre), (1.0,) * channels)]
+        layers += [method.make(channels, width, 1, 1, input_size=(side, side), **options), MaxMin()]
+        while side > 1:
+            taps = 3 if side > 2 else 1
+            for _ in range(depth):
+                layers += [method.make(width, width, taps, 1, input_size=(side, side), **options), MaxMin()]
+            # Channels i and i + width/2 are a pair, so that every second channel is every second pair.
+            layers += [Slice(1, 0, width, 2), InvertibleDownsampling(2)]
+            width, side = 2 * width, side // 2
+        super().__init__(*layers, nn.Flatten(), method.make_linear(width, classes, **options))

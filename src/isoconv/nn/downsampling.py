@@ -72,5 +72,8 @@ def _image_size(x: Tensor) -> tuple[int, ...]:
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    """Whether an image's channels lie side by side in memory. (torch's own question has two answers for one channel.)"""
-    return x.stride(1) == 1 and x.stride(3) == x.shape[1]
+    """Whether an image's channels, or those that were taken from a larger one, lie within its pixels in memory.
+
+    (torch's own question has two answers for one channel.)
+    """
+    return x.stride(3) >= x.shape[1] * x.stride(1)

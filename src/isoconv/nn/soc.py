@@ -34,11 +34,16 @@ class SOCConv2d(TorusConv2d):
         skew = symbol - symbol.mH
         tiny = torch.finfo(skew.dtype).tiny
         rough = torch.linalg.vector_norm(skew, dim=(-2, -1)).amax().clamp_min(tiny)
-        square = skew / rough @ (skew / rough)
-        fourth = torch.linalg.vector_norm(square @ square, dim=(-2, -1)).amax()
-        skew = skew * (_LARGEST / (rough * fourth.clamp_min(tiny) ** 0.25).clamp_min(_LARGEST))
-        identity = identity_of(skew)
-        polynomial = identity
-        for n in range(self.terms, 0, -1):
-            polynomial = identity + skew @ polynomial / n
+        unit = skew / rough
+        square = unit @ unit
+        fourth = square @ square
+        norm = torch.linalg.vector_norm(fourth, dim=(-2, -1)).amax()
+        scale = rough * (_LARGEST / (rough * norm.clamp_min(tiny) ** 0.25).clamp_min(_LARGEST))
+        skew, square, fourth = scale * unit, scale**2 * square, scale**4 * fourth
+        powers = identity_of(skew), skew, square, skew @ square
+        starts = range(self.terms // 4 * 4, -1, -4)
+        parts = [[power * (1 / math.factorial(start + n)) for n, power in enumerate(powers)] for start in starts]
+        polynomial: Tensor = sum(parts[0][: self.terms % 4 + 1])  # type: ignore[assignment]
+        for part in parts[1:]:  # Horner's rule in the fourth power, which takes fewer products
+            polynomial = sum(part) + polynomial @ fourth
         return polynomial / (1 + _LARGEST ** (self.terms + 1) / math.factorial(self.terms + 1))

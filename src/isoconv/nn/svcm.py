@@ -29,9 +29,12 @@ class SVCMConv2d(SizedConv2d):
     @property
     def _projected_size(self) -> tuple[int, int]:
         """The size of the circular image on which the norm is constrained."""
+        height, width = self.kernel_shape[2:]
+        if height == width == 1:  # the same matrix at every frequency
+            return 1, 1
         if self.padding_mode != "zeros":
             return self.convolved_size
-        height, width = self.kernel_shape[2:]  # the zero-padded image embeds in a circular one that is larger by that
+        # The zero-padded image embeds in a circular one that is larger by that.
         return self.convolved_size[0] + height - 1, self.convolved_size[1] + width - 1
 
     def project(self, iterations: int = 50) -> None:

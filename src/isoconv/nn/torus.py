@@ -5,7 +5,8 @@ On a torus of n pixels the convolution y_i = Σ_t W_t x_{i+t−⌊n/2⌋} multip
 frequency, the conjugate of Ŵ(ω) = Σ_t W_t e^{−2πi⟨ω, t−⌊n/2⌋⟩/n}. The operator is orthogonal, or has norm at most 1, if each
 of them does. So a method takes the transform of its small kernel to such matrices, and their inverse transform is
 `weight`. What it does commutes with conjugation, so that the weight is real. Multiplying transforms is also how the layer
-convolves: with a kernel as large as the image that is far cheaper.
+convolves: with a kernel as large as the image that is far cheaper. A kernel of one tap has the same matrix at every
+frequency, a real one: it is made once, and is the weight.
 """
 
 from typing import Any
@@ -25,14 +26,16 @@ class TorusConv2d(SizedConv2d):
     """A convolution of circular images of one size, made frequency by frequency. Subclasses fill in `_transform`.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding, circular, and `input_size`, the height and width of the
-    layer's input. The parameter `kernel` has k×k taps; `weight` covers the image.
+    layer's input. The parameter `kernel` has k×k taps; `weight` covers the image, unless there is one tap.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         require(self.padding_mode == "circular", f"{type(self).__name__} with circular padding", self.padding_mode)
-        self.kernel_shape = *self.kernel_shape[:2], *self.convolved_size
-        self._pads = tuple(map(same_padding, self.convolved_size))
+        one_tap = set(self.kernel_shape[2:]) == {1}
+        self._torus = (1, 1) if one_tap else self.convolved_size
+        self.kernel_shape = *self.kernel_shape[:2], *self._torus
+        self._pads = tuple(map(same_padding, self._torus))
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         taps = self.kernel_shape[2:]
@@ -43,11 +46,13 @@ class TorusConv2d(SizedConv2d):
         return most, most
 
     def _transform(self, symbol: Tensor) -> Tensor:
-        """Return matrices of norm at most 1, (frequencies, at least c_out, at least c_in), given the parameter's."""
+        """Return matrices of norm at most 1, (…, at least c_out, at least c_in), given the parameter's, complex or real."""
         raise NotImplementedError
 
     def _build(self, kernel: Tensor) -> Tensor:
-        size, (c_out, c_in) = self.convolved_size, self.kernel_shape[:2]
+        size, (c_out, c_in) = self._torus, self.kernel_shape[:2]
+        if size == (1, 1):
+            return self._transform(kernel.sum((2, 3)))[:c_out, :c_in, None, None]
         folded = fold_kernel(kernel, size)
         padded = F.pad(folded, (0, size[1] - folded.shape[3], 0, size[0] - folded.shape[2]))
         centred = padded.roll([-(taps // 2) for taps in kernel.shape[2:]], (2, 3))
@@ -55,7 +60,7 @@ class TorusConv2d(SizedConv2d):
         return torch.fft.irfft2(matrices.permute(2, 3, 0, 1), s=size).roll([n // 2 for n in size], (2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.numel():  # which libraries do not transform
+        if not x.numel() or self._torus == (1, 1):  # libraries do not transform empty batches
             return super().forward(x)
         batch, weight, size = self._as_batch(x), self.weight, self.convolved_size
         dtype = constraint_dtype(weight)

@@ -246,6 +246,7 @@ def fit(
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     save_every: float = 8.0,
+    captured: bool = True,
     processes: Processes | None = None,
 ) -> list[FitResult]:
     """Train any networks in place, from wherever they are to their last epoch. Return one result per network.
@@ -267,6 +268,7 @@ def fit(
     resume : resume the run in the folder; on a CPU the weights are bit for bit those of a run never stopped
     should_stop : asked after every step; True saves the state and raises `Stopped`
     save_every : seconds after which the state is saved again, also in the middle of an epoch
+    captured : False runs every step eagerly, for networks with an operation that no CUDA graph can hold
     """
     several = not isinstance(models, nn.Module)
     networks, sources = _listed(models, several), _listed(batches, several)
@@ -288,7 +290,9 @@ def fit(
     with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
         for learner, run in zip(learners, folders, strict=True) if resume else ():
             run.load(learner)
-        loop = _Loop(learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every)
+        loop = _Loop(
+            learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every, captured
+        )
         loop.run()
         for run, learner in owned if processes.first else ():
             run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
@@ -324,10 +328,11 @@ class _Loop:
     processes: Processes
     should_stop: Callable[[], bool]
     save_every: float
+    captured: bool
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
-        self.stepper = Stepper(self.learners, captured=self.processes.count == 1)
+        self.stepper = Stepper(self.learners, captured=self.captured and self.processes.count == 1)
         metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
         self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
