@@ -75,7 +75,7 @@ ACCEPTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "indices": lambda net, x: x[:, 1:, ::2, -1][..., 1:] + x[:, :3, 0:5:2, 2][:, :, 1:],
     "new axes": lambda net, x: x[:, None, :, 2, ..., None].squeeze(1) + x[:, :, 0, None].mT,
     "deviations": lambda net, x: ((x - net.bias[:, None, None]) / statistics(net)[1][None, :, None, None]).flatten(1),
-    "narrow": lambda net, x: x.narrow(1, 1, 2).select(2, 3),
+    "narrow": lambda net, x: x.narrow(1, -3, 2).select(2, 3),
     "shapes": lambda net, x: x.flatten(2).unsqueeze(1).squeeze(1).unflatten(1, (2, 2)).reshape(-1, 4, 36),
     "axes": lambda net, x: x.permute(0, 3, 1, 2).transpose(1, -1).movedim(1, 2).mT.contiguous(),
     "shuffle": lambda net, x: x.view(len(x), 2, 2, 6, 6).transpose(1, 2).contiguous().view(len(x), 4, 6, 6),
