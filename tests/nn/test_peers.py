@@ -76,7 +76,7 @@ def test_layer_of_known_name_becomes_ordinary(monkeypatch: pytest.MonkeyPatch) -
     layer = make_package(monkeypatch).Linear(6, 6)
     model = nn.Sequential(layer, nn.ReLU(), layer)
     plain = isoconv.plain(model)
-    assert type(plain[0]) is nn.Linear and plain[0] is plain[2]
+    assert type(plain[0]) is nn.Linear and plain[0] is plain[2] and plain.training
     assert torch.equal(plain[0].weight, layer.weight)
     norm = float(torch.linalg.matrix_norm(layer.weight.detach(), 2))
     assert lipschitz_bound(model, (6,)).value == pytest.approx(norm**2, rel=1e-6)
