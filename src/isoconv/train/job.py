@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
-from isoconv.data.load import FROM_FILES
-from isoconv.data.resizing import Size, height_and_width
+from isoconv.data.datasets import FROM_FILES
+from isoconv.data.pictures import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers

@@ -16,7 +16,7 @@ from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
-from isoconv.data.resizing import Size as Sides
+from isoconv.data.pictures import Size as Sides
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
