@@ -96,7 +96,7 @@ def test_a_resnet() -> None:
     sums = [name for name, module in network.named_modules() if isinstance(module, ConvexSum)]
     assert len(sums) == 8 and len([row for row in table.rows if row.after and row.after.startswith("BCOP")]) == 20
     norms = gradient_norms(network, x)
-    assert norms["layer1.0.add"] > 0.4 and norms["input"] > 0.25, "gradients vanish"
+    assert norms["layer1.0.add"] > 1 / 8, "gradients vanish: eight unrelated sums would leave 1/16"
     before, after = step(network, x, torch.arange(4))
     assert after < before
     assert lipschitz_bound(network.eval(), shape).value <= 1.001

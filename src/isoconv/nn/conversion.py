@@ -13,9 +13,9 @@ f above 1 is divided by it: a concatenation of disjoint slices of one value by n
 
 Note [Beginnings]
 (x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
-`isoconv.theory.limits`). Two orthogonal maps that have nothing in common lose a factor √½: after the eight blocks of a
-ResNet-18 a gradient is 1/16 of what it was. So a sum begins with most of its weight on the side with fewer layers, whose
-share training can change. And where no weights are carried over, kernels between as many channels begin as the identity.
+`isoconv.theory.limits`). So where no weights are carried over, kernels between as many channels begin as the identity. A
+sum begins with equal weights: on held-out images a ResNet-18 that began with most of the weight on either side was worse
+(results/convert/trials.json).
 """
 
 import copy
@@ -35,7 +35,7 @@ from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import descend, project_to_tangent, retract
 from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
-from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
+from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
@@ -55,7 +55,6 @@ from isoconv.records import require
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
 _ROUNDING = 1e-12
 _TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
-_BRANCH = 0.1  # the weight that the deeper side of a sum begins with: Note [Beginnings]
 _Sizes = Sequence[int]
 _STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
 
@@ -186,7 +185,6 @@ class _Conversion:
         self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
         self.taken = Counter(source for node in graph.nodes for source in node.inputs)
         self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
-        self.depths = {INPUT: 0}  # layers with weights on the longest way to a value
         self.relations: dict[str, dict[str, _Relation]] = {INPUT: {INPUT: _begin(self.shapes[INPUT])}}
         probe = find_probe(graph.state_dict().values())
         self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
@@ -244,12 +242,9 @@ class _Conversion:
         if type(module) is Concat or _smallest(joined) <= 1 + _ROUNDING:
             self._emit(node, module, [self.names[source] for source in node.inputs])
         else:
-            first, *others = sorted(node.inputs, key=self.depths.__getitem__)
-            self.names[node.name] = self.names[first]
-            for other in others:
+            self.names[node.name] = self.names[node.inputs[0]]
+            for other in node.inputs[1:]:
                 mixture = ConvexSum()
-                if self.depths[first] < self.depths[other] and mixture.logit is not None:
-                    mixture.logit.fill_(math.log(_BRANCH / (1 - _BRANCH)))
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
             after, notes = _describe(mixture), ["learned weights that add up to 1"]
             largest = {base: max(part[base].weights.max() for part in parts) for base in bases}
@@ -265,8 +260,6 @@ class _Conversion:
     def _relate(self, node: GraphNode, relations: dict[str, _Relation]) -> None:
         shared = {node.name: _begin(self.shapes[node.name])} if self.taken[node.name] > 1 else {}
         self.relations[node.name] = {**relations, **shared}
-        weighted = isinstance(self.modules[self.nodes[-1].path], BuiltWeight)
-        self.depths[node.name] = max(self.depths[source] for source in node.inputs) + weighted
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
