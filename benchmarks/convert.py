@@ -170,7 +170,7 @@ def check(accuracy: Any, test: ImageSet, count: int, folder: Path, seconds: floa
 
 def compare_onnx(accuracy: Any, test: ImageSet, count: int, folder: Path) -> dict[str, float]:
     """Return the largest difference between the logits of the network and those of its ONNX file, in either arithmetic."""
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     differences = {}
     for dtype in (torch.float64, torch.float32):
