@@ -334,21 +334,25 @@ def _scale(module: Scale, before: Any, after: Any, method: Method) -> _Candidate
 
 
 def _convolve(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
-    """Same arguments, circular padding; where that cannot be, zeros; or padding "same". A stride may not skip pixels."""
+    """Same arguments, circular padding; where that cannot be, zeros; or padding "same". A stride may not skip pixels.
+
+    Most methods want a kernel whose size the stride divides: they get the next larger one.
+    """
     orthogonal = {nn.Conv1d: BCOPConv1d, nn.ConvTranspose2d: BCOPConvTranspose2d}.get(type(module))
     require(orthogonal is None or method.name == "bcop", "method 'bcop', the only one for it", repr(method.name))
     make, kernel = orthogonal or load(method.layer), tuple(map(max, module.kernel_size, module.stride))
+    whole = tuple(-(-taps // step) * step for taps, step in zip(kernel, module.stride, strict=True))
     grown, groups = kernel != module.kernel_size, module.groups
     alone = module.in_channels == module.out_channels == groups > 1 and math.prod(kernel) > 1
     groups //= math.gcd(groups, _TOGETHER) if alone and make in (BCOPConv1d, BCOPConv2d) else 1
     options: dict[str, Any] = {"groups": groups, "dilation": module.dilation, "bias": module.bias is not None}
     options |= {"output_padding": module.output_padding} if isinstance(module, nn.ConvTranspose2d) else {}
     options |= dict(method.options) | ({"input_size": before[2:]} if method.sized else {})
-    sizes, error = (module.in_channels, module.out_channels, kernel, module.stride), None
-    paddings = ["same"] if grown else dict.fromkeys((module.padding, "same"))
-    for padding, mode in product(paddings, ("circular", "zeros")):
+    channels, error = (module.in_channels, module.out_channels), None
+    tries = [(kernel, padding) for padding in (["same"] if grown else dict.fromkeys((module.padding, "same")))]
+    for (taps, padding), mode in product([*tries, (whole, "same")], ("circular", "zeros")):
         try:
-            layer = make(*sizes, padding=padding, padding_mode=mode, **options)
+            layer = make(*channels, taps, module.stride, padding=padding, padding_mode=mode, **options)
         except IsoconvError as reason:
             error = error or reason
             continue
@@ -356,6 +360,7 @@ def _convolve(module: Any, before: _Shape, after: Any, method: Method) -> _Candi
         notes = {
             f"{mode} padding": other,
             "kernel grown to the stride, which skipped pixels": grown,
+            "kernel grown, so that the stride divides its size": taps != kernel,
             f"{groups} group{'s' * (groups > 1)}: a channel alone can only be shifted": groups != module.groups,
         }
         yield layer, ", ".join(note for note, holds in notes.items() if holds)
