@@ -14,10 +14,10 @@ from torch import Tensor
 
 from isoconv.cli import main
 from isoconv.errors import IsoconvError
+from isoconv.losses import LOSSES, Loss, Option
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
-from isoconv.train.losses import LOSSES, Loss, Option
 from train.toys import toy_config
 
 
@@ -103,10 +103,10 @@ def test_a_new_method_is_one_record(monkeypatch):
 def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
     """A choice, with options of its own, that a run is trained with, also by the command, and that its folder keeps."""
 
-    def squared(logits: Tensor, labels: Tensor, sharpness: float) -> Tensor:
+    def squared(logits: Tensor, labels: Tensor, sharpness: float = 1.0) -> Tensor:
         return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
-    monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option(1.0, "")}))
+    monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option("")}))
     command = ["isoconv", "train", "digits", "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
     losses = []
     for k, sharpness in enumerate((1.0, 3.0)):

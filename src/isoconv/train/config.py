@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoconv.data.datasets import DATASETS, OWN_IMAGES
 from isoconv.errors import IsoconvError
+from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
 from isoconv.records import Record, require
-from isoconv.train.losses import LOSSES
 from isoconv.train.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -191,8 +191,7 @@ class TrainConfig(NetworkSettings):
         for name, value in self.loss_options.items():
             known = LOSSES[self.loss].options
             require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))
-            least = 0 if name in self.positive else -math.inf
-            require(least < value < math.inf, f"a number above {least:g} for the option {name}", value)
+            known[name].check(name, value)
 
     @property
     def has_methods(self) -> bool:
@@ -211,9 +210,8 @@ class TrainConfig(NetworkSettings):
 
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""
-        options = LOSSES[self.loss].options
-        own = {name: getattr(self, name, option.default) for name, option in options.items()}
-        return own | self.loss_options
+        defaults = LOSSES[self.loss].defaults
+        return {name: getattr(self, name, default) for name, default in defaults.items()} | self.loss_options
 
 
 def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = None) -> "nn.Module":
