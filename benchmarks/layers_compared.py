@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from isoconv.train.losses import offset_cross_entropy
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,7 +56,6 @@ from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Silent
-from isoconv.train.losses import offset_cross_entropy
 
 COMPARED = ("bcop", "cpl", "aol", "sll", "soc", "cayley", "bro", "rko", "ossn", "svcm")
 RADII = (36 / 255, 72 / 255, 108 / 255)

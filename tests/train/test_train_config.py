@@ -64,9 +64,17 @@ def test_the_papers_recipe_and_radii(data, margin, conv):
     assert (config.optimiser, config.lr, config.schedule) == ("adam", 1e-3, "exponential")
     assert (config.epochs, config.batch_size, config.orthogonalisation) == (200, 128, "bjorck")
     assert (config.loss, config.recipe) == ("hinge", "paper")
+    assert (config.project_every, config.project_iterations) == (100, 50)
     assert config.margin == pytest.approx(math.sqrt(2) * margin)
     assert default_epsilons(data) == ((1.58, 0.3) if data == "mnist" else default_epsilons("some/folder"))
     assert default_epsilons("cifar10") == (36 / 255, 0.1)
+
+
+def test_the_default_recipe_projects_once_after_every_update():
+    for data, conv, model in (("mnist", "svcm", "large"), ("cifar10", "bcop", "network.py:build")):
+        fields = recipe_settings("default", data, conv, model) | {"conv": conv}
+        fields = json.loads(TrainConfig(data, (1, 8, 8), ("a", "b"), **fields).to_json())
+        assert (fields["project_every"], fields["project_iterations"]) == (1, 1)
 
 
 def test_augmentation_is_for_colour_photographs_only():

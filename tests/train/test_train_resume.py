@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from isoconv.errors import IsoconvError
+from isoconv.train import train
 from isoconv.train.classifier import TrainResult
+from isoconv.train.config import TrainConfig
 from isoconv.train.engine import Stopped
 from train.toys import Watcher, losses, same_run, stop_after, toy_config, train_toy
 
@@ -42,6 +44,31 @@ def test_stopped_anywhere_and_more_than_once(options, stops, tmp_path):
     assert [watcher.steps for watcher in watchers] == [*stops, 12 - sum(stops)]  # each step is counted once
     reports = [report for watcher in watchers for report in watcher.reports]
     assert [(report.epoch, report.epochs) for report in reports] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_svcm_trained_by_the_default_is_about_1_lipschitz(tmp_path):
+    (result,) = train_toy(tmp_path, toy_config(conv="svcm", optimiser="adam"))
+    assert result.lipschitz_bound is not None and 0.5 < result.lipschitz_bound < 1.002
+
+
+def test_a_run_that_was_started_with_other_projections_is_resumed_with_them(tmp_path):
+    """By the command's function, which is told nothing but the folder."""
+    settings: dict[str, Any] = {
+        "model": "small",
+        "conv": "svcm",
+        "size": 8,
+        "epochs": 1,
+        "batch_size": 512,
+        "device": "cpu",
+    }
+    for recipe, projections in (("default", (1, 1)), ("paper", (100, 50))):
+        whole, parts = tmp_path / recipe / "whole", tmp_path / recipe / "parts"
+        train("digits", whole, recipe=recipe, **settings)
+        with pytest.raises(Stopped):
+            train("digits", parts, recipe=recipe, **settings, should_stop=stop_after(3))
+        _, config = train(out=parts, device="cpu", resume=True)
+        assert (config.project_every, config.project_iterations) == projections
+        assert TrainConfig.read(parts / "config.json") == config and same_run(whole, parts)
 
 
 def test_seeds_that_were_saved_at_different_steps_draw_level(tmp_path):
