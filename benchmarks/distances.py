@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from isoconv.data.seeds import epoch_generator
+from isoconv.data import epoch_generator
 from isoconv.wasserstein.bound import wasserstein_lower_bound
 from isoconv.wasserstein.critic import TrainedCritic, critic_config, train_critics, typical_scale
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, Samples

@@ -1,5 +1,6 @@
 """Shared by the tests of layers and networks: tables of layers and shapes, dense Jacobians, an independent convolution."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -44,9 +45,10 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     **{kind: (partial(convolution, kind, 2, 4, 3, 1, 5, 4), (2, 5, 4)) for kind in CONVOLUTIONS},
     **{
         f"{kind} s2": (partial(convolution, kind, 2, 6, 4, 2, 6, 4), (2, 6, 4))
-        for kind in METHODS
-        if kind != "bcop-fixed"
+        for kind in ("bcop", "rko", "ossn", "svcm", "aol", "soc", "cpl")
     },
+    "bcop groups": (partial(BCOPConv2d, 4, 20, (3, 4), 2, groups=2), (4, 6, 4)),  # a stride that does not divide k
+    "bcop dilated": (partial(BCOPConv2d, 2, 4, 3, dilation=(2, 1)), (2, 5, 4)),
     "bcop 1x1": (partial(BCOPConv2d, 3, 4, 1), (3, 2, 3)),
     "bcop square": (partial(BCOPConv2d, 4, 4, 2), (4, 3, 3)),
     "1d": (partial(BCOPConv1d, 3, 4, 3), (3, 7)),
@@ -55,6 +57,7 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "1d-bjorck": (partial(BCOPConv1d, 4, 3, 3, orthogonalisation="bjorck"), (4, 5)),
     "transposed": (partial(BCOPConvTranspose2d, 4, 3, 3), (4, 5, 4)),
     "transposed s2": (partial(BCOPConvTranspose2d, 6, 2, 4, 2), (6, 2, 3)),
+    "transposed groups": (partial(BCOPConvTranspose2d, 4, 6, 3, 2, 1, 1, 2), (4, 3, 4)),
     "transposed-bjorck": (partial(BCOPConvTranspose2d, 3, 4, 2, orthogonalisation="bjorck"), (3, 3, 3)),
     "linear": (partial(OrthogonalLinear, 7, 5), (7,)),
     "linear tall": (partial(OrthogonalLinear, 4, 9), (4,)),
@@ -90,66 +93,18 @@ def made(name: str, **options: Any) -> tuple[nn.Module, Tensor]:
 # (c_in, c_out, kernel_size, stride, height, width): channels less, equal, more, odd and 1; kernels odd and even, from 1,
 # larger than the image; images odd, not square, of one pixel; strides 1, 2, 3.
 SHAPES_2D = [
-    # 1×1 kernels
-    (1, 1, 1, 1, 1, 1),
-    (1, 4, 1, 1, 3, 2),
-    (3, 5, 1, 1, 5, 4),
-    (4, 4, 1, 1, 3, 3),
-    # even kernels
-    (1, 1, 2, 1, 3, 3),
-    (1, 2, 2, 1, 4, 5),
-    (3, 4, 2, 1, 5, 5),
-    (4, 3, 2, 1, 5, 3),
-    (1, 7, 2, 1, 4, 4),
-    (2, 3, 4, 1, 6, 5),
-    (3, 3, 4, 1, 7, 5),
-    (1, 3, 6, 1, 7, 6),
-    # odd kernels
-    (1, 1, 3, 1, 4, 4),
-    (2, 1, 3, 1, 5, 3),
-    (3, 5, 3, 1, 5, 4),
-    (5, 3, 3, 1, 4, 5),
-    (5, 5, 3, 1, 5, 5),
-    (8, 8, 3, 1, 4, 4),
-    (1, 1, 5, 1, 5, 6),
-    (2, 3, 5, 1, 5, 5),
-    (2, 2, 7, 1, 8, 7),
-    # kernels larger than the image
-    (1, 1, 2, 1, 1, 1),
-    (2, 3, 3, 1, 1, 1),
-    (2, 2, 4, 1, 2, 3),
-    (3, 4, 5, 1, 2, 2),
-    (2, 2, 7, 1, 3, 2),
-    (1, 2, 9, 1, 2, 4),
-    # as wide as layers of real networks
-    (16, 16, 3, 1, 5, 5),
-    (32, 16, 2, 1, 3, 4),
-    # stride 2
-    (1, 1, 2, 2, 4, 4),
-    (1, 4, 2, 2, 6, 4),
-    (1, 16, 4, 2, 6, 6),
-    (3, 5, 4, 2, 6, 6),
-    (3, 1, 4, 2, 4, 6),
-    (1, 5, 6, 2, 10, 6),
-    (2, 2, 8, 2, 8, 10),
-    (1, 4, 6, 2, 2, 4),
-    (2, 9, 4, 2, 2, 2),
-    # stride 3
-    (1, 1, 3, 3, 6, 9),
-    (1, 10, 6, 3, 6, 6),
-    (2, 5, 6, 3, 6, 9),
-    (1, 3, 9, 3, 3, 6),
+    *[(1, 1, 1, 1, 1, 1), (3, 5, 1, 1, 5, 4), (4, 4, 1, 1, 3, 3)],
+    *[(1, 2, 2, 1, 4, 5), (4, 3, 2, 1, 5, 3), (2, 3, 4, 1, 6, 5), (1, 3, 6, 1, 7, 6)],
+    *[(1, 1, 3, 1, 4, 4), (3, 5, 3, 1, 5, 4), (5, 3, 3, 1, 4, 5), (8, 8, 3, 1, 4, 4), (2, 3, 5, 1, 5, 5)],
+    *[(2, 3, 3, 1, 1, 1), (2, 2, 4, 1, 2, 3), (2, 2, 7, 1, 3, 2), (1, 2, 9, 1, 2, 4)],  # larger than the image
+    *[(16, 16, 3, 1, 5, 5), (32, 16, 2, 1, 3, 4)],  # as wide as layers of real networks
+    *[(1, 4, 2, 2, 6, 4), (3, 5, 4, 2, 6, 6), (3, 1, 4, 2, 4, 6), (1, 5, 6, 2, 10, 6), (2, 9, 4, 2, 2, 2)],
+    *[(1, 1, 3, 3, 6, 9), (2, 5, 6, 3, 6, 9), (1, 3, 9, 3, 3, 6)],
 ]
 
 # (c_in, c_out, kernel_size, stride, length)
-SHAPES_1D = [
-    (*channels, *sizes)
-    for channels in [(1, 1), (1, 3), (2, 2), (3, 5), (5, 3)]
-    for sizes in [(1, 1, 4), (2, 1, 5), (3, 1, 1), (3, 1, 7), (4, 1, 3), (2, 2, 6), (4, 2, 10), (6, 2, 2), (6, 3, 9)]
-]
-
-# (in_features, out_features)
-SHAPES_LINEAR = [(m, n) for m in (1, 2, 5, 13, 24, 65) for n in (1, 4, 5, 16, 24, 64)]
+SHAPES_1D = [(1, 1, 3, 1, 7), (1, 3, 2, 1, 5), (2, 2, 4, 1, 3), (3, 5, 3, 1, 1), (5, 3, 1, 1, 4)]
+SHAPES_1D += [(1, 3, 4, 2, 10), (2, 2, 6, 2, 2), (3, 5, 6, 3, 9), (5, 3, 2, 2, 6)]
 
 
 def named(rows: Sequence[Sequence[int]]) -> list[str]:
@@ -170,7 +125,7 @@ def linear_part(layer: nn.Module, x: Tensor) -> Tensor:
 
 def jacobian(layer: nn.Module, *shape: int) -> Tensor:
     """The dense matrix of the layer's linear part, for one input of this shape: (outputs, inputs)."""
-    size = int(torch.tensor(shape).prod())
+    size = math.prod(shape)
     p = next(layer.parameters())
     identity = torch.eye(size, dtype=p.dtype, device=p.device).reshape(size, *shape)
     return linear_part(layer, identity).detach().reshape(size, -1).T

@@ -27,7 +27,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from isoconv.data.seeds import epoch_generator
+from isoconv.data import epoch_generator
 
 Draw = Callable[[int, torch.Generator], Tensor]
 
@@ -62,13 +62,11 @@ def exact_distance(xs: Tensor, ys: Tensor) -> float:
 
 
 def _uniform(dimension: int, low: float = 0.0, high: float = 1.0) -> Draw:
-    return lambda n, generator: (
-        (high - low) * torch.rand(n, dimension, generator=generator, device=generator.device) + low
-    )
+    return lambda n, g: (high - low) * torch.rand(n, dimension, generator=g, device=g.device) + low
 
 
 def _normal(dimension: int, deviation: float = 1.0) -> Draw:
-    return lambda n, generator: deviation * torch.randn(n, dimension, generator=generator, device=generator.device)
+    return lambda n, g: deviation * torch.randn(n, dimension, generator=g, device=g.device)
 
 
 # Translations, one dimension, radial ------------------------------------------------------------------------------
@@ -89,15 +87,9 @@ def translation(dimension: int, length: float = 1.0, base: str = "normal", seed:
         return centres.to(noise.device)[torch.randint(4, (n,), generator=generator, device=noise.device)] + noise
 
     first = {"normal": _normal(dimension), "uniform": _uniform(dimension, -1, 1), "mixture": mixture}[base]
-    reach = 1 + float(shift.abs().max())
-    return KnownPair(
-        f"translation of a {base} distribution by {length:g}, D = {dimension}",
-        dimension,
-        length,
-        first,
-        lambda n, generator: first(n, generator) + shift.to(generator.device),
-        (-reach, reach) if base == "uniform" else None,
-    )
+    reach, name = 1 + float(shift.abs().max()), f"translation of a {base} distribution by {length:g}, D = {dimension}"
+    support = (-reach, reach) if base == "uniform" else None
+    return KnownPair(name, dimension, length, first, lambda n, g: first(n, g) + shift.to(g.device), support)
 
 
 def line_pairs() -> list[KnownPair]:
@@ -107,12 +99,7 @@ def line_pairs() -> list[KnownPair]:
     def exponential(mean: float) -> Draw:
         return lambda n, generator: -mean * torch.log1p(-uniform(n, generator))
 
-    def eighth_power(n: int, generator: torch.Generator) -> Tensor:
-        return uniform(n, generator) ** 8
-
-    def coin(n: int, generator: torch.Generator) -> Tensor:
-        return (uniform(n, generator) < 0.5).float() - 0.5
-
+    eighth_power, coin = lambda n, g: uniform(n, g) ** 8, lambda n, g: (uniform(n, g) < 0.5).float() - 0.5
     return [
         KnownPair("line: N(0, 1) and N(0, 4)", 1, math.sqrt(2 / math.pi), _normal(1), _normal(1, 2.0)),
         KnownPair("line: exponential of mean 1 and 3", 1, 2.0, exponential(1.0), exponential(3.0)),

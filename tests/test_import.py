@@ -7,7 +7,10 @@ import pytest
 
 import isoconv
 
-LIGHT = "import sys, isoconv; assert isoconv.data.DATASETS and not {'torch', 'numpy'} & set(sys.modules); "
+LIGHT = (
+    "import sys, isoconv; assert isoconv.data.DATASETS and isoconv.nn.METHODS and isoconv.models.MODELS; "
+    "assert not {'torch', 'numpy'} & set(sys.modules); "
+)
 ONLY_CORE = (
     "from isoconv import *; assert isoconv.nn.BCOPConv2d and isoconv.plain and isoconv.data.load_splits; "
     "heavy = {'rich', 'typer', 'PIL', 'matplotlib', 'scipy', 'pandas', 'onnx', 'foolbox', 'mlxtend', 'sklearn', 'ot', "
@@ -15,21 +18,13 @@ ONLY_CORE = (
 )
 
 
-@pytest.mark.parametrize("name", isoconv.__all__)
-def test_every_public_name_is_there(name):
-    assert getattr(isoconv, name) is not None
-    assert name.startswith("__") or name == "IsoconvError" or name in dir(isoconv)
-
-
-def test_other_names_are_not():
+def test_every_public_name_is_there_and_no_other():
+    for name in isoconv.__all__:
+        assert getattr(isoconv, name) is not None
+        assert name.startswith("__") or name == "IsoconvError" or name in dir(isoconv)
+    assert isoconv.plain is isoconv.nn.plain  # the function
     with pytest.raises(AttributeError, match=r"^module 'isoconv' has no attribute 'convolve'$"):
         _ = isoconv.convolve
-
-
-def test_plain_is_the_function():
-    from isoconv.nn import plain
-
-    assert isoconv.plain is plain
 
 
 def test_the_rooms_need_torch_and_numpy_alone():

@@ -5,41 +5,36 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from attacks.attack_reference import DEVICES, exact_square, generator
+from attacks.attack_reference import DEVICES, assert_norms, exact_square, generator
 from isoconv.attacks.ball import exactly_inside, excess, into_ball, norm_bound
 
-SHAPES = [(1,), (5,), (1, 28, 28)]
+SHAPES = [(1,), (5,), (1, 12, 12)]
 
 
-def images_of(shape: tuple[int, ...], count: int = 6) -> Tensor:
+def images_of(shape, count=4):
     """Random ones with black, white and nearly black pixels among them."""
     images = torch.rand(count, *shape, generator=generator(), dtype=torch.float64)
-    kinds = torch.randint(8, images.shape, generator=generator(1))
-    images[kinds == 0] = 0
-    images[kinds == 1] = 1
-    images[kinds == 2] = 1e-310
+    for kind, value in enumerate((0, 1, 1e-310)):
+        images[torch.randint(8, images.shape, generator=generator(1)) == kind] = value
     return images
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1e-320, 1e-160, 1e-12, 0.5])
-def test_norm_bound(shape: tuple[int, ...], size: float, device: str) -> None:
-    images = images_of(shape) if size > 1e-20 else torch.zeros(6, *shape, dtype=torch.float64)
+def test_norm_bound(shape, size, device):
+    images = images_of(shape) if size > 1e-20 else torch.zeros(4, *shape, dtype=torch.float64)
     points = images + size * torch.randn(images.shape, generator=generator(2), dtype=torch.float64)
     bounds = norm_bound(images.to(device), points.to(device)).cpu()
-    n = images[0].numel()
     for image, point, bound in zip(images, points, bounds.tolist(), strict=True):
         truth = exact_square(image, point)
-        assert truth <= Fraction(bound) ** 2
         nearly = max(Fraction(bound) - 3 * Fraction(5e-324), Fraction(0))  # subnormal numbers have no more digits
-        assert nearly**2 <= truth * (1 + Fraction(n + 20, 2**52)) ** 2
+        assert truth <= Fraction(bound) ** 2 and nearly**2 <= truth * (1 + Fraction(image.numel() + 20, 2**52)) ** 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_norm_bound_where_float64_loses_terms(device: str) -> None:
+def test_norm_bound_where_float64_loses_terms(device):
     """One large coordinate, and many whose squares are each less than half of a last place: most of them are lost."""
     points = torch.full((1, 500), 0.99 * 2.0**-26.5, dtype=torch.float64, device=device)
     points[0, 0] = 1
@@ -52,7 +47,7 @@ def test_norm_bound_where_float64_loses_terms(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("epsilon", [0.0, 5e-324, 1e-200, 1e-17, 1e-4, 10.0])
-def test_into_ball(shape: tuple[int, ...], epsilon: float, device: str) -> None:
+def test_into_ball(shape, epsilon, device):
     images = images_of(shape)
     directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
     spoilt = images + directions
@@ -61,12 +56,10 @@ def test_into_ball(shape: tuple[int, ...], epsilon: float, device: str) -> None:
     edge = images + epsilon * torch.nn.functional.normalize(directions.flatten(1)).reshape(images.shape)
     for candidates in (edge, images + 3 * directions, spoilt, images):
         points, norms = (t.cpu() for t in into_ball(images.to(device), candidates.to(device), budget.to(device)))
-        assert bool(((points >= 0) & (points <= 1)).all())
-        for image, point, norm in zip(images, points, norms.tolist(), strict=True):
-            assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(epsilon) ** 2
+        assert_norms(images, points, norms, epsilon)
 
 
-def test_the_budget_is_used_and_what_is_inside_stays() -> None:
+def test_the_budget_is_used_and_what_is_inside_stays():
     images = 0.25 + 0.5 * torch.rand(6, 3, 8, 8, generator=generator(), dtype=torch.float64)
     directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
     for epsilon in (1e-9, 36 / 255):
@@ -78,9 +71,9 @@ def test_the_budget_is_used_and_what_is_inside_stays() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_exact_comparisons(shape: tuple[int, ...]) -> None:
+def test_exact_comparisons(shape):
     """Radii around the true norm, one float after the other: both ways to decide agree with rational numbers."""
-    images = images_of(shape, 3)
+    images = images_of(shape, 2)
     points = (images + 0.01 * torch.randn(images.shape, generator=generator(5), dtype=torch.float64)).clamp(0, 1)
     seen = set()
     for image, point in zip(images, points, strict=True):
@@ -90,23 +83,24 @@ def test_exact_comparisons(shape: tuple[int, ...]) -> None:
             radius = float(nearest + places * np.spacing(nearest))
             inside = truth <= Fraction(radius) ** 2
             assert exactly_inside(image, point, radius) is inside
-            radii = torch.tensor([radius], dtype=torch.float64)
-            assert (float(excess(image[None], point[None], radii)) <= 0) is inside
+            assert (float(excess(image[None], point[None], torch.tensor([radius], dtype=torch.float64))) <= 0) is inside
             seen.add(inside)
     assert seen == {True, False}
 
 
-def test_excess_sees_what_float64_does_not() -> None:
-    """3·2⁻⁵⁰ too far in one coordinate: the squares differ in the hundredth bit."""
+def test_what_float64_does_not_see():
+    """3·2⁻⁵⁰ too far in one coordinate: the squares differ in the hundredth bit. And a difference that is no float:
+
+    1 − 2⁻⁵³ − 3·2⁻⁵⁵ is rounded down to 1 − 2⁻⁵², which it exceeds. A norm of exactly the radius is inside.
+    """
     image, point = torch.tensor([[0.0, 0.0], [1.0, 3 * 2.0**-50]], dtype=torch.float64)
-    assert float((point - image).norm()) == 1.0
-    assert float(excess(image[None], point[None], torch.ones(1, dtype=torch.float64))) == (3 * 2.0**-50) ** 2
-    assert not exactly_inside(image, point, 1.0)
-
-
-def test_differences_that_are_no_floats() -> None:
-    """1 − 2⁻⁵³ − 3·2⁻⁵⁵ is rounded down to 1 − 2⁻⁵², which it exceeds."""
+    one = torch.ones(1, dtype=torch.float64)
+    assert float((point - image).norm()) == 1 and not exactly_inside(image, point, 1.0)
+    assert float(excess(image[None], point[None], one)) == (3 * 2.0**-50) ** 2
     image, point = torch.tensor([[3 * 2.0**-55], [1 - 2.0**-53]], dtype=torch.float64)
     radius = point - image
     assert float(radius) == 1 - 2.0**-52
-    assert not exactly_inside(image, point, float(radius)) and float(excess(image[None], point[None], radius)) > 0
+    truth = float(exact_square(image, point) - Fraction(float(radius)) ** 2)
+    assert not exactly_inside(image, point, float(radius)) and truth > 0
+    assert float(excess(image[None], point[None], radius)) == pytest.approx(truth, rel=1e-9, abs=0)
+    assert exactly_inside(0 * one, one, 1.0)

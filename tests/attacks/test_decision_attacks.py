@@ -2,13 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attacks.attack_reference import (
     DEVICES,
@@ -21,37 +19,36 @@ from attacks.attack_reference import (
     watch,
 )
 from isoconv import IsoconvError
-from isoconv.attacks import AttackResult, boundary, pointwise
+from isoconv.attacks import boundary, pointwise
 from isoconv.attacks.decision import Watched
 from isoconv.attacks.search import Search
-
-Attack = Callable[..., AttackResult]
-
 
 both = pytest.mark.parametrize(
     "attack", [partial(boundary, steps=600), partial(pointwise, queries=600)], ids=["boundary", "pointwise"]
 )
 
 
-def problem(features: int = 6) -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
-    return linear_problem(8, 3, features)
-
-
 @needs_foolbox
 @both
 @pytest.mark.parametrize("device", DEVICES)
-def test_success_is_within_the_budget(attack: Attack, device: str) -> None:
+def test_success_is_within_the_budget(attack, device):
     """On a linear classifier: never below the true distance; with a multiple of it, often."""
-    model, images, labels, distances = problem()
+    model, images, labels, distances = linear_problem(8, 3, 6)
     model.to(device)
-    for factor, least, most in ((1 - 1e-9, 0, 0), (1.5, 0, 8), (3.0, 4, 8), (30.0, 8, 8)):
+    for factor, least, most in ((1 - 1e-9, 0, 0), (3.0, 4, 8), (30.0, 8, 8)):
         result = attack(model, images, labels, distances * factor)
         assert least <= int(result.success.sum()) <= most
-        assert_norms(images, result, distances * factor)
+        assert_norms(images, result.images, result.norms, distances * factor)
+
+
+@needs_foolbox
+def test_the_boundary_attack_comes_close():
+    model, images, labels, distances = linear_problem(8, 3, 6)
+    assert int(boundary(model, images, labels, distances * 1.1, steps=2500).success.sum()) >= 6
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_decisions_are_made_in_full_float32(device: str) -> None:
+def test_decisions_are_made_in_full_float32(device):
     """A step moves a pixel by a ten-thousandth, which the ten bits of TF32 do not show."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
@@ -62,26 +59,20 @@ def test_decisions_are_made_in_full_float32(device: str) -> None:
 
 
 @needs_foolbox
-def test_the_boundary_attack_comes_close() -> None:
-    model, images, labels, distances = problem()
-    assert int(boundary(model, images, labels, distances * 1.1, steps=5000).success.sum()) >= 6
-
-
-@needs_foolbox
-def test_attacks_end_when_they_have_asked_enough() -> None:
-    def queries(attack: Attack, features: int, factor: float, **options: Any) -> int:
-        model, images, labels, distances = problem(features)
+def test_attacks_end_when_they_have_asked_enough():
+    def queries(attack, features, factor, **options):
+        model, images, labels, distances = linear_problem(8, 3, features)
         return len(watch(attack, model, images, labels, distances * factor, **options)[1])
 
     assert queries(boundary, 6, 30, steps=600) < 200
-    assert queries(boundary, 6, 30, steps=600, early_stop=False) > 600
+    assert queries(boundary, 6, 30, steps=300, early_stop=False) > 300
     assert 100 <= queries(pointwise, 60, 1, queries=100) < 150
     assert queries(pointwise, 60, 1, queries=2000) > 250
 
 
 @needs_foolbox
 @both
-def test_points_are_tried_further_out_too(attack: Attack) -> None:
+def test_points_are_tried_further_out_too(attack):
     """The label is lost below 0.3 in float64, and already below 0.301 in float32: its direction reaches to the true one."""
     shifted = Lead(lambda x: x[:, 0] - (0.3 if x.dtype == torch.float64 else 0.301))
     images, labels = grey_images(4, 3), torch.zeros(4, dtype=torch.int64)
@@ -90,9 +81,9 @@ def test_points_are_tried_further_out_too(attack: Attack) -> None:
     assert not bool(attack(shifted, images, labels, reach * (1 - 1e-9), early_stop=False).success.any())
 
 
-def test_the_first_query_is_answered_as_foolbox_expects() -> None:
+def test_the_first_query_is_answered_as_foolbox_expects():
     """It asks about the starting points, and stops if one is not misclassified; what is watched is the truth."""
-    model, images, labels, _ = problem()
+    model, images, labels, _ = linear_problem(8, 3, 6)
     watched = Watched(Search(model, images, labels, 1.0), torch.arange(8))
     assert bool((watched(images.float()).argmax(dim=1) != labels).all())
     assert bool((watched(images.float()).argmax(dim=1) == labels).all())
@@ -100,11 +91,9 @@ def test_the_first_query_is_answered_as_foolbox_expects() -> None:
 
 
 @both
-def test_foolbox_missing(attack: Attack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foolbox_missing(attack, monkeypatch):
     monkeypatch.setitem(sys.modules, "foolbox", None)
     monkeypatch.setenv("GIT_PYTHON_REFRESH", "warn")
-    model, images, labels, _ = problem()
     with pytest.raises(IsoconvError, match=r"Expected foolbox .* pip install 'isoconv\[attacks\]'") as caught:
-        attack(model, images, labels, 0.5)
-    assert "\n" not in str(caught.value)
-    assert os.environ["GIT_PYTHON_REFRESH"] == "warn"
+        attack(*linear_problem(8, 3, 6)[:3], 0.5)
+    assert "\n" not in str(caught.value) and os.environ["GIT_PYTHON_REFRESH"] == "warn"

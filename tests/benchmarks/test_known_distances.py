@@ -18,10 +18,7 @@ def in_support(pair, n=20_000):
     return low <= float(values.min()) and float(values.max()) <= high
 
 
-SIZES = [(2, 4), (2, 256), (3, 16), (16, 64), (128, 256)]
-
-
-@pytest.mark.parametrize(("dimension", "count"), SIZES)
+@pytest.mark.parametrize(("dimension", "count"), [(2, 256), (3, 16), (128, 256)])
 def test_the_potential_falls_by_exactly_the_way_that_is_gone(dimension, count):
     funnels = make_funnels(dimension, count)
     x = box(funnels, 2000)
@@ -32,7 +29,7 @@ def test_the_potential_falls_by_exactly_the_way_that_is_gone(dimension, count):
     assert float(y.abs().max()) <= 2.5
 
 
-@pytest.mark.parametrize(("dimension", "count"), [(2, 4), (2, 64), (8, 16), (64, 256)])
+@pytest.mark.parametrize(("dimension", "count"), [(2, 64), (64, 256)])
 def test_rays_end_where_they_leave_the_box_or_their_funnel(dimension, count):
     funnels = make_funnels(dimension, count)
     x = box(funnels, 1000)
@@ -53,18 +50,13 @@ def test_rays_end_where_they_leave_the_box_or_their_funnel(dimension, count):
     assert not bool(inside(1 + 1e-6).any())
 
 
-def test_a_power_of_one_moves_nothing():
-    funnels = make_funnels(4, 16)
-    still = Funnels(funnels.centres, funnels.offsets, power=1.0)
-    x = box(still, 500)
-    torch.testing.assert_close(still.transport(x), x, atol=1e-12, rtol=0)
-
-
 def test_on_finite_samples_the_map_along_the_rays_is_the_cheapest_assignment():
     funnels = make_funnels(5, 16)
     x = box(funnels, 300)
     y = funnels.transport(x)
     assert exact_distance(x, y) == pytest.approx(float(torch.linalg.vector_norm(x - y, dim=1).mean()), rel=1e-9)
+    still = Funnels(funnels.centres, funnels.offsets, power=1.0)  # which moves nothing
+    torch.testing.assert_close(still.transport(x), x, atol=1e-12, rtol=0)
 
 
 # The authors' own draws of the centres gave these; another draw changes them a little.
@@ -76,7 +68,7 @@ def test_distances_are_those_of_the_published_benchmark(dimension, count, publis
 
 
 def test_the_stated_error_of_a_funnel_pair_is_its_error():
-    coarse, fine = funnel_pair(4, 16, draws=2**11), funnel_pair(4, 16, draws=2**16)
+    coarse, fine = funnel_pair(4, 16, draws=2**10), funnel_pair(4, 16, draws=2**15)
     assert abs(coarse.distance - fine.distance) < 4 * coarse.distance_error
     assert fine.distance_error == pytest.approx(coarse.distance_error / 2**2.5, rel=0.2)
 
@@ -104,7 +96,7 @@ def test_line_pairs_against_sorted_samples(pair):
     assert in_support(pair)
 
 
-@pytest.mark.parametrize("dimension", [1, 2, 7, 64])
+@pytest.mark.parametrize("dimension", [1, 7, 64])
 def test_radial_pairs_differ_by_their_radii_alone(dimension):
     for pair in radial_pairs(dimension):
         sides = [side.double() for side in pair.draw(2**15)]
@@ -116,11 +108,8 @@ def test_radial_pairs_differ_by_their_radii_alone(dimension):
             assert float(torch.linalg.vector_norm(mean)) < 5 / 2**7.5, pair.name
 
 
-def test_radial_distances_by_assignment():
+def test_radial_distances_by_assignment_and_seeds():
     pair = radial_pairs(2)[2]
-    assert exact_distance(*pair.draw(1500)) == pytest.approx(pair.distance, rel=0.06)
-
-
-def test_the_seed_decides():
-    same, again, other = make_funnels(3, 5, 7), make_funnels(3, 5, 7), make_funnels(3, 5, 8)
+    assert exact_distance(*pair.draw(1000)) == pytest.approx(pair.distance, rel=0.08)
+    same, again, other = make_funnels(3, 5, 7), make_funnels(3, 5, 7), make_funnels(3, 5, 8)  # the seed decides
     assert torch.equal(same.centres, again.centres) and not torch.equal(same.centres, other.centres)

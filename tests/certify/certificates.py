@@ -24,9 +24,11 @@ def write(file: Path, header: dict[str, Any], images: list[dict[str, Any]]) -> N
     file.write_text("".join(json.dumps(line) + "\n" for line in (header, *images)))
 
 
-def write_all(model: nn.Module, x: Tensor, folder: Path, labels: Tensor | None = None, **options: Any) -> list[str]:
+def write_all(
+    model: nn.Module | Certifier, x: Tensor, folder: Path, labels: Tensor | None = None, **options: Any
+) -> list[str]:
     """Write a certificate, the model that it is about, and the images; return the checker's arguments."""
-    certifier = Certifier(model, tuple(x.shape[1:]), **options)
+    certifier = model if isinstance(model, Certifier) else Certifier(model, tuple(x.shape[1:]), **options)
     write_certificate(folder / "certificate.jsonl", certifier, certifier(x), labels)
     state = certifier.deployed.state_dict().items()
     save_file({name: tensor.clone().contiguous() for name, tensor in state}, folder / "model.safetensors")

@@ -5,9 +5,9 @@ Nothing of isoconv but the types of its modules.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 import isoconv
 from isoconv.certify import Certifier
-from isoconv.models import Small
+from isoconv.models import CONVOLUTIONS, ShiftNet, Small
 from isoconv.nn import (
     Abs,
     BatchCentering,
@@ -46,29 +46,21 @@ MOVES = (
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+METHODS = (*CONVOLUTIONS, "shift")  # of `trained_small`
 FINE = 600  # bits behind the point of what is no fraction: far beyond every error that is measured
 mpmath.mp.prec = 700
 
 
-class Exact(NamedTuple):
-    """The real numbers whole × unit: one image (no batch), `whole` an array of Python integers."""
-
-    whole: np.ndarray
-    unit: Fraction
+def exact(tensor: Tensor) -> np.ndarray:
+    """The numbers of a floating-point tensor as fractions."""
+    return _array([Fraction(value) for value in tensor.detach().double().flatten().tolist()], tuple(tensor.shape))
 
 
-def exact(tensor: Tensor) -> Exact:
-    """A floating-point tensor, exactly."""
-    # frexp would be wrong where subnormal numbers are flushed to zero; integer ratios are not.
-    ratios = [float(value).as_integer_ratio() for value in tensor.detach().double().flatten().tolist()]
-    bottom = max((denominator for _, denominator in ratios), default=1)
-    whole = np.empty(len(ratios), dtype=object)
-    whole[:] = [numerator * (bottom // denominator) for numerator, denominator in ratios]
-    return Exact(whole.reshape(tuple(tensor.shape)), Fraction(1, bottom))
-
-
-def fractions(values: Exact) -> list[Fraction]:
-    return [value * values.unit for value in values.whole.ravel()]
+def _array(values: Iterable[Any], shape: Sequence[int]) -> np.ndarray:
+    listed = list(values)
+    result = np.empty(len(listed), dtype=object)
+    result[:] = listed
+    return result.reshape(tuple(shape))
 
 
 def leaves(model: nn.Module) -> Iterator[nn.Module]:
@@ -85,123 +77,116 @@ def exact_logits(model: nn.Module, x: Tensor) -> list[Fraction]:
     values = exact(x)
     for module in leaves(isoconv.plain(model).eval()):
         values = exact_module(module, values)
-    return fractions(values)
+    return list(values.ravel())
 
 
-def exact_module(module: nn.Module, x: Exact) -> Exact:
+def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
     match module:
         case _ if isinstance(module, AFFINE):
-            return _affine(module, x)
+            kernels, columns, shape = factors(module, x)
+            y = _shifted(_multiply(exact(kernels), columns).reshape(shape), module.bias)
+            return np.moveaxis(y, 0, -1) if isinstance(module, nn.Linear) else y
         case nn.ConvTranspose1d() | nn.ConvTranspose2d():
-            return _transposed(module, x)
+            twin = copy.deepcopy(module).double()
+            twin.bias = None
+            return _shifted(_apply(twin, x), module.bias)
+        case ConvexPotential2d():
+            kernel = module.weight.detach().double()
+            hidden = _apply(lambda basis: convolve_same(basis, kernel, None, module.padding_mode), x)
+            active = np.maximum(_shifted(hidden, module.bias), 0)
+            return x - _apply(lambda basis: convolve_same(basis, kernel, None, module.padding_mode), active, x.shape)
         case _ if type(module) in SMOOTH:
-            return _entrywise(x, lambda v: _fraction(SMOOTH[type(module)](module, _real(v))))
+            return _array((_fraction(SMOOTH[type(module)](module, _real(v))) for v in x.ravel()), x.shape)
         case nn.Softmax():
-            values = np.vectorize(lambda v: mpmath.exp(_real(v * x.unit)), otypes=[object])(x.whole)
-            shares = values / values.sum(axis=module.dim - (module.dim > 0), keepdims=True)
-            return Exact(
-                np.vectorize(lambda v: round(_fraction(v) * 2**FINE), otypes=[object])(shares), Fraction(1, 2**FINE)
-            )
-        case Normalize():
-            mean, std = ([Fraction(v) for v in tensor.tolist()] for tensor in (module.mean, module.std))
-            parts = [
-                _entrywise(Exact(np.asarray(channel, dtype=object), x.unit), lambda v, m=m, s=s: (v - m) / s).whole
-                for channel, m, s in zip(x.whole, mean, std, strict=True)
-            ]
-            return Exact(np.stack(parts), Fraction(1, 2**FINE))
-        case _ if (matrices := axis_matrices(module, x.whole.shape[1:])) is not None:
-            values = x.whole * x.unit
+            powers = _array((mpmath.exp(_real(v)) for v in x.ravel()), x.shape)
+            shares = powers / powers.sum(axis=module.dim - (module.dim > 0), keepdims=True)
+            return _array(map(_fraction, shares.ravel()), x.shape)
+        case _ if (matrices := axis_matrices(module, x.shape[1:])) is not None:
             for axis, matrix in enumerate(matrices, start=1):
-                values = np.moveaxis(np.tensordot(matrix, values, (1, axis)), 0, axis)
-            whole = [round(v * 2**FINE) for v in values.ravel()]
-            return Exact(np.array(whole, dtype=object).reshape(values.shape), Fraction(1, 2**FINE))
+                x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+            return _rounded(x)
         case MaxMin() | GroupSort():
             axis = module.dim - 1 if module.dim > 0 else module.dim
-            rows = np.moveaxis(x.whole, axis, 0)
+            rows = np.moveaxis(x, axis, 0)
             size = 2 if isinstance(module, MaxMin) else module.group_size or len(rows)
             groups = rows.reshape(size, len(rows) // size, *rows.shape[1:])
-            return Exact(np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis), x.unit)
-        case Householder():
-            return _reflected(module, x)
-        case ConvexPotential2d():
-            return _stepped_down(module, x)
+            return np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis)
+        case Householder():  # pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0
+            (v, w), (a, b) = exact(module.vectors).reshape(2, -1, 1), x.reshape(2, len(x) // 2, -1)
+            along = 2 * np.minimum(v * a + w * b, 0) / (v * v + w * w)
+            return _rounded(np.concatenate([a - along * v, b - along * w]).reshape(x.shape))
+        case Normalize():
+            return _rounded(_shifted(x, -module.mean.double()) / _shifted(x * 0, module.std))
         case BatchCentering():
-            bias = torch.zeros_like(module.running_mean) if module.bias is None else module.bias
-            pairs = zip(bias.tolist(), module.running_mean.tolist(), strict=True)
-            shift = [Fraction(b) - Fraction(m) for b, m in pairs]
-            rows = zip(x.whole.reshape(len(shift), -1), shift, strict=True)
-            return _fine([[v * x.unit + s for v in row] for row, s in rows], x.whole.shape)
-        case LayerCentering():
-            dims = range(1, x.whole.ndim + 1) if module.dim is None else module.dim
-            axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
-            count = math.prod(x.whole.shape[axis] for axis in axes)
-            return Exact(x.whole * count - x.whole.sum(axis=axes, keepdims=True), x.unit / count)
-        case nn.ReLU():
-            return Exact(np.where(x.whole > 0, x.whole, 0), x.unit)
-        case nn.LeakyReLU():
-            slope = Fraction(module.negative_slope)
-            whole = np.where(x.whole > 0, x.whole * slope.denominator, x.whole * slope.numerator)
-            return Exact(whole, x.unit / slope.denominator)
-        case Abs():
-            return Exact(abs(x.whole), x.unit)
-        case HalfAbs():
-            half = len(x.whole) // 2
-            return Exact(np.concatenate([abs(x.whole[:half]), x.whole[half:]]), x.unit)
-        case PositionBias():
-            bias = exact(module.bias.reshape(x.whole.shape[1:]))
-            unit = min(x.unit, bias.unit)  # both powers of two, or fractions of one
-            return Exact(x.whole * _whole(x.unit / unit) + bias.whole * _whole(bias.unit / unit), unit)
-        case L2NormPool2d():
-            taps, stride = module.kernel_size or x.whole.shape[1:], module.stride or x.whole.shape[1:]
-            under = sliding_window_view(x.whole, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
-            squares = (under**2).sum(axis=(3, 4))
-            roots = [_fraction(mpmath.sqrt(_real(square * x.unit**2))) for square in squares.ravel()]
-            return _fine([roots], squares.shape if module.kernel_size else squares.shape[:1])
-        case Scale():
-            factor = Fraction(module.factor)  # the unit stays positive, so that what follows can compare
-            return Exact(x.whole * factor.numerator, x.unit / factor.denominator)
-        case nn.MaxPool1d() | nn.MaxPool2d():
-            return Exact(windows(module, x.whole, -math.inf).max(axis=0), x.unit)
-        case nn.AvgPool1d() | nn.AvgPool2d():
-            under = windows(module, x.whole)
-            return Exact(under.sum(axis=0), x.unit / (getattr(module, "divisor_override", None) or len(under)))
-        case nn.ReLU6() | nn.Hardtanh():
-            low, high = (Fraction(v) for v in (module.min_val, module.max_val))
-            return _entrywise(x, lambda v: min(max(v, low), high))
-        case nn.Softsign():
-            return _entrywise(x, lambda v: v / (1 + abs(v)))
-        case nn.Tanh():
-            return _entrywise(x, lambda v: _fraction(mpmath.tanh(_real(v))))
-        case nn.Sigmoid():
-            return _entrywise(x, lambda v: _fraction(1 / (1 + mpmath.exp(-_real(v)))))
+            return _shifted(_shifted(x, -module.running_mean.double()), module.bias)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
-            return _normalised(module, x)
+            eps, ones = Fraction(module.eps), torch.ones(len(x))
+            gammas, variances = (exact(ones if v is None else v) for v in (module.weight, module.running_var))
+            slopes = [_fraction(_real(g) / mpmath.sqrt(_real(v + eps))) for g, v in zip(gammas, variances, strict=True)]
+            scaled = _shifted(x, -module.running_mean.double()).reshape(len(x), -1) * _array(slopes, (-1, 1))
+            return _rounded(_shifted(scaled.reshape(x.shape), module.bias))
+        case LayerCentering():
+            dims = range(1, x.ndim + 1) if module.dim is None else module.dim
+            axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
+            return x - x.sum(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes)
+        case nn.ReLU():
+            return np.maximum(x, 0)
+        case nn.LeakyReLU():
+            return np.where(x > 0, x, x * Fraction(module.negative_slope))
+        case nn.ReLU6() | nn.Hardtanh():
+            return np.minimum(np.maximum(x, Fraction(module.min_val)), Fraction(module.max_val))
+        case nn.Softsign():
+            return _rounded(x / (1 + abs(x)))
+        case Abs():
+            return abs(x)
+        case HalfAbs():
+            return np.concatenate([abs(x[: len(x) // 2]), x[len(x) // 2 :]])
+        case PositionBias():
+            return x + exact(module.bias.reshape(x.shape[1:]))
+        case Scale():
+            return x * Fraction(module.factor)
+        case L2NormPool2d():
+            taps, stride = module.kernel_size or x.shape[1:], module.stride or x.shape[1:]
+            under = sliding_window_view(x, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
+            squares = (under**2).sum(axis=(3, 4))
+            roots = [_fraction(mpmath.sqrt(_real(square))) for square in squares.ravel()]
+            return _array(roots, squares.shape if module.kernel_size else squares.shape[:1])
+        case nn.MaxPool1d() | nn.MaxPool2d():
+            return windows(module, x, -math.inf).max(axis=0)
         case nn.ConstantPad1d() | nn.ConstantPad2d() if not isinstance(module, MOVES):
-            value = Fraction(module.value) / x.unit
-            moved = _moved(lambda places: pad(places, module.padding), x.whole * value.denominator, value.numerator)
-            return Exact(moved, x.unit / value.denominator)
+            return _moved(lambda places: pad(places, module.padding), x, Fraction(module.value))
         case _ if isinstance(module, MOVES):
-            return Exact(_moved(module, x.whole), x.unit)
+            return _moved(module, x)
     raise AssertionError(f"the tests know no exact {type(module).__name__}")
 
 
-def _fine(rows: Sequence[Sequence[Fraction]], shape: tuple[int, ...]) -> Exact:
-    values = [round(value * 2**FINE) for row in rows for value in row]
-    return Exact(np.array(values, dtype=object).reshape(shape), Fraction(1, 2**FINE))
+def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product of matrices of fractions, by whole numbers over their common denominators."""
+    below = [math.lcm(*(v.denominator for v in matrix.ravel())) for matrix in (a, b)]
+    whole = [_array(((v * n).numerator for v in m.ravel()), m.shape) for m, n in zip((a, b), below, strict=True)]
+    return (whole[0] @ whole[1]) * Fraction(1, math.prod(below))
 
 
-def _reflected(module: Householder, x: Exact) -> Exact:
-    """Reflect pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0."""
-    half = len(x.whole) // 2
-    vectors, rows = [Fraction(v) for v in module.vectors.tolist()], x.whole.reshape(2 * half, -1) * x.unit
-    result = [list(row) for row in rows]
-    for i in range(half):
-        v, w = vectors[i], vectors[i + half]
-        for k, (a, b) in enumerate(zip(rows[i], rows[i + half], strict=True)):
-            if v * a + w * b < 0:
-                along = 2 * (v * a + w * b) / (v * v + w * w)
-                result[i][k], result[i + half][k] = a - along * v, b - along * w
-    return _fine(result, x.whole.shape)
+def _apply(
+    function: Callable[[Tensor], Tensor], x: np.ndarray, transposed: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """A linear function of an image whose matrix has weights for entries, so that torch computes it exactly.
+
+    With `transposed`, the shape of the function's inputs: its transpose.
+    """
+    shape = transposed or x.shape
+    columns = function(torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)).detach()
+    matrix = exact(columns.flatten(1) if transposed else columns.flatten(1).T)
+    return _multiply(matrix, x.reshape(-1, 1)).reshape(transposed or tuple(columns.shape[1:]))
+
+
+def _shifted(x: np.ndarray, bias: Tensor | None) -> np.ndarray:
+    """With a number added to each channel."""
+    return x if bias is None else x + exact(bias).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    return _array((Fraction(round(v * 2**FINE), 2**FINE) for v in x.ravel()), x.shape)
 
 
 # Of a module and a real number, as torch documents them; torch's Softplus is the identity beyond its threshold.
@@ -209,6 +194,8 @@ SMOOTH: dict[type[nn.Module], Callable[[Any, mpmath.mpf], mpmath.mpf]] = {
     nn.ELU: lambda m, v: v if v > 0 else m.alpha * mpmath.expm1(v),
     nn.CELU: lambda m, v: v if v > 0 else m.alpha * mpmath.expm1(v / m.alpha),
     nn.SELU: lambda m, v: SELU[0] * (v if v > 0 else SELU[1] * mpmath.expm1(v)),
+    nn.Tanh: lambda m, v: mpmath.tanh(v),
+    nn.Sigmoid: lambda m, v: 1 / (1 + mpmath.exp(-v)),
     nn.SiLU: lambda m, v: v / (1 + mpmath.exp(-v)),
     nn.GELU: lambda m, v: v * (mpmath.ncdf(v) if m.approximate == "none" else (1 + mpmath.tanh(_gelu_argument(v))) / 2),
     nn.Mish: lambda m, v: v * mpmath.tanh(mpmath.log1p(mpmath.exp(v))),
@@ -228,35 +215,20 @@ def axis_matrices(module: Any, sizes: Sequence[int]) -> list[np.ndarray] | None:
     """The matrix of fractions for each axis, of pooling by averages and of linear interpolation; None of other modules."""
     if isinstance(module, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
         outputs = [n if o is None else o for o, n in zip(_each(module.output_size, len(sizes)), sizes, strict=True)]
-        return [
-            np.array(
-                [
-                    [
-                        Fraction(i * n // o <= p < -(-(i + 1) * n // o), -(-(i + 1) * n // o) - i * n // o)
-                        for p in range(n)
-                    ]
-                    for i in range(o)
-                ]
-            )
-            for o, n in zip(outputs, sizes, strict=True)
-        ]
-    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)) and (
-        module.ceil_mode or not module.count_include_pad or getattr(module, "divisor_override", None)
-    ):
+        windows = [[(i * n // o, -(-(i + 1) * n // o)) for i in range(o)] for o, n in zip(outputs, sizes, strict=True)]
+        return [_averages(n, [(a, b, b - a) for a, b in rows]) for n, rows in zip(sizes, windows, strict=True)]
+    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d)):
         result, divisor = [], getattr(module, "divisor_override", None)
-        names = ("kernel_size", "stride", "padding")
-        for axis, (n, k, s, p) in enumerate(
-            zip(sizes, *(_each(getattr(module, name), len(sizes)) for name in names), strict=True)
-        ):
+        settings = (_each(getattr(module, name), len(sizes)) for name in ("kernel_size", "stride", "padding"))
+        for axis, (n, k, s, p) in enumerate(zip(sizes, *settings, strict=True)):
             count = (n + 2 * p - k + (s - 1) * module.ceil_mode) // s + 1
             starts = [i * s - p for i in range(count) if not module.ceil_mode or i * s - p < n]
             rows = []
             for a in starts:
                 b = min(a + k, n + p)
                 by = b - a if module.count_include_pad else min(b, n) - max(a, 0)
-                by = by if divisor is None else divisor if axis == 0 else 1
-                rows.append([Fraction(int(a <= q < b), by) for q in range(n)])
-            result.append(np.array(rows))
+                rows.append((a, b, by if divisor is None else divisor if axis == 0 else 1))
+            result.append(_averages(n, rows))
         return result
     if isinstance(module, nn.Upsample) and "linear" in module.mode:
         scales = None if module.scale_factor is None or module.recompute_scale_factor else module.scale_factor
@@ -264,46 +236,17 @@ def axis_matrices(module: Any, sizes: Sequence[int]) -> list[np.ndarray] | None:
         result = []
         for axis, (n, o) in enumerate(zip(sizes, outputs, strict=True)):
             step = Fraction(n, o) if scales is None else 1 / Fraction(float(_each(scales, len(sizes))[axis]))
-            corners = Fraction(n - 1, max(o - 1, 1))
-            at = [
-                i * corners if module.align_corners else (i + Fraction(1, 2)) * step - Fraction(1, 2) for i in range(o)
-            ]
+            corners, half = Fraction(n - 1, max(o - 1, 1)), Fraction(1, 2)
+            at = [i * corners if module.align_corners else (i + half) * step - half for i in range(o)]
             at = [min(max(p, Fraction(0)), Fraction(n - 1)) for p in at]
             result.append(np.array([[max(Fraction(0), 1 - abs(p - q)) for q in range(n)] for p in at]))
         return result
     return None
 
 
-def _transposed(module: Any, x: Exact) -> Exact:
-    """Each number of the Jacobian is one weight, so that torch computes it exactly."""
-    basis = torch.eye(x.whole.size, dtype=torch.float64).reshape(-1, *x.whole.shape)
-    twin = copy.deepcopy(module).double()
-    bias, twin.bias = exact(module.bias), None
-    columns = twin(basis).detach()
-    matrix = exact(columns.flatten(1).T)
-    whole = (matrix.whole @ x.whole.ravel() * (matrix.unit * x.unit)).reshape(columns.shape[1:])
-    whole = whole + (bias.whole * bias.unit).reshape(-1, *[1] * (whole.ndim - 1))
-    unit = Fraction(1, math.lcm(*(v.denominator for v in whole.ravel())))
-    return Exact(np.array([int(v / unit) for v in whole.ravel()], dtype=object).reshape(whole.shape), unit)
-
-
-def _stepped_down(module: ConvexPotential2d, x: Exact) -> Exact:
-    """x − Wᵀ·relu(Wx + b), for kernels that fit into the image: each number of W is one weight, and so exact."""
-    basis = torch.eye(x.whole.size, dtype=torch.float64).reshape(-1, *x.whole.shape)
-    columns = convolve_same(basis, module.weight.detach().double(), None, module.padding_mode).flatten(1)
-    matrix, values = exact(columns.T), x.whole.ravel() * x.unit
-    hidden = matrix.whole @ values * matrix.unit
-    if module.bias is not None:
-        bias = exact(module.bias)
-        hidden = hidden + np.repeat(bias.whole * bias.unit, len(hidden) // len(bias.whole))
-    result = values - matrix.whole.T @ np.where(hidden > 0, hidden, 0) * matrix.unit
-    unit = Fraction(1, math.lcm(*(Fraction(v).denominator for v in result)))
-    return Exact(np.array([int(v / unit) for v in result], dtype=object).reshape(x.whole.shape), unit)
-
-
-def _whole(value: Fraction) -> int:
-    assert value.denominator == 1
-    return value.numerator
+def _averages(size: int, windows: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """The matrix whose rows hold 1/divisor from start to end: (start, end, divisor) for each row."""
+    return np.array([[Fraction(int(a <= q < b), by) for q in range(size)] for a, b, by in windows])
 
 
 def _real(value: Fraction) -> mpmath.mpf:
@@ -314,29 +257,10 @@ def _fraction(value: mpmath.mpf) -> Fraction:
     return Fraction(int(mpmath.nint(value * 2**FINE)), 2**FINE)
 
 
-def _entrywise(x: Exact, function: Callable[[Fraction], Fraction]) -> Exact:
-    whole = [round(function(value) * 2**FINE) for value in fractions(x)]
-    return Exact(np.array(whole, dtype=object).reshape(x.whole.shape), Fraction(1, 2**FINE))
-
-
-def _normalised(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Exact) -> Exact:
-    """Batch normalisation in evaluation, channel by channel."""
-    ones, zeros = torch.ones(len(x.whole)), torch.zeros(len(x.whole))
-    given = (module.weight, module.bias, module.running_mean, module.running_var)
-    columns = [v if v is not None else other for v, other in zip(given, (ones, zeros, zeros, ones), strict=True)]
-    channels = []
-    for channel, gamma, beta, mean, variance in zip(x.whole, *(c.tolist() for c in columns), strict=True):
-        slope = _fraction(mpmath.mpf(gamma) / mpmath.sqrt(_real(Fraction(variance) + Fraction(module.eps))))
-        shift, middle = Fraction(beta), Fraction(mean)
-        one = Exact(np.asarray(channel, dtype=object), x.unit)
-        channels.append(_entrywise(one, lambda v, a=slope, b=shift, m=middle: (v - m) * a + b).whole)
-    return Exact(np.stack(channels), Fraction(1, 2**FINE))
-
-
-def _moved(move: Callable[[Tensor], Tensor], whole: np.ndarray, fill: int = 0) -> np.ndarray:
+def _moved(move: Callable[[Tensor], Tensor], x: np.ndarray, fill: Fraction = Fraction(0)) -> np.ndarray:
     """What torch does with the places of the numbers, done to the numbers. Place 0 is what padding puts in."""
-    places = torch.arange(1, whole.size + 1, dtype=torch.float64).reshape(1, *whole.shape)
-    return np.concatenate([[fill], whole.ravel()])[move(places)[0].long().numpy()]
+    places = torch.arange(1, x.size + 1, dtype=torch.float64).reshape(1, *x.shape)
+    return np.concatenate([[fill], x.ravel()])[move(places)[0].long().numpy()]
 
 
 def windows(module: Any, values: np.ndarray, fill: float = 0) -> np.ndarray:
@@ -370,18 +294,6 @@ def factors(module: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, tu
     return kernels, under.reshape(module.groups, kernels.shape[2], -1), (module.out_channels, *under.shape[2:])
 
 
-def _affine(module: Any, x: Exact) -> Exact:
-    kernels, cols, shape = factors(module, x.whole)
-    weight = exact(kernels)
-    whole, unit = (weight.whole @ cols).reshape(shape), weight.unit * x.unit
-    if module.bias is not None:
-        bias = exact(module.bias)
-        common = Fraction(1, math.lcm(unit.denominator, bias.unit.denominator))
-        own = (bias.whole * int(bias.unit / common)).reshape(-1, *[1] * (whole.ndim - 1))
-        whole, unit = whole * int(unit / common) + own, common
-    return Exact(np.moveaxis(whole, 0, -1) if isinstance(module, nn.Linear) else whole, unit)
-
-
 def root_down(square: Fraction) -> Fraction:
     """At most the square root, by less than a relative 2⁻⁶⁰⁰."""
     mantissa, exponent = mpmath.sqrt(_real(square)).man_exp  # in 700 bits
@@ -393,7 +305,7 @@ def root_up(square: Fraction) -> Fraction:
     return root_down(square) * (1 + Fraction(1, 2**605))
 
 
-def norm_square(values: Sequence[Fraction]) -> Fraction:
+def norm_square(values: Iterable[Fraction]) -> Fraction:
     return sum((value**2 for value in values), Fraction(0))
 
 
@@ -410,7 +322,7 @@ def logit_error(computed: Tensor, truth: Sequence[Fraction]) -> Fraction:
 
 def input_norm(x: Tensor) -> Fraction:
     """A lower bound, by less than 2⁻⁶⁰⁰ of itself, of ‖x‖₂."""
-    return root_down(norm_square(fractions(exact(x))))
+    return root_down(norm_square(exact(x).ravel()))
 
 
 def error_bound(certifier: Certifier, x: Tensor) -> Fraction:
@@ -471,10 +383,14 @@ def linear_classifier(weight: Sequence[Sequence[float]] | Tensor, bias: Sequence
 def trained_small(
     conv: str, shape: tuple[int, int, int], steps: int = 12, classes: int = 4, seed: int = 0
 ) -> nn.Module:
-    """Small after a few steps of Adam on images with a class each, in evaluation: no longer at its initialisation."""
+    """Small, or ShiftNet, after a few steps on images with a class each, in evaluation: no longer at its initialisation."""
     torch.manual_seed(seed)
-    model = Small(shape, classes=classes, conv=conv)
-    descent = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    if conv == "shift":
+        model = ShiftNet(shape, classes, channels=32, blocks=(1, 2))
+        descent: torch.optim.Optimizer = isoconv.optim.SteepestDescent(model.parameters(), lr=0.03)
+    else:
+        model = Small(shape, classes=classes, conv=conv)
+        descent = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     data, labels = labelled_images(32, shape, classes, seed)
     for _ in range(steps):
         descent.zero_grad()

@@ -22,16 +22,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isoconv
 import isoconv.nn as inn
+from certify.certificates import check, write_all
 from check.evidence import mutate
 from isoconv.attacks import rounding_search
-from isoconv.certify import Certifier, write_certificate
-from isoconv.check.__main__ import main as run_checker
+from isoconv.certify import Certifier
 
 Step = Callable[["RandomGraph", list[Tensor]], Tensor]
 SHAPE = (4, 3, 3)
@@ -72,12 +71,8 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 
 def make_layer(draw: random.Random) -> nn.Module:
     """Return modules that map images of `SHAPE` to such."""
-    stride, flag, groups, taps = (
-        draw.choice((1, 2, 3)),
-        draw.random() < 0.5,
-        draw.choice((1, 2, 4)),
-        draw.choice((1, 2, 3)),
-    )
+    stride, flag = draw.choice((1, 2, 3)), draw.random() < 0.5
+    groups, taps = draw.choice((1, 2, 4)), draw.choice((1, 2, 3))
     back = draw.choice((nn.AdaptiveAvgPool2d(3), nn.Upsample(size=3, mode="bilinear", align_corners=flag)))
     mode = draw.choice(("zeros", "circular", "reflect", "replicate"))
     channels = draw.choice((2, 4))
@@ -201,7 +196,8 @@ def check_graph(seed: int, kinds: Counter[str] | None = None, folder: Path | Non
     model = RandomGraph(seed, steps=2 + seed % 6).eval().requires_grad_(False)
     certifier = Certifier(model, SHAPE, arithmetic="float64" if seed % 2 else "float32", input_range=(-999, 999))
     if folder is not None:
-        check_file(certifier, folder, generator)
+        code, output = run_check(write_all(certifier, torch.rand(2, *SHAPE, generator=generator).double(), folder))
+        assert code == 0, f"{code} {output}"
     model = isoconv.plain(model).double().requires_grad_(False)  # not traced: its forward, with the same weights
     x = torch.randn(3, *SHAPE, generator=generator).mul(torch.tensor([1.0, 1.0, 100.0])[:, None, None, None]).double()
     expected, found = model(x.clone()), certifier.logits(x)
@@ -223,23 +219,9 @@ def check_graph(seed: int, kinds: Counter[str] | None = None, folder: Path | Non
     return bound / max(*slopes, 1e-9)
 
 
-def check_file(certifier: Certifier, folder: Path, generator: torch.Generator) -> None:
-    """Assert that the checker accepts what is written of some images."""
-    write_file(certifier, folder, generator)
-    code, output = run_check(folder, "--images", str(folder / "images.npy"))
-    assert code == 0, f"{code} {output}"
-
-
-def write_file(certifier: Certifier, folder: Path, generator: torch.Generator) -> None:
-    images, state = torch.rand(2, *SHAPE, generator=generator).double(), certifier.deployed.state_dict()
-    write_certificate(folder / "certificate", certifier, certifier(images))
-    save_file({name: tensor.clone().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
-    np.save(folder / "images.npy", images.numpy())
-
-
-def run_check(folder: Path, *options: str) -> tuple[int, str]:
+def run_check(arguments: list[str]) -> tuple[int, str]:
     with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
-        code = run_checker([str(folder / name) for name in ("certificate", "model.safetensors")] + [*options])
+        code = check(arguments)
     return code, output.getvalue()
 
 
@@ -259,8 +241,9 @@ def mutate_files(seed: int, folder: Path, count: int = 10) -> Counter[str]:
     """Assert that the checker answers files that were changed, and proves nothing false of them. Return its verdicts."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     certifier = Certifier(RandomGraph(seed, steps=2 + seed % 6).eval().requires_grad_(False), SHAPE)
-    write_file(certifier, folder, generator)
-    honest, verdicts = (folder / "certificate").read_text(), Counter[str]()
+    arguments = write_all(certifier, torch.rand(2, *SHAPE, generator=generator).double(), folder)
+    file, verdicts = Path(arguments[0]), Counter[str]()
+    honest = file.read_text()
     for _ in range(count):
         lines = [json.loads(line) for line in honest.splitlines()]
         nodes, rewired = lines[0]["nodes"], draw.random() < 0.5
@@ -273,17 +256,16 @@ def mutate_files(seed: int, folder: Path, count: int = 10) -> Counter[str]:
         if draw.random() < 0.05:
             place = draw.randrange(len(text))
             text, rewired = text[:place] + chr(draw.randrange(1, 300)) + text[place + draw.randrange(3) :], False
-        (folder / "certificate").write_text(text)
-        begun, images = time.process_time(), ["--images", str(folder / "images.npy")] if draw.random() < 0.5 else []
-        code, output = run_check(folder, *images)
+        file.write_text(text)
+        begun = time.process_time()
+        code, output = run_check(arguments if draw.random() < 0.5 else arguments[:2])  # with the images, or without
         answered = code in (0, 1, 2) and output.count("\n") == 1 and "cannot be checked" not in output
         assert answered and time.process_time() - begun < 10, (seed, output)
         verdicts[f"rewired, verdict {code}" if rewired else f"changed, verdict {code}"] += 1
         if code == 0 and rewired:
             modules = {node["module"]: certifier.network.get_submodule(node["module"]) for node in nodes}
-            graph = inn.Graph(
-                copy.deepcopy(modules), [(node["name"], node["module"], node["inputs"]) for node in nodes]
-            )
+            steps = [(node["name"], node["module"], node["inputs"]) for node in nodes]
+            graph = inn.Graph(copy.deepcopy(modules), steps)
             point = torch.randn(SHAPE, generator=generator).double()
             jacobian = torch.func.jacrev(lambda p, run=graph: run(p[None].clone())[0])(point).flatten(1)
             slope = float(torch.linalg.matrix_norm(jacobian, 2)) * (1 - 1e-7)

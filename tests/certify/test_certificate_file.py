@@ -1,64 +1,117 @@
 """Certificates that isoconv writes, examined by the checker that shares no code with it."""
 
+import copy
 import math
 import tracemalloc
 from collections import OrderedDict
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import isoconv.nn as ours
 from certify.certificates import check, read, write, write_all
 from certify.exact_network import images, linear_classifier
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, open_certificate, weights_sha256, write_certificate
 from isoconv.certify.rules import RULES
-from isoconv.check.kinds import KINDS
-from isoconv.models import CONVOLUTIONS, Small
-from isoconv.nn import Scale
+from isoconv.check.proof import KINDS
+from isoconv.models import CONVOLUTIONS, ShiftNet, Small
 from judge.networks import build, inputs, random_spec
 
+torch.manual_seed(0)  # of the networks in the tables
 
-def sequence(*layers: nn.Module) -> nn.Sequential:
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
     torch.manual_seed(1)
-    return nn.Sequential(*layers)
 
 
 def named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-NETWORKS: list[tuple[nn.Module, tuple[int, ...]]] = [
-    *((Small((1, 8, 8), conv=conv), (1, 8, 8)) for conv in CONVOLUTIONS),
-    (Small((3, 8, 12), conv="bcop", activation="relu"), (3, 8, 12)),
-    (sequence(nn.Linear(4, 6), nn.Tanh(), nn.ReLU6(), nn.Hardtanh(-0.5, 1.0), nn.Sigmoid(), nn.Linear(6, 3)), (4,)),
-    (sequence(nn.Flatten(-3), nn.Unflatten(1, (-1, 6)), nn.BatchNorm1d(10), nn.Flatten(), nn.Linear(60, 3)), (3, 4, 5)),
-    (
-        sequence(
-            *(nn.ConstantPad2d((1, 0, 2, -1), 0.5), nn.Conv2d(1, 4, (2, 3), stride=(2, 1)), nn.BatchNorm2d(4)),
-            *(nn.PixelShuffle(2), nn.Upsample(scale_factor=2), nn.MaxPool2d(3, 2, ceil_mode=True)),
-            *(nn.PixelUnshuffle(3), nn.Flatten(2), nn.ReplicationPad1d((1, 0)), nn.Flatten(), nn.Linear(45, 3)),
-        ),
-        (1, 5, 4),
-    ),
-    (nn.Linear(4, 2), (4,)),
-]
+def behind(layer: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """A classifier that begins with a layer, which has seen no image yet."""
+    features = copy.deepcopy(layer)(torch.zeros(1, *shape)).numel()
+    return nn.Sequential(layer, ours.MaxMin(), nn.Flatten(), ours.OrthogonalLinear(features, 3)).eval()
 
 
-@pytest.mark.parametrize("number", range(len(NETWORKS)))
-def test_the_checker_finds_them_valid(number: int, tmp_path: Path) -> None:
-    """All methods, and kinds that are rare among the random networks below."""
-    model, shape = NETWORKS[number]
-    arguments = write_all(model, images(6, *shape), tmp_path, torch.zeros(6, dtype=torch.int64))
+ORTHOGONAL: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "an odd image": (ours.BCOPConv2d(2, 8, 3, 2), (2, 7, 7)),
+    "fewer outputs": (ours.BCOPConv2d(2, 20, 4, 3, 1), (2, 7, 7)),
+    "groups": (ours.BCOPConv2d(4, 8, 3, 2, groups=2), (4, 6, 6)),
+    "dilation and stride": (ours.BCOPConv2d(2, 4, 3, 2, dilation=3), (2, 8, 8)),
+    "rectangular": (ours.BCOPConv2d(2, 6, (3, 2), (2, 1)), (2, 6, 5)),
+    "zeros": (ours.BCOPConv2d(2, 6, 3, 2, 1, padding_mode="zeros"), (2, 7, 6)),
+    "transposed": (ours.BCOPConvTranspose2d(4, 2, 3, 2, 1), (4, 3, 3)),
+    "one axis": (ours.BCOPConv1d(2, 6, 3, 2), (2, 7)),
+}
+NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    **{conv: (Small((1, 8, 8), conv=conv), (1, 8, 8)) for conv in CONVOLUTIONS},
+    **{name: (behind(layer, shape), shape) for name, (layer, shape) in ORTHOGONAL.items()},
+    "shift": (ShiftNet((3, 9, 7), 5, 16, blocks=(2,), patch=3), (3, 9, 7)),
+    "one layer": (nn.Linear(4, 2), (4,)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_checker_finds_them_valid(name: str, tmp_path: Path) -> None:
+    """All methods with all their options; those that are orthogonal have a bound of 1, and the deployed form is theirs."""
+    model, shape = NETWORKS[name]
+    arguments = write_all(model, images(3, *shape), tmp_path, torch.zeros(3, dtype=torch.int64))
     assert check(arguments) == 0
     header, lines = read(Path(arguments[0]))
-    assert [line["index"] for line in lines] == list(range(6)) and header["images"] == 6
+    assert [line["index"] for line in lines] == list(range(3)) and header["images"] == 3
     assert any(float.fromhex(line["radius"]) > 0 for line in lines)
+    tight = name in (*ORTHOGONAL, "shift") or name.startswith("bcop")
+    assert not tight or float.fromhex(header["lipschitz"]) <= 1.0001
+    x = images(2, *shape)
+    assert (Certifier(model, shape).logits(x) - model.eval()(x.float())).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("block", range(6))
+LIES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "MaxMin axis": lambda node: node["settings"].update(axis=9),
+    "MaxMin": lambda node: node.update(settings={}),  # other channels: another function
+    "GroupSort": lambda node: node["settings"].update(axis=1),
+    "LayerCentering axes": lambda node: node["settings"].update(axes=[0, 1]),
+    "LayerCentering twice": lambda node: node["settings"].update(axes=[1, 1]),
+    "L2NormPool2d overlap": lambda node: node["settings"].update(stride=[1, 1]),
+    "L2NormPool2d stride": lambda node: node["settings"].update(stride=None),
+    "L2NormPool2d size": lambda node: node["settings"].update(kernel_size=[9, 9], stride=[9, 9]),
+    "ChannelShift": lambda node: node["settings"].update(channels=0),
+    "ChannelShift more": lambda node: node["settings"].update(channels=100),
+    "ConvexPotential2d": lambda node: node["settings"].update(padding_mode="zeros"),
+    "ConvexPotential2d reflected": lambda node: node["settings"].update(padding_mode="reflect"),
+    "ConvexPotential2d bare": lambda node: node["settings"].update(padding=[[0, 0], [0, 0]]),
+}
+
+
+def test_lies_about_settings_are_found(tmp_path: Path, capsys: Any) -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3), ours.ConvexPotential2d(4, 3, 3), ours.LayerCentering((2, 3)), ours.ChannelShift(0.25)),
+        *(ours.L2NormPool2d(2), ours.MaxMin(2), ours.GroupSort(2, dim=3), nn.Flatten(), nn.Linear(16, 4)),
+    )
+    nn.init.normal_(model[1].weight, std=0.3)
+    arguments = write_all(model, images(2, 3, 7, 6), tmp_path)
+    assert check(arguments) == 0 and capsys.readouterr().out.startswith("valid")
+    header, lines = read(Path(arguments[0]))
+    for name, lie in LIES.items():
+        told = copy.deepcopy(header)
+        lie(next(node for node in told["nodes"] if node["kind"] == name.split()[0]))
+        write(Path(arguments[0]), told, lines)
+        assert check(arguments) != 0, name
+        assert len("".join(capsys.readouterr()).splitlines()) == 1, name
+    for term in ("error_offset", "error_slope"):
+        write(Path(arguments[0]), header | {term: (float.fromhex(header[term]) * 0.2).hex()}, lines)
+        assert check(arguments) == 1 and term in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("block", range(3))
 def test_random_networks_are_found_valid(block: int, tmp_path: Path) -> None:
     """Whatever the certifier accepts has a certificate file, and the checker finds it valid: unequal axes, strides,
     dilations, paddings, all kinds of modules, names that do not count up, both arithmetics."""
@@ -102,7 +155,9 @@ def test_logits_moved_by_what_a_second_run_may_differ_by(arithmetic: str, tmp_pa
 
 
 def test_a_factor_that_float32_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = write_all(sequence(nn.Linear(4, 2), Scale(1.0)), images(1, 4).float(), tmp_path, arithmetic="float32")
+    arguments = write_all(
+        nn.Sequential(nn.Linear(4, 2), ours.Scale(1.0)), images(1, 4).float(), tmp_path, arithmetic="float32"
+    )
     header, lines = read(Path(arguments[0]))
     header["nodes"][1]["settings"]["factor"] = (1 - 2.0**-30).hex()
     write(Path(arguments[0]), header, lines)
@@ -123,9 +178,9 @@ def test_nodes_name_their_inputs_and_their_tensors(tmp_path: Path) -> None:
 
 def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
     """The file holds what all at once would, and while it is written no more than a batch is held."""
-    certifier, x = Certifier(sequence(nn.Linear(8, 10)), (8,)), images(1000, 8)
+    certifier, x = Certifier(nn.Sequential(nn.Linear(8, 10)), (8,)), images(200, 8)
     write_certificate(tmp_path / "whole", certifier, certifier(x))
-    with open_certificate(tmp_path / "parts", certifier, images=1000) as file:
+    with open_certificate(tmp_path / "parts", certifier, images=200) as file:
         for part in x.split(7):
             file.add(certifier(part))
         assert not (tmp_path / "parts").exists()
@@ -146,7 +201,7 @@ def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
 
 
 def test_fewer_images_than_promised_leave_what_was_there(tmp_path: Path) -> None:
-    certifier = Certifier(sequence(nn.Linear(4, 2)), (4,))
+    certifier = Certifier(nn.Sequential(nn.Linear(4, 2)), (4,))
     (tmp_path / "c").write_text("old")
     with pytest.raises(IsoconvError, match="2 images"), open_certificate(tmp_path / "c", certifier, images=2) as file:
         file.add(certifier(images(1, 4)))
@@ -154,12 +209,12 @@ def test_fewer_images_than_promised_leave_what_was_there(tmp_path: Path) -> None
 
 
 def test_the_hash_knows_names_types_shapes_and_bytes() -> None:
-    model = sequence(nn.Linear(4, 3))
+    model = nn.Sequential(nn.Linear(4, 3))
     found = weights_sha256(model)
-    assert found == weights_sha256(sequence(nn.Linear(4, 3)))
-    assert found != weights_sha256(model.double())
-    assert found != weights_sha256(nn.Sequential(nn.Identity(), sequence(nn.Linear(4, 3))[0]))
-    changed = sequence(nn.Linear(4, 3))
+    assert found == weights_sha256(copy.deepcopy(model))
+    assert found != weights_sha256(copy.deepcopy(model).double())
+    assert found != weights_sha256(nn.Sequential(nn.Identity(), model[0]))
+    changed = copy.deepcopy(model)
     with torch.no_grad():
         changed[0].weight[0, 0] = torch.nextafter(changed[0].weight[0, 0], torch.tensor(torch.inf))
     assert found != weights_sha256(changed)
@@ -169,10 +224,10 @@ def test_the_hash_knows_names_types_shapes_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (sequence(nn.Flatten(), nn.Linear(4, 2)), {"p": 1}, "p = 2"),
-        (sequence(nn.Flatten(), nn.Linear(4, 2)), {"criterion": "per-class"}, "per pair"),
-        (sequence(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
-        (sequence(nn.Flatten(), *(Scale(1e200) for _ in range(2)), nn.Linear(4, 2)), {}, "overflow"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), {"p": 1}, "p = 2"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), {"criterion": "per-class"}, "per pair"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
+        (nn.Sequential(nn.Flatten(), *(ours.Scale(1e200) for _ in range(2)), nn.Linear(4, 2)), {}, "overflow"),
     ],
 )
 def test_what_has_no_file(model: nn.Module, options: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -183,9 +238,9 @@ def test_what_has_no_file(model: nn.Module, options: dict[str, object], message:
 
 
 def test_what_is_refused_leaves_no_file(tmp_path: Path) -> None:
-    certifier, x = Certifier(sequence(nn.Linear(4, 3)), (4,)), images(2, 4)
+    certifier, x = Certifier(nn.Sequential(nn.Linear(4, 3)), (4,)), images(2, 4)
     found = certifier(x)
-    weak = sequence(nn.Linear(4, 3))
+    weak = nn.Sequential(nn.Linear(4, 3))
     with torch.no_grad():
         weak[0].weight.div_(100)
     cases = [

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from certify.exact_network import exact as exact_tensor
 from certify.exact_network import (
+    exact,
     exact_logits,
-    fractions,
     images,
     input_norm,
     labelled_images,
@@ -20,7 +19,6 @@ from certify.exact_network import (
     trained_small,
 )
 from isoconv.certify import Certifier, certified_radius, certify, lipschitz_bound
-from isoconv.models import CONVOLUTIONS
 from isoconv.nn import Abs, MaxMin, Scale
 
 SHAPE = (1, 8, 8)
@@ -37,7 +35,7 @@ def rows_and_margins(model: nn.Linear, x: Tensor) -> tuple[int, list[list[Fracti
     """The true prediction, w_t − w_j and y_t − y_j for every other class j, all exact."""
     logits = exact_logits(model, x)
     t = max(range(len(logits)), key=lambda j: logits[j])
-    rows = [fractions(exact_tensor(row)) for row in model.weight]
+    rows = [list(exact(row)) for row in model.weight]
     others = [j for j in range(len(logits)) if j != t]
     differences = [[a - b for a, b in zip(rows[t], rows[j], strict=True)] for j in others]
     return t, differences, [logits[t] - logits[j] for j in others]
@@ -64,9 +62,9 @@ def test_linear_classifiers_exactly(inputs: int, classes: int, p: float) -> None
     the rounding of opposite rows, where ‖w_i‖ + ‖w_j‖ = ‖w_i − w_j‖.
     """
     for dtype in (torch.float32, torch.float64):
-        model, x = random_classifier(inputs, classes, dtype), images(6, inputs)
+        model, x = random_classifier(inputs, classes, dtype), images(4, inputs)
         found, euclidean = certify(model, x, p=p), certified_radius(model, x)
-        assert found.radius.dtype == torch.float64 and found.radius.shape == (6,)
+        assert found.radius.dtype == torch.float64 and found.radius.shape == (4,)
         for n, radius in enumerate(found.radius.tolist()):
             t, rows, margins = rows_and_margins(model, x[n])
             distance = min(margin / dual_norm(row, p) for row, margin in zip(rows, margins, strict=True))
@@ -75,18 +73,6 @@ def test_linear_classifiers_exactly(inputs: int, classes: int, p: float) -> None
             assert radius >= (inside * euclidean[n].item() * (1 - 1e-9) if p != 2 else (1 - 1e-6) * distance)
         per_class = certified_radius(model, x, p=p, criterion="per-class")
         assert (per_class > 0).all() and (per_class <= found.radius * (1 + 1e-14)).all()
-
-
-@pytest.mark.parametrize("weights", [(4.0, 0.5), (0.5, 4.0)], ids=str)
-def test_the_widest_group_of_a_convolution_counts(weights: tuple[float, float]) -> None:
-    """Its logits are w₀x₀ and w₁x₁: the distance to where they are equal is the margin over ‖w‖_q."""
-    model = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2, bias=False), nn.Flatten())
-    model[0].weight.data = torch.tensor(weights)[:, None, None, None]
-    x = torch.tensor([0.75, 0.5])[:, None, None].expand(1, 2, 1, 1)
-    margin = abs(0.75 * weights[0] - 0.5 * weights[1])
-    for p in (1, 2, math.inf):
-        found = certified_radius(model, x, p=p).item()
-        assert 0 < found <= margin / dual_norm(list(map(Fraction, weights)), p)
 
 
 @pytest.mark.parametrize("p", [1, 3, math.inf])
@@ -104,10 +90,10 @@ def test_other_norms_of_a_deep_network(p: float) -> None:
         assert (network(x[n] + delta.reshape(-1, *SHAPE)).argmax(dim=1) == found.prediction[n]).all()
 
 
-@pytest.mark.parametrize("conv", CONVOLUTIONS)
-def test_classes_of_their_own_and_float32_cost_something(conv: str) -> None:
+@pytest.mark.parametrize("method", ["bcop", "rko"])
+def test_classes_of_their_own_and_float32_cost_something(method: str) -> None:
     """The rounding of float32 is a million times larger, and so is its part of the margin."""
-    model, (x, _) = trained_small(conv, SHAPE), labelled_images(8, SHAPE, seed=3)
+    model, (x, _) = trained_small(method, SHAPE), labelled_images(8, SHAPE, seed=3)
     single, double = (certified_radius(model, x, arithmetic=a) for a in ("float32", "float64"))
     assert (single <= double).all() and (single < double).any() and (single > 0).any()
     for arithmetic, pairs in (("float32", single), ("float64", double)):
@@ -137,13 +123,12 @@ def distances_along_rays(model: nn.Module, x: Tensor, prediction: int, count: in
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, MaxMin, Abs, nn.LeakyReLU])
-@pytest.mark.parametrize("seed", range(2))
-def test_piecewise_linear_in_the_plane(activation: type[nn.Module], seed: int) -> None:
-    """Every boundary that thousands of rays meet lies outside of the certified disc."""
-    torch.manual_seed(seed)
+def test_piecewise_linear_in_the_plane(activation: type[nn.Module]) -> None:
+    """Every boundary that hundreds of rays meet lies outside of the certified disc."""
+    torch.manual_seed(0)
     layers = [nn.Linear(2, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 4)]
     model = nn.Sequential(*layers).double()
-    x = images(6, 2, seed=seed)
+    x = images(6, 2)
     found = certify(model, x)
     for n in range(6):
         nearest = distances_along_rays(model, x[n], int(found.prediction[n]), 360, 4.0).min()
@@ -185,7 +170,7 @@ def test_what_a_certificate_holds() -> None:
     assert torch.allclose(found.logits, network(x), rtol=0, atol=1e-12) and found.logits.dtype == torch.float64
     assert (found.prediction == network(x).argmax(dim=1)).all()
     for n in range(5):
-        square = sum((v * v for v in fractions(exact_tensor(x[n]))), Fraction(0))
+        square = sum((v * v for v in exact(x[n]).ravel()), Fraction(0))
         assert square <= Fraction(found.input_norm[n].item()) ** 2 <= square * (1 + Fraction(1, 10**12))
     certifier = Certifier(model, SHAPE)
     bound = lipschitz_bound(model, SHAPE).value

@@ -4,39 +4,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from certify.test_more_kinds import jacobian
 from isoconv import IsoconvError, plain
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.models import FC3, Large, Small
 
 
 def seeded(kind: type[nn.Module], *arguments: object, **options: object) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return kind(*arguments, **options)
+    torch.manual_seed(0)
+    return kind(*arguments, **options)
 
 
-def dense(stage: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """The Jacobian of an affine map, by its value at every basis vector."""
-    size = torch.Size(shape).numel()
-    basis = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
-    with torch.no_grad():
-        return (stage(basis) - stage(torch.zeros_like(basis))).flatten(1)
-
-
-def weighted_stages(model: nn.Module) -> list[nn.Module]:
-    """The layers with weights of a plain network, each with the padding in front of it."""
-    return [m for m in plain(model).double() if isinstance(m, (nn.Conv2d, nn.Linear, nn.Sequential))]
-
-
-@pytest.mark.parametrize("conv", ["bcop", "rko", "ossn", "svcm", "rkl2ne", "aol", "cayley", "standard"])
+@pytest.mark.parametrize("conv", ["bcop", "rko", "cayley", "standard"])
 def test_they_are_those_of_the_dense_jacobian(conv):
     shape = (2, 8, 12)
     model = seeded(Small, shape, 3, conv=conv)
     found = singular_values(model, shape)
     assert [layer.title for layer in found] == ["convolution 1", "convolution 2", "linear 1", "linear 2"]
     inputs = [(2, 8, 12), (16, 4, 6), (32 * 2 * 3,), (100,)]
-    for layer, stage, size in zip(found, weighted_stages(model), inputs, strict=True):
-        expected = torch.linalg.svdvals(dense(stage, size))
+    # the layers with weights, each with the padding in front of it
+    stages = [m for m in plain(model).double() if isinstance(m, (nn.Conv2d, nn.Linear, nn.Sequential))]
+    for layer, stage, size in zip(found, stages, inputs, strict=True):
+        expected = torch.linalg.svdvals(jacobian(stage, torch.zeros(size).double()))
         assert layer.values.shape == expected.shape
         torch.testing.assert_close(layer.values, expected, atol=1e-9, rtol=1e-9)
 

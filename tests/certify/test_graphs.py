@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,15 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isoconv
-from certify.random_graphs import RandomGraph, check_graph
+from certify.random_graphs import attack_graph, check_graph
+from certify.test_falsification import pgd_on_the_margin, refuted
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
+from isoconv.certify.composition import constant_in_norm
 from isoconv.certify.diagnostics import gradient_norms, singular_values
+from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 
 
-@pytest.mark.parametrize("seeds", [range(k, k + 25) for k in (0, 10_000)], ids=["first", "others"])
-def test_random_graphs_against_secants_and_jacobians(seeds: range) -> None:
-    ratios = sorted(check_graph(seed) for seed in seeds)
+def test_random_graphs_against_secants_and_jacobians(tmp_path: Path) -> None:
+    """Of some of them certificates are written, which the checker accepts."""
+    ratios = sorted(check_graph(seed, folder=tmp_path if seed % 4 < 2 else None) for seed in range(40))
     assert ratios[0] >= 1 - 1e-9 and ratios[len(ratios) // 2] < 10
 
 
@@ -65,6 +69,21 @@ def test_bounds_that_are_attained(name: str) -> None:
     jacobian = torch.func.jacrev(lambda x: model(x[None])[0])(torch.rand(4, 3).double()).reshape(-1, 12)
     if name != "pieces of a later value":  # which is flat at positive points
         assert torch.linalg.matrix_norm(jacobian, 2) == pytest.approx(expected, rel=1e-12)
+    nodes = nodes_of(plain_network(model, (4, 3)), (4, 3))
+    for p in (1, math.inf):
+        assert torch.linalg.matrix_norm(jacobian, p) <= constant_in_norm(nodes, p) * (1 + 1e-12)
+
+
+def test_a_circular_pad_that_another_takes_too_is_not_merged() -> None:
+    """One pixel of each row is copied, and the convolution is zero: √2."""
+    conv = nn.Conv1d(4, 4, 2, bias=False)
+    nn.init.zeros_(conv.weight)
+
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        padded = layers[0](x)
+        return torch.cat([layers[1](padded), padded], dim=2)
+
+    assert math.sqrt(2) <= lipschitz_bound(Function(run, nn.CircularPad1d((0, 1)), conv), (4, 3)).value < 1.5
 
 
 def test_blocks_of_chunk_and_cat_with_orthogonal_layers_lose_nothing() -> None:
@@ -98,34 +117,15 @@ class Dense(nn.Module):
         return self.head(F.avg_pool2d(x, x.shape[2:]).view(x.size(0), -1))
 
 
-def attack(network: nn.Module, x: Tensor, label: Tensor, radius: Tensor) -> Tensor:
-    """Return the smallest margins that gradient steps find on the spheres of these radii."""
-    step, smallest = torch.randn_like(x), torch.full_like(radius, math.inf)
-    for _ in range(25):
-        step = (step / step.flatten(1).norm(dim=1)[:, None, None, None] * radius[:, None, None, None]).requires_grad_()
-        logits = network(x + step)
-        margins = logits.gather(1, label[:, None])[:, 0] - logits.scatter(1, label[:, None], -math.inf).amax(1)
-        smallest = torch.minimum(smallest, margins.detach())
-        (gradient,) = torch.autograd.grad(margins.sum(), step)
-        size = gradient.flatten(1).norm(dim=1).clamp_min(1e-30)
-        step = step.detach() - gradient / size[:, None, None, None] * radius[:, None, None, None]
-    return smallest
-
-
 def test_radii_are_attacked_just_inside(tmp_path) -> None:
     torch.manual_seed(0)
     model, x = Dense().eval(), torch.rand(16, 3, 6, 6).double()
     certifier = Certifier(model, (3, 6, 6))
     found = certifier(x)
+    points = pgd_on_the_margin(certifier.network, x, found.prediction, found.radius * (1 - 1e-6), 25, 1)
     assert (found.radius > 0).any()
-    network = isoconv.plain(model, (3, 6, 6)).double()
-    assert (attack(network, x, found.prediction, found.radius * (1 - 1e-6)) > 0)[found.radius > 0].all()
-    for seed in range(8):
-        graph = RandomGraph(seed).eval()
-        inputs = torch.rand(8, 4, 3, 3).double()
-        result = Certifier(graph, (4, 3, 3))(inputs)
-        margins = attack(graph.double(), inputs, result.prediction, result.radius * (1 - 1e-6))
-        assert (margins > 0)[result.radius > 0].all()
+    assert refuted(certifier.network, x, points, found.prediction, found.radius) == []
+    assert sum(attack_graph(seed)["radii"] for seed in range(3)) > 0
     for p in (1, math.inf):
         assert (certified_radius(model, x, p=p) <= certified_radius(model, x, p=1) * (1 + 1e-9)).all()
     write_certificate(tmp_path / "c", certifier, found)

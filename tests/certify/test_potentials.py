@@ -1,8 +1,6 @@
-"""Residual layers of the form x − Wᵀ·relu(Wx + b): their constant, rounding, certificates and exports."""
+"""Residual layers of the form x − Wᵀ·relu(Wx + b): their constant, training and exports."""
 
-import copy
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -13,17 +11,12 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 import isoconv
-from certify.certificates import check, read, write, write_all
-from certify.exact_network import error_bound, images, logit_error
-from helpers import SHAPES_2D, convolution, named, randomised, train
+from helpers import SHAPES_2D, convolution, named, padded, randomised, train
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, lipschitz_bound
-from isoconv.certify.composition import constant_in_norm
-from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.export import export_onnx, export_torch
 from isoconv.nn import ConvexPotential2d, CPLConv2d, MaxMin, OrthogonalLinear, SLLConv2d
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
 KINDS = ("sll", "cpl")
 ROWS = [row for row in SHAPES_2D if row[0] * row[4] * row[5] <= 60]
 CASES = [  # channels, hidden, kernel size, padding mode, image
@@ -48,19 +41,10 @@ def potential(case: Any, gain: float = 0.5) -> ConvexPotential2d:
 
 def dense(module: ConvexPotential2d, size: tuple[int, int]) -> Tensor:
     """The matrix W, from its definition."""
-    channels, count = module.weight.shape[1], module.weight.shape[1] * size[0] * size[1]
-    x = torch.eye(count, dtype=torch.float64).reshape(count, channels, *size)
-    for axis, k in enumerate(module.weight.shape[2:], start=2):
-        x = pad_axis(x, axis, k, module.padding_mode)
+    count = module.weight.shape[1] * size[0] * size[1]
+    x = torch.eye(count, dtype=torch.float64).reshape(count, -1, *size)
+    x = padded(x, module.weight.shape[2:], module.padding_mode)
     return nn.functional.conv2d(x, module.weight.detach().double()).reshape(count, -1).T
-
-
-def pad_axis(x: Tensor, axis: int, k: int, mode: str) -> Tensor:
-    n = x.shape[axis]
-    index = torch.arange(-(k // 2), n + (k - 1) // 2)
-    inside = ((index >= 0) & (index < n)).to(x.dtype).reshape(-1, *[1] * (x.dim() - 1 - axis))
-    taken = x.index_select(axis, index % n)
-    return taken if mode == "circular" else taken * inside
 
 
 def slopes(layer: nn.Module, x: Tensor) -> Tensor:
@@ -68,26 +52,23 @@ def slopes(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("gain", [0.1, 0.5, 2.0])
-def test_the_constant_of_the_module(case, gain):
+def test_the_constant_of_the_module(case):
     """Above all Jacobians, and attained where all hidden numbers are positive and W is large."""
-    module, shape = potential(case, gain).double(), (case[0], *case[4])
-    nodes = nodes_of(plain_network(nn.Sequential(module, nn.Flatten()), shape), shape)
-    bounds = {p: constant_in_norm(nodes, p) for p in (1, np.inf)} | {2: lipschitz_bound(module, shape).value}
-    W = dense(module, case[4])
-    expected = max(1.0, float(torch.linalg.matrix_norm(W, 2)) ** 2 - 1)
-    assert expected <= bounds[2]
-    assert bounds[2] <= expected * (1 + 1e-3) or case[3] == "zeros"  # bounded on a larger, circular image
-    for scale in (0.1, 1.0, 10.0, 10.0):
-        x = scale * torch.randn(shape, dtype=torch.float64)
-        active = (W @ x.flatten() + module.bias.repeat_interleave(case[4][0] * case[4][1]) > 0).double()
-        J = slopes(module, x)
-        assert (J - (torch.eye(len(J)) - W.T @ (active[:, None] * W))).abs().max() <= 1e-12
-        for p, bound in bounds.items():
-            assert torch.linalg.matrix_norm(J, p) <= bound * (1 + 1e-14)
-    nn.init.constant_(module.bias, 1e9)
-    assert torch.linalg.matrix_norm(slopes(module, x), 2) <= expected * (1 + 1e-12)
-    assert expected == 1 or torch.linalg.matrix_norm(slopes(module, x), 2) >= expected * (1 - 1e-12)
+    for gain in (0.1, 0.5, 2.0):
+        module, shape = potential(case, gain).double(), (case[0], *case[4])
+        bound, W = lipschitz_bound(module, shape).value, dense(module, case[4])
+        expected = max(1.0, float(torch.linalg.matrix_norm(W, 2)) ** 2 - 1)
+        assert expected <= bound
+        assert bound <= expected * (1 + 1e-3) or case[3] == "zeros"  # bounded on a larger, circular image
+        for scale in (0.1, 1.0, 10.0):
+            x = scale * torch.randn(shape, dtype=torch.float64)
+            active = (W @ x.flatten() + module.bias.repeat_interleave(case[4][0] * case[4][1]) > 0).double()
+            J = slopes(module, x)
+            assert (J - (torch.eye(len(J)) - W.T @ (active[:, None] * W))).abs().max() <= 1e-12
+            assert torch.linalg.matrix_norm(J, 2) <= bound * (1 + 1e-14)
+        nn.init.constant_(module.bias, 1e9)
+        norm = torch.linalg.matrix_norm(slopes(module, x), 2)
+        assert norm <= expected * (1 + 1e-12) and (expected == 1 or norm >= expected * (1 - 1e-12))
 
 
 def test_maxmin_inside_would_expand():
@@ -98,28 +79,8 @@ def test_maxmin_inside_would_expand():
     assert torch.linalg.matrix_norm(jacrev(lambda z: z - 2 * z.relu())(x), 2) == 1
 
 
-@pytest.mark.parametrize("arithmetic", DTYPES)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_rounding_of_the_module(case, arithmetic):
-    """Against exact arithmetic, for numbers of every size."""
-    largest = 0.0
-    for seed, size in enumerate((1.0, 2.0**20, 2.0**-70, 2.0**-140, 0.0)):
-        torch.manual_seed(seed)
-        module = potential(case, gain=(0.5, 2.0**-12, 2.0**12, 2.0**-60)[seed % 4])
-        certifier = Certifier(nn.Sequential(module, nn.Flatten()), (case[0], *case[4]), arithmetic=arithmetic)
-        x = (size * torch.randn(case[0], *case[4], dtype=torch.float64)).to(DTYPES[arithmetic])
-        W = np.vectorize(Fraction, otypes=[object])(dense(module, case[4]).numpy())
-        exact, bias = ([Fraction(v) for v in t.double().flatten().tolist()] for t in (x, module.bias.detach()))
-        hidden = W @ exact + np.repeat(np.array(bias, object), case[4][0] * case[4][1])
-        truth = np.array(exact) - W.T @ np.maximum(hidden, Fraction(0))
-        error = logit_error(certifier.deployed.to(x.dtype)(x[None])[0], list(truth))
-        assert error <= error_bound(certifier, x)
-        largest = max(largest, float(error / error_bound(certifier, x)))
-    assert largest > 1e-4
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row", ROWS[::2], ids=named(ROWS[::2]))
+@pytest.mark.parametrize("row", ROWS[::4], ids=named(ROWS[::4]))
 def test_the_layers_do_not_expand_for_any_shape(row, kind):
     """Dense Jacobians, where all hidden numbers are positive too; the plain form is the same function."""
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
@@ -133,47 +94,21 @@ def test_the_layers_do_not_expand_for_any_shape(row, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1e12, 1e18])
-def test_parameters_of_any_size_are_no_reason_for_nan(kind, scale):
-    layer = convolution(kind, 3, 3, 3, 1, 5, 4)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(scale * torch.randn_like(parameter))
-    layer(torch.randn(2, 3, 5, 4)).square().mean().backward()
-    assert layer.weight.isfinite().all() and layer.kernel.grad.isfinite().all()
-    assert lipschitz_bound(layer.eval(), (3, 5, 4)).value <= 1 + 1e-5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("optimiser", "options"),
-    [(torch.optim.SGD, {"lr": 1e6, "momentum": 0.9}), (torch.optim.Adam, {"lr": 1.0})],
-    ids=["SGD 1e6", "Adam 1"],
-)
-def test_after_200_steps_that_are_far_too_long(kind, optimiser, options):
+def test_parameters_of_any_size_and_steps_far_too_long_are_no_reason_for_nan(kind):
     """Long runs of the published codes end in NaN."""
-    layer = convolution(kind, 3, 5, 3, 1, 5, 4)
-    train(layer, (3, 5, 4), 200, optimiser, **options)
-    assert layer.weight.isfinite().all()
-    assert lipschitz_bound(layer.eval(), (3, 5, 4)).value <= 1 + 1e-5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_is_the_derivative(kind):
-    layer, x = convolution(kind, 2, 4, 3, 1, 5, 4, dtype=torch.float64), torch.randn(2, 2, 5, 4, dtype=torch.float64)
-    randomised(layer, 0.7)
-    y = torch.randn(2, 4, 5, 4, dtype=torch.float64)
-
-    def loss(*parameters: Tensor) -> Tensor:
-        values = dict(zip(names, parameters, strict=True))
-        return (torch.func.functional_call(layer, values, (x,)) * y).sum()
-
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-    torch.autograd.gradcheck(loss, parameters, eps=1e-7, atol=1e-5)
-    layer.zero_grad()
-    (layer(x) * y).sum().backward()
-    for parameter, expected in zip(parameters, torch.autograd.grad(loss(*parameters), parameters), strict=True):
-        assert torch.allclose(parameter.grad, expected)
+    for scale in (0.0, 1e-30, 1e-3, 1e12, 1e18):
+        layer = convolution(kind, 3, 3, 3, 1, 5, 4)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(scale * torch.randn_like(parameter))
+        layer(torch.randn(2, 3, 5, 4)).square().mean().backward()
+        assert layer.weight.isfinite().all() and layer.kernel.grad.isfinite().all()
+        assert lipschitz_bound(layer.eval(), (3, 5, 4)).value <= 1 + 1e-5
+    for optimiser, options in ((torch.optim.SGD, {"lr": 1e6, "momentum": 0.9}), (torch.optim.Adam, {"lr": 1.0})):
+        layer = convolution(kind, 3, 5, 3, 1, 5, 4)
+        train(layer, (3, 5, 4), 100, optimiser, **options)
+        assert layer.weight.isfinite().all()
+        assert lipschitz_bound(layer.eval(), (3, 5, 4)).value <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,48 +140,6 @@ def test_exports_compute_the_same(kind, dtype, tmp_path):
     space: dict[str, Any] = {"__file__": str(tmp_path / "m.py"), "__name__": "exported"}
     exec((tmp_path / "m.py").read_text(), space)
     assert (space["load"]()(x) - expected).abs().max() <= tolerance
-
-
-LIES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "below 1": lambda node: node.update(lipschitz=(1 - 2**-40).hex()),
-    "below the truth": lambda node: node.update(lipschitz=(float.fromhex(node["lipschitz"]) * 0.98).hex()),
-    "mode": lambda node: node["settings"].update(
-        padding_mode="zeros" if node["settings"]["padding_mode"] == "circular" else "circular"
-    ),
-    "reflected": lambda node: node["settings"].update(padding_mode="reflect"),
-    "no padding": lambda node: node["settings"].update(padding=[[0, 0], [0, 0]]),
-    "large padding": lambda node: node["settings"].update(padding=[[3, 3], [1, 1]]),
-}
-
-
-@pytest.mark.parametrize("arithmetic", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_certificates_of_networks_are_accepted(kind, arithmetic, tmp_path, capsys):
-    arguments = write_all(network(kind), images(3, 2, 6, 6), tmp_path, arithmetic=arithmetic)
-    assert check(arguments) == 0, capsys.readouterr()
-
-
-@pytest.mark.parametrize("gain", [0.1, 0.5, 2.0])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_checker_proves_the_constant_and_finds_lies(case, gain, tmp_path, capsys):
-    body = [nn.Conv2d(case[0], case[0], 1), potential(case, gain), nn.Flatten()]
-    model = nn.Sequential(*body, nn.Linear(case[0] * case[4][0] * case[4][1], 3))
-    arguments = write_all(model, images(3, case[0], *case[4]), tmp_path)
-    assert check(arguments) == 0, capsys.readouterr()
-    header, lines = read(tmp_path / "certificate.jsonl")
-    node = next(node for node in header["nodes"] if node["kind"] == "ConvexPotential2d")
-    honest = copy.deepcopy(node)
-    truth = max(1.0, float(torch.linalg.matrix_norm(dense(body[1], case[4]), 2)) ** 2 - 1)
-    for name, lie in LIES.items():
-        node.clear()
-        node.update(copy.deepcopy(honest))
-        lie(node)
-        claim = float.fromhex(node["lipschitz"])
-        if node == honest or (name == "below the truth" and claim >= truth) or (name == "mode" and case[2] == 1):
-            continue
-        write(tmp_path / "certificate.jsonl", header, lines)
-        assert check(arguments) != 0, name
-        assert len("".join(capsys.readouterr()).splitlines()) <= 2
 
 
 def test_what_is_refused():

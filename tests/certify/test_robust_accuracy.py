@@ -48,10 +48,9 @@ def test_definition(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
 def test_labels_play_no_part_in_the_certificate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     """The prediction is certified, then compared: other labels, same radii; all wrong, nothing left."""
     prediction = certify(model, data[0]).prediction
-    best, worst = (robust_accuracy(model, (data[0], (prediction + n) % 4), [0.05]) for n in (0, 1))
-    assert torch.equal(best.certificates.radius, worst.certificates.radius)
-    assert torch.equal(best.radii, best.certificates.radius) and (worst.radii == 0).all()
-    assert best.clean == 100 and best.at(0.05) > 0 == worst.clean == worst.at(0.0) == worst.at(0.05)
+    best, worst = (robust_accuracy(model, (data[0], (prediction + n) % 4)) for n in (0, 1))
+    assert torch.equal(best.radii, worst.certificates.radius) and (worst.radii == 0).all()
+    assert best.clean == 100 and best.at(0.05) > 0 == worst.clean == worst.at(0.05)
 
 
 def test_curve(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
@@ -104,12 +103,8 @@ def test_other_forms_of_data_and_model(model: nn.Module, data: tuple[Tensor, Ten
         assert torch.equal(same.radii, found.radii) and torch.equal(same.labels, found.labels)
         assert same.certified == found.certified
 
-    class Broken(Iterating):
-        def __iter__(self):
-            raise RuntimeError("the disk is gone")
-
-    with pytest.raises(RuntimeError, match="the disk is gone"):  # not ours to explain
-        robust_accuracy(model, Broken())
+    with pytest.raises(ZeroDivisionError):  # not ours to explain
+        robust_accuracy(model, (1 / 0 for _ in range(2)))
 
 
 def test_nan_images_count_and_are_never_certified(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
@@ -143,9 +138,8 @@ def test_batches_and_progress(model: nn.Module, data: tuple[Tensor, Tensor]) -> 
 
 
 def test_options_reach_the_certificate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
-    plain = robust_accuracy(model, data)
+    x = data[0].float().double()
+    plain = certified_radius(model, x)
     for options in ({"criterion": "per-class"}, {"arithmetic": "float32"}, {"p": math.inf}):
-        x = data[0].float().double()
         radii = robust_accuracy(model, (x, data[1]), **options).certificates.radius
-        assert torch.equal(radii, certified_radius(model, x, **options))
-        assert (radii < plain.certificates.radius).any()
+        assert torch.equal(radii, certified_radius(model, x, **options)) and (radii < plain).any()

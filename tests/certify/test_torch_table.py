@@ -29,41 +29,37 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
+def table() -> list[list[str]]:
+    lines = PAGE.read_text(encoding="utf-8").partition("## The modules of torch")[2].splitlines()
+    return [line.strip("|").split("|") for line in lines if line.startswith("| `")]
+
+
 def rows() -> dict[str, tuple[str, str]]:
     """Return what the table says of each module: whether it is 1-Lipschitz, and certified."""
-    table = PAGE.read_text(encoding="utf-8").partition("## The modules of torch")[2]
-    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
-    return {name: (row[1].strip(), row[2].strip()) for row in cells for name in re.findall(r"`(\w+)`", row[0])}
+    return {name: (row[1].strip(), row[2].strip()) for row in table() for name in re.findall(r"`(\w+)`", row[0])}
 
 
 def test_table_has_every_module_once() -> None:
     kinds = {name for name in dir(nn) if isinstance(kind := getattr(nn, name), type) and issubclass(kind, nn.Module)}
     others = {name for name in kinds if re.search(r"Loss|^Lazy|NLLLoss2d", name)} | set(CONTAINERS.split())
     assert kinds - others == set(rows())
-    table = PAGE.read_text(encoding="utf-8").partition("## The modules of torch")[2]
-    named = [
-        name
-        for line in table.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`(\w+)`", line.split("|")[1])
-    ]
-    assert len(named) == len(set(named))
+    names = [name for cells in table() for name in re.findall(r"`(\w+)`", cells[0])]
+    assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("name", sorted(rows()))
-def test_row_is_so(name: str) -> None:
-    lipschitz, certified = rows()[name]
-    kind = getattr(nn, name)
-    proved = kind in RULES and RULES[kind].settings is not None  # others are what some test registered
-    assert (proved or name == "LPPool2d") == certified.startswith("yes")
-    if certified.startswith("yes") and lipschitz.startswith(("yes", "no", "with", "if")):
-        options = {"scale_factor": ARGUMENTS[name][0]} if name.startswith("Upsampl") else {}
-        module = kind(**options) if options else kind(*ARGUMENTS.get(name, (2,) if "Pool" in name else ()))
-        bound = lipschitz_bound(module.eval(), (4, 8) if name.endswith("1d") else (4, 8, 8)).value
-        assert (bound > 1 + 1e-9) == lipschitz.startswith("no")
-    if certified == "–" and name in ("LayerNorm", "PReLU", "Softshrink", "GLU", "LogSoftmax"):
-        with pytest.raises(IsoconvError, match=name):
-            lipschitz_bound(kind(8) if name == "LayerNorm" else kind(), (4, 8))
+def test_rows_are_so() -> None:
+    for name, (lipschitz, certified) in rows().items():
+        kind = getattr(nn, name)
+        proved = kind in RULES and RULES[kind].settings is not None  # others are what some test registered
+        assert (proved or name == "LPPool2d") == certified.startswith("yes"), name
+        if certified.startswith("yes") and lipschitz.startswith(("yes", "no", "with", "if")):
+            options = {"scale_factor": ARGUMENTS[name][0]} if name.startswith("Upsampl") else {}
+            module = kind(**options) if options else kind(*ARGUMENTS.get(name, (2,) if "Pool" in name else ()))
+            bound = lipschitz_bound(module.eval(), (4, 8) if name.endswith("1d") else (4, 8, 8)).value
+            assert (bound > 1 + 1e-9) == lipschitz.startswith("no"), name
+        if certified == "–" and name in ("LayerNorm", "PReLU", "Softshrink", "GLU", "LogSoftmax"):
+            with pytest.raises(IsoconvError, match=name):
+                lipschitz_bound(kind(8) if name == "LayerNorm" else kind(), (4, 8))
 
 
 def test_bounds_on_the_page_were_measured() -> None:

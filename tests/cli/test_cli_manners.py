@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import typer
 
+from cli.conftest import files_in
 from isoconv.cli.app import COMMANDS, load_command
 from isoconv.cli.output import TrainingProgress
 from isoconv.data import ProgressLine
@@ -23,10 +23,6 @@ from isoconv.version import __version__
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 TRAIN = ["train", "pics", "--out", "new", "--model", "small", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
 COMMAND = [sys.executable, "-m", "isoconv"]
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def fail_with(error: BaseException):
@@ -49,6 +45,7 @@ def test_help_fits_a_screen(words, isoconv, monkeypatch):
     assert len(lines) <= 23 and max(map(len, lines)) <= 80  # and one line for the prompt
     for name in COMMANDS:
         assert re.search(rf"^\W*{name} +\w", text, re.MULTILINE), name
+    assert isoconv("--version") == (0, __version__ + "\n", "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -61,8 +58,8 @@ def test_help_of_a_command_shows_an_example_with_options_that_it_has(name, isoco
     assert example is not None and set(re.findall(r"--[a-z-]+", example.group())) <= known
 
 
-def test_help_does_not_import_torch():
-    """Nor what else takes long: the first screen must be there at once."""
+def test_help_is_plain_and_does_not_import_torch():
+    """Nor what else takes long: the first screen must be there at once. Plain even where colours are asked for."""
     code = """if True:
         import sys
         from isoconv.cli import main
@@ -74,12 +71,11 @@ def test_help_does_not_import_torch():
                 assert end.code == 0
         print({"torch", "numpy", "pydantic", "pandas"} & set(sys.modules), file=sys.stderr)
     """
-    done = subprocess.run([sys.executable, "-c", code, "", *COMMANDS], capture_output=True, text=True, timeout=180)
+    environment = {**ENVIRONMENT, "TERM": "xterm-256color", "FORCE_COLOR": "1"}
+    words = [sys.executable, "-c", code, "", *COMMANDS]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, "set()\n")
-
-
-def test_the_version(isoconv):
-    assert isoconv("--version") == (0, __version__ + "\n", "")
+    assert COMMANDS["certify"] in done.stdout and "\x1b" not in done.stdout
 
 
 # What goes where ----------------------------------------------------------------------------------------------------
@@ -104,12 +100,6 @@ def test_json_alone_is_on_stdout_and_nothing_is_coloured(words, isoconv, world):
     assert plain.code == 0 and "\x1b" not in plain.out + plain.err
     for message in ("Written to", "The run is in", "The radius is for", "epoch 1/1"):
         assert message not in plain.out
-
-
-def test_help_is_plain_even_where_colours_are_asked_for():
-    environment = {**ENVIRONMENT, "TERM": "xterm-256color", "FORCE_COLOR": "1"}
-    done = subprocess.run([*COMMAND, "--help"], env=environment, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0 and COMMANDS["certify"] in done.stdout and "\x1b" not in done.stdout
 
 
 def test_what_a_terminal_cannot_write_is_no_failure(world):
@@ -149,7 +139,7 @@ def test_ctrl_c_leaves_the_files_of_before(words, kept, isoconv, world, monkeypa
     """In the middle of the work, and while a file is being written."""
     assert isoconv(*words, "run-7").code == 0
     before = files_in(world / "run-7")
-    assert kept in before
+    assert str(world / "run-7" / kept) in before
     for owner, name in ((ProgressLine, "__call__"), (os, "fsync")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda *anything: signal.raise_signal(signal.SIGINT))
@@ -184,10 +174,17 @@ def test_standard_output_on_a_full_disk():
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["certify", "run-7"], ["attack", "run-7", "--attack", "fgsm"]], ids=str)
 @pytest.mark.parametrize(
-    ("target", "error"),
-    [("os.fsync", FULL), ("tempfile.mkstemp", PermissionError(errno.EACCES, "Permission denied"))],
+    ("words", "target", "error"),
+    [
+        (["certify", "run-7"], "os.fsync", FULL),
+        (
+            ["attack", "run-7", "--attack", "fgsm"],
+            "tempfile.mkstemp",
+            PermissionError(errno.EACCES, "Permission denied"),
+        ),
+    ],
+    ids=["certify", "attack"],
 )
 def test_a_disk_that_fails_after_the_work_is_one_line(words, target, error, isoconv, world, monkeypatch):
     before = files_in(world / "run-7")
@@ -204,17 +201,12 @@ def test_a_full_disk_in_the_middle_of_training_can_be_resumed(isoconv, world, mo
     assert isoconv("train", "--resume", "--out", "new").code == 0
 
 
-OUT_OF_MEMORY = {
-    "Python": MemoryError(),
-    "CPU": RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to …"),
-    "GPU": type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 GiB"),
-}
-
-
-@pytest.mark.parametrize("where", OUT_OF_MEMORY)
-def test_too_little_memory_is_one_line(where, isoconv, world, monkeypatch):
-    monkeypatch.setattr(ProgressLine, "__call__", fail_with(OUT_OF_MEMORY[where]))
-    assert isoconv("certify", "run-7").is_refused("memory")
+def test_too_little_memory_is_one_line(isoconv, world, monkeypatch):
+    cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to …")
+    gpu = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 GiB")
+    for error in (MemoryError(), cpu, gpu):
+        monkeypatch.setattr(ProgressLine, "__call__", fail_with(error))
+        assert isoconv("certify", "run-7").is_refused("memory")
 
 
 def test_an_exit_code_is_kept_and_a_mistake_of_ours_is_not_hidden(isoconv, world, monkeypatch):
@@ -223,3 +215,5 @@ def test_an_exit_code_is_kept_and_a_mistake_of_ours_is_not_hidden(isoconv, world
     monkeypatch.setattr(ProgressLine, "__call__", fail_with(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         isoconv("certify", "run-7")
+    monkeypatch.setattr(ProgressLine, "__call__", fail_with(BrokenPipeError()))  # whoever read the output went away
+    assert isoconv("certify", "run-7") == (141, "", "")

@@ -14,11 +14,8 @@ from isoconv.data import load_splits
 from isoconv.train import certify_run
 
 NETWORK = """
-import torch
 from torch import nn
-
 from beside import Block
-
 
 class Net(nn.Module):
     def __init__(self, channels, classes):
@@ -28,14 +25,8 @@ class Net(nn.Module):
     def forward(self, x):
         return self.head(self.block(x).flatten(1))
 
-
 def build(input_shape, classes):
     return Net(input_shape[0], classes)
-
-
-def fixed():
-    return Net(1, 4)
-
 
 def chain():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
@@ -43,7 +34,6 @@ def chain():
 BESIDE = """
 import torch
 from torch import nn
-
 
 class Block(nn.Module):
     def __init__(self, channels):
@@ -54,39 +44,19 @@ class Block(nn.Module):
         return 0.5 * x + 0.5 * torch.relu(self.conv(x)) + self.offset
 """
 BAD = """
-import torch
+import sys
 from torch import nn
 
 number = 3
-
+leaves = lambda: sys.exit(1)
+needs = lambda width: nn.Linear(width, 4)
+nothing = lambda: None
+three = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+other_size = lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 4))
+unknown = lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 4))
 
 def fails():
     raise RuntimeError("first line\\nsecond line")
-
-
-def leaves():
-    raise SystemExit(1)
-
-
-def needs(width):
-    return nn.Linear(width, 4)
-
-
-def nothing():
-    return None
-
-
-def three():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-
-
-def other_size():
-    return nn.Sequential(nn.Flatten(), nn.Linear(100, 4))
-
-
-def unknown():
-    return nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 4))
-
 
 class Branches(nn.Module):
     def forward(self, x):
@@ -114,7 +84,7 @@ def weights_of(files, function="build"):
     return network
 
 
-@pytest.mark.parametrize("function", ["build", "fixed", "chain"])
+@pytest.mark.parametrize("function", ["build", "chain"])
 def test_certify_with_weights_is_the_library_s_answer_and_has_a_valid_certificate(function, isoconv, files):
     network, before = weights_of(files, function), set(files.iterdir())
     outcome = isoconv(
@@ -133,7 +103,7 @@ def test_certify_with_weights_is_the_library_s_answer_and_has_a_valid_certificat
 
 
 def test_data_by_name_and_resized(isoconv, files):
-    outcome = isoconv("certify", "net.py:build", "digits", "--size", "8", "--images", "5", "--device", "cpu", "--json")
+    outcome = isoconv("certify", "net.py:build", "digits", "--size", "8", "--images", "5", "--json")
     assert outcome.code == 0 and json.loads(outcome.out)[0]["images"] == 5 and "--weights" in outcome.err
 
 
@@ -158,37 +128,32 @@ def test_every_command_reads_the_run_and_never_the_function(isoconv, files):
 
 
 REFUSED = {
-    "no function": ("net.py", "FILE.py:FUNCTION"),
-    "no file": ("nowhere.py:build", "nowhere.py"),
-    "another function": ("net.py:nowhere", "nowhere"),
-    "a number": ("bad.py:number", "number"),
-    "no Python": ("broken.py:f", "SyntaxError"),
-    "one that raises": ("bad.py:fails", "first line (bad.py:"),
-    "one that leaves": ("bad.py:leaves", "SystemExit"),
-    "one that needs more": ("bad.py:needs", "width"),
-    "no network": ("bad.py:nothing", "NoneType"),
-    "too few classes": ("bad.py:three", "4 outputs"),
-    "another input": ("bad.py:other_size", "Linear"),
-    "a module without a rule": ("bad.py:unknown", "LayerNorm"),
-    "control flow": ("bad.py:Branches", "bad.py:"),
+    "net.py": "FILE.py:FUNCTION",
+    "nowhere.py:build": "nowhere.py",
+    "net.py:nowhere": "nowhere",
+    "bad.py:number": "number",
+    "broken.py:f": "SyntaxError",
+    "bad.py:fails": "first line (bad.py:",
+    "bad.py:leaves": "SystemExit",
+    "bad.py:needs": "width",
+    "bad.py:nothing": "NoneType",
+    "bad.py:three": "4 outputs",
+    "bad.py:other_size": "Linear",
+    "bad.py:unknown": "LayerNorm",
+    "bad.py:Branches": "bad.py:",
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_network_is_refused_before_anything_is_written(name, isoconv, files):
-    function, named = REFUSED[name]
+def test_what_is_no_network_is_refused_before_anything_is_written(isoconv, files):
     before = sorted(files.rglob("*"))
-    assert isoconv("train", "pics", "--model", function, "--out", "run").is_refused(named)
-    assert isoconv("certify", function, "--data", "pics", "--certificate", "c.jsonl").is_refused(named)
-    assert sorted(files.rglob("*")) == before
-
-
-def test_options_that_do_not_belong_are_refused(isoconv, files):
+    for function, named in REFUSED.items():
+        assert isoconv("train", "pics", "--model", function, "--out", "run").is_refused(named)
+        assert isoconv("certify", function, "--data", "pics", "--certificate", "c.jsonl").is_refused(named)
     own = "train", "pics", "--model", "net.py:build", "--out", "run"
     assert isoconv(*own, "--conv", "rko").is_refused("conv", "net.py:build")
     assert isoconv("certify", "net.py:build").is_refused("--data")
     assert isoconv("certify", "mnist-small", "--weights", "w.safetensors").is_refused("weights")
-    assert not (files / "run").exists()
+    assert sorted(files.rglob("*")) == before
 
 
 def test_weights_that_do_not_fit_are_refused(isoconv, files):

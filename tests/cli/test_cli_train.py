@@ -22,8 +22,10 @@ TINY = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "
 
 
 def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
-    outcome = isoconv("train", pictures, "--out", "run", *TINY)
-    assert outcome.code == 0
+    pytest.importorskip("tensorboard")
+    outcome = isoconv("train", pictures, "--out", "run", "--tensorboard", *TINY)
+    (events,) = Path("run").glob("events.out.tfevents.*")
+    assert outcome.code == 0 and events.stat().st_size > 100
     read, *lines = outcome.err.splitlines()
     for part in (str(pictures), "64 images", "16 held out", "4 classes", "8×8 in grey"):
         assert part in read
@@ -34,7 +36,7 @@ def test_progress_on_stderr_and_a_table_on_stdout(isoconv, pictures):
         assert heading in outcome.out
     assert "epoch 1/2" not in outcome.out
     assert {path.name for path in Path("run").iterdir()} == {
-        "config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json",
+        "config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json", events.name,
     }  # fmt: skip
 
 
@@ -120,20 +122,6 @@ def test_search_says_what_it_chose(isoconv, pictures):
     assert json.loads(Path("run/config.json").read_text())["lr"] == 1e-2
 
 
-def test_tensorboard_writes_events(isoconv, pictures):
-    assert isoconv("train", pictures, "--out", "run", "--tensorboard", *TINY).code == 0
-    (events,) = Path("run").glob("events.out.tfevents.*")
-    assert events.stat().st_size > 100
-
-
-def test_resuming_a_finished_run_gives_its_results(isoconv, pictures):
-    first = isoconv("train", pictures, "--out", "run", "--json", *TINY)
-    second = isoconv("train", "--resume", "--out", "run", "--json")
-    (a,), (b,) = json.loads(first.out), json.loads(second.out)
-    assert second.code == 0 and (a["clean"], a["robust"]) == (b["clean"], b["robust"])
-    assert "8 of 8 steps" in second.err
-
-
 # Stopping -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,34 +139,33 @@ def resume_command(err: str) -> list[str]:
     return shlex.split(line[line.index("isoconv train") :])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(number, start, isoconv, pictures, tmp_path):
+def epochs_in(run: Path) -> list[int]:
+    return [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_signal_saves_and_says_how_to_go_on(start, isoconv, pictures, tmp_path):
     process = let_it_train(start, pictures, "--epochs", "400", "--out", "run", "--seeds", "4")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 130 and out == "" and "Traceback" not in err
-    state = read_tensors(tmp_path / "run" / "state.safetensors")
-    assert int(state["progress/done"]) >= 12
-    # Only a few epochs are left to do.
+    done = int(read_tensors(tmp_path / "run" / "state.safetensors")["progress/done"])
+    assert done >= 12
+    epochs = done // 4 + 2  # only a few are left to do
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    epochs = int(state["progress/done"]) // 4 + 2
     (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"epochs": epochs}))
     words = resume_command(err)[1:]
     words[words.index("400")] = epochs
     again = isoconv(*words)
-    assert again.code == 0, again.err
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, epochs + 1))
+    assert again.code == 0 and epochs_in(tmp_path / "run") == list(range(1, epochs + 1)), again.err
 
 
 def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
-    process = let_it_train(start, pictures, "--epochs", "60", "--out", "killed")
+    process = let_it_train(start, pictures, "--epochs", "30", "--out", "killed")
     time.sleep(0.05)
     process.kill()
     process.communicate(timeout=180)
     assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
-    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["epoch"] for line in lines] == list(range(1, 61))
+    assert epochs_in(tmp_path / "killed") == list(range(1, 31))
 
 
 @pytest.fixture
@@ -189,13 +176,9 @@ def interrupt_at_once(monkeypatch):
         yield patch
 
 
-@pytest.mark.parametrize(("data", "out"), [("pictures", "my run"), ("mnist", "run")])
-def test_the_command_to_go_on_is_quoted_and_knows_where_the_data_is(
-    isoconv, pictures, tmp_path, interrupt_at_once, data, out
-):
-    write_mnist(tmp_path / "elsewhere", train=32, test=10)
-    words = [pictures] if data == "pictures" else ["mnist", "--data", "elsewhere"]
-    outcome = isoconv("train", *words, "--out", out, *TINY)
+def test_the_command_to_go_on_is_quoted_and_knows_where_the_data_is(isoconv, tmp_path, interrupt_at_once):
+    write_mnist(tmp_path / "else where", train=32, test=10)
+    outcome = isoconv("train", "mnist", "--data", "else where", "--out", "my run", *TINY)
     assert outcome.code == 130
     interrupt_at_once.undo()
     again = isoconv(*resume_command(outcome.err)[1:])
@@ -207,3 +190,7 @@ def test_after_an_interruption_the_radii_are_those_that_were_asked_for(isoconv, 
     interrupt_at_once.undo()
     again = isoconv("train", "--resume", "--out", "run", "--seeds", "1,2", "--epsilon", "0.2", "--json")
     assert [result["robust"].keys() for result in json.loads(again.out)] == [{"0.2"}, {"0.2"}]
+    second = isoconv("train", "--resume", "--out", "run", "--seeds", "1,2", "--json")  # finished: its results
+    assert "8 of 8 steps" in second.err
+    for a, b in zip(json.loads(again.out), json.loads(second.out), strict=True):
+        assert (a["clean"], a["robust"]) == (b["clean"], b["robust"])

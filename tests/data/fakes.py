@@ -116,16 +116,19 @@ def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
     return archive if tar else folder / inside, replace(DATASETS["cifar10"], images_per_file=4, md5=sums)
 
 
-def write_stl10(folder: Path, **changes: bytes | None) -> None:
-    """Write the files, some of them changed, or left out where the change is None."""
-    for name, data in (stl10_files() | changes).items():
-        if data is not None:
-            write(folder / name, data)
-
-
-def stl10_files(train: int = 5, test: int = 3) -> dict[str, bytes]:
+def stl10_files(*without: str) -> dict[str, bytes]:
     files = {}
-    for part, n in (("train", train), ("test", test)):
+    for part, n in (("train", 5), ("test", 3)):
         files[f"{part}_X.bin"] = random_bytes(n, 3, 96, 96, seed=n).tobytes()
-        files[f"{part}_y.bin"] = bytes(1 + k % 10 for k in range(n))
-    return files
+        files[f"{part}_y.bin"] = bytes(range(1, n + 1))
+    return {name: data for name, data in files.items() if name not in without}
+
+
+def write_stl10(folder: Path, *without: str) -> None:
+    for name, data in stl10_files(*without).items():
+        write(folder / name, data)
+
+
+def write_stl10_archive(folder: Path, prefix: str = "", **more: bytes) -> Path:
+    members = {f"{prefix}stl10_binary/{name}": data for name, data in (stl10_files() | more).items()}
+    return write_tar(folder / "stl10_binary.tar.gz", members)

@@ -1,9 +1,8 @@
 """Everything that must be refused, with one line that names the thing. Failing downloads are in test_fetch.py."""
 
-import io
 import re
+import shutil
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ import torch
 from data import fakes
 from data.fakes import idx, image_set, random_bytes, save_picture, write
 from isoconv import data
-from isoconv.data.datasets import Version
 from isoconv.errors import IsoconvError
 
+SET = image_set(n=20)
 MNIST, CIFAR10, STL10 = data.DATASETS["mnist"], data.DATASETS["cifar10"], data.DATASETS["stl10"]
 
 
@@ -34,13 +33,13 @@ def make_set(images, labels):
     return data.ImageSet(images, torch.tensor(labels), ("a", "b"), "x")
 
 
-def augment(shape=(3, 1, 4, 4), count=3, padding=1):
+def augment(count=3, padding=1):
     offsets, flips = data.draw(3, 1, True, torch.Generator())
-    return data.crop_and_flip(torch.zeros(shape), offsets[:count], flips, padding)
+    return data.crop_and_flip(torch.zeros(3, 1, 4, 4), offsets[:count], flips, padding)
 
 
 def start_epoch(batch_size, epoch=0, **options):
-    return data.EpochBatches(image_set(n=20), batch_size, **options).epoch(epoch)
+    return data.EpochBatches(SET, batch_size, **options).epoch(epoch)
 
 
 @pytest.mark.parametrize(
@@ -49,23 +48,21 @@ def start_epoch(batch_size, epoch=0, **options):
         ("uint8 … torch.float32", lambda: make_set(torch.zeros(2, 1, 3, 3), [0, 1])),
         ("(N, C, H, W) … (2, 3, 3)", lambda: make_set(bytes_of(2, 3, 3), [0, 1])),
         ("label … 2 images … (1,)", lambda: make_set(bytes_of(2, 1, 3, 3), [0])),
-        ("label … torch.float32", lambda: make_set(bytes_of(2, 1, 3, 3), [0.0, 1.0])),
         ("labels from 0 to 1. … 0 to 2", lambda: make_set(bytes_of(2, 1, 3, 3), [0, 2])),
-        ("indices from 0 to 19 … 0 to 20", lambda: image_set(n=20).subset([0, 20])),
-        ("indices … torch.float32", lambda: image_set(n=20).subset([0.5])),
-        ("indices … torch.bool", lambda: image_set(n=20).subset(torch.ones(20, dtype=torch.bool))),
-        ("0 to 20 … -1", lambda: image_set(n=20).take(-1)),
-        ("one shape … (1, 8, 6)", lambda: data.Splits(image_set(), image_set(shape=(1, 8, 6)))),
-        ("one shape", lambda: data.Splits(image_set, lambda: image_set(shape=(1, 8, 6))).load()),
-        ("same classes … 4 classes … 3", lambda: data.Splits(image_set(), image_set(classes=3))),
-        ("no test images", lambda: list(data.Splits(image_set(), None))),
+        ("indices from 0 to 19 … 0 to 20", lambda: SET.subset([0, 20])),
+        ("indices … torch.float32", lambda: SET.subset([0.5])),
+        ("indices … torch.bool", lambda: SET.subset(torch.ones(20, dtype=torch.bool))),
+        ("0 to 20 … -1", lambda: SET.take(-1)),
+        ("one shape … (1, 8, 6)", lambda: data.Splits(SET, image_set(shape=(1, 8, 6)))),
+        ("same classes … 4 classes … 3", lambda: data.Splits(image_set, lambda: image_set(classes=3)).load()),
+        ("no test images", lambda: list(data.Splits(SET, None))),
         ("torch.uint8 … torch.float32", lambda: data.as_float(torch.zeros(3))),
         ("at least two images … 4 images in 4 classes", lambda: data.hold_out(image_set(n=4, classes=4), 0.5)),
-        ("seed … -1", lambda: data.hold_out(image_set(), 0.5, seed=-1)),
+        ("seed … -1", lambda: data.hold_out(SET, 0.5, seed=-1)),
         ("padding … -1", lambda: data.draw(3, -1, True, torch.Generator())),
         ("padding … -1", lambda: augment(padding=-1)),
         ("(3, 1, 4, 4), (2, 2) and (3,)", lambda: augment(count=2)),
-        ("(1, 4, 4), (3, 2) and (3,)", lambda: augment(shape=(1, 4, 4))),
+        ("numbers (N, 11) … (3, 11)", lambda: data.distort(SET.images, torch.rand(3, 11), 0.5, 0.5)),
         ("batch size … 0", lambda: start_epoch(0)),
         ("multiple of 2 … 9", lambda: start_epoch(9, world_size=2)),
         ("batch of 21 … 20 images", lambda: start_epoch(21)),
@@ -73,17 +70,21 @@ def start_epoch(batch_size, epoch=0, **options):
         ("8 processes … 4 images", lambda: start_epoch(8, world_size=8, drop_last=False)),
         ("padding … -1", lambda: start_epoch(4, padding=-1)),
         ("seed … -1 and 0", lambda: start_epoch(4, seed=-1)),
-        ("0 images", lambda: data.EpochBatches(image_set().take(0), 4, drop_last=False)),
+        ("0 images", lambda: data.EpochBatches(SET.take(0), 4, drop_last=False)),
         ("digits, mnist, cifar10, stl10 … 'minst', which does not exist", lambda: data.load_splits("minst")),
         ("mnist, cifar10, stl10 … 'digits'", lambda: data.download("digits", ".")),
-        ("4,096 … 4097", lambda: data.resize(image_set(), (3, 4097))),
+        ("4,096 … 4097", lambda: data.resize(SET, (3, 4097))),
         *(
-            (f"fraction … from 4 to 16 images … {amount}", lambda amount=amount: data.hold_out(image_set(), amount))
+            (f"fraction … from 4 to 16 images … {amount}", lambda amount=amount: data.hold_out(SET, amount))
             for amount in (0.0, 1.0, float("nan"), True, 3, 17)
         ),
         *(
-            (f"(height, width) … {size!r}", lambda size=size: data.resize(image_set(), size))
-            for size in (0, (3,), (3, -1), (3, 4, 5), (2.5, 2.5), True)
+            (f"(height, width) … {size!r}", lambda size=size: data.resize(SET, size))
+            for size in (0, (3,), (3, -1), (2.5, 2.5), True)
+        ),
+        *(
+            ("share", lambda augment=augment: start_epoch(10, augment=augment))
+            for augment in ((-0.1, 1.0), (1.5, 1.0), (0.5, 3.0), (float("nan"), 1.0))
         ),
     ],
 )
@@ -111,9 +112,9 @@ def test_sets_that_are_not_complete(tmp_path):
     (path / "data_batch_2.bin").unlink()
     refused("CIFAR-10 is not complete … -bin … data_batch_2.bin, test_batch.bin", record.read, tmp_path)
     for missing in ("train_y.bin", "test_y.bin"):
-        fakes.write_stl10(tmp_path / missing / "stl10_binary", **{missing: None})
+        fakes.write_stl10(tmp_path / missing / "stl10_binary", missing)
         refused(f"STL-10 is not complete … stl10_binary … {missing}", STL10.read, tmp_path / missing)
-    fakes.write_stl10(tmp_path / "stl10_binary", **{"test_X.bin": None, "test_y.bin": None})
+    fakes.write_stl10(tmp_path / "stl10_binary", "test_X.bin", "test_y.bin")
     words = f"test set … test_X.bin, test_y.bin … {tmp_path}/stl10_binary"
     refused(words, lambda: data.load_splits("stl10", tmp_path, size=8).test)
     fakes.write_mnist(tmp_path, packed=False)
@@ -132,12 +133,10 @@ LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
         (f"{IMAGES}.gz", lambda data: b"", "start with 0x00000803 … 0x"),
         (IMAGES, lambda data: data[:-5], "9408 bytes … 9403"),
         (IMAGES, lambda data: idx(random_bytes(0, 28, 28)), "0 bytes"),
-        (IMAGES, lambda data: b"<html>please log in</html>", "start with … 0x3c"),
         (LABELS, lambda data: idx(random_bytes(12, 28, 28)), "start with 0x00000801"),
         (LABELS, lambda data: idx(np.zeros(11, np.uint8)), "12 images … (11,)"),
         (LABELS, lambda data: data[:-1] + b"\x0a", "0 to 9 … 0 to 10"),
         ("data_batch_4.bin", lambda data: data[:-1], "12292 bytes … 12291"),
-        ("data_batch_4.bin", lambda data: b"", "12292 bytes … 0"),
         ("data_batch_4.bin", lambda data: data[:3073] + b"\x0a" + data[3074:], "labels from 0 to 9 … 10"),
         ("cifar-10-binary.tar.gz", lambda data: data[:-50], "md5"),
         ("train_X.bin", lambda data: data[:-1], "multiple of 27648 bytes … 138239"),
@@ -153,24 +152,6 @@ def test_damaged_files(tmp_path, name, change, words):
     (path,) = tmp_path.rglob(name)
     path.write_bytes(change(path.read_bytes()))
     refused(f"{path} … corrupt … {words}", lambda: record.read(tmp_path).load())
-
-
-def decode_npz(record, files):
-    arrays = np.load(io.BytesIO(files[0].data))
-    return arrays["images"], arrays["labels"]
-
-
-def test_damaged_files_of_a_form_that_was_added(tmp_path):
-    version = Version((("train.npz",),), (("test.npz",),), ("",), f"{__name__}:decode_npz")
-    record = replace(MNIST, versions=(version,))
-    arrays = {"images": random_bytes(4, 1, 8, 8), "labels": np.arange(4)}
-    for name in ("train.npz", "test.npz"):
-        np.savez(tmp_path / name, **arrays)
-    assert record.read(tmp_path).load().train.images.shape == (4, 1, 8, 8)
-    whole = (tmp_path / "train.npz").read_bytes()
-    for damaged in (whole[:300], b"", b"nothing of numpy's", whole.replace(b"images", b"photos")):
-        path = write(tmp_path / "train.npz", damaged)
-        refused(f"{path} … corrupt", lambda: record.read(tmp_path).load())
 
 
 def test_a_strange_pickle_is_never_opened(tmp_path):
@@ -192,9 +173,7 @@ def test_the_official_md5s_are_asked_for(tmp_path, form, md5):
 
 
 def test_damaged_stl10_archives(tmp_path):
-    archive = fakes.write_tar(
-        tmp_path / "stl10_binary.tar.gz", {f"stl10_binary/{k}": v for k, v in fakes.stl10_files().items()}
-    )
+    archive = fakes.write_stl10_archive(tmp_path)
     half = archive.read_bytes()[: archive.stat().st_size // 2]
     for content in (half, b"<html>", b""):
         archive.write_bytes(content)
@@ -234,11 +213,8 @@ def test_classes(pictures):
     for name in ("train/cats", "train/dogs", "test/cats", "test/birds"):
         save_picture(pictures / name / "0.png")
     refused("same classes … train … test … 'birds', 'dogs'", data.read_folder, pictures)
-
-
-def test_too_few_pictures(pictures):
-    for name in ("cats", "dogs"):
-        (pictures / name / "1.png").unlink()
+    for name in ("train", "test", "birds", "cats/1.png", "dogs/1.png"):
+        (pictures / name).rename(pictures / name.replace("/", "/.")) if "/" in name else shutil.rmtree(pictures / name)
     refused("at least two images", data.read_folder, pictures)
     (pictures / "dogs").rename(pictures / ".hidden")
     refused(f"at least two … {pictures} … 'cats'", data.read_folder, pictures)
@@ -275,9 +251,7 @@ def test_sizes_and_channels(pictures):
     [
         (b"", "none"),
         (b"path,label\ncats/0.png,cat\ncats/1.png\n", "line 3 … cats/1.png"),
-        (b"cats/0.png,cat\ncats/1.png,cat,tabby\n", "line 2 … cats/1.png,cat,tabby"),
         (b"cats/0.png,cat\ncats/1.png,\n", "line 2 … cats/1.png,"),
-        (b"cats/0.png;cat\n", "line 1 … cats/0.png;cat"),
         (b"cats/0.png,cat\ncats/8.png,cat\n", "line 2 … cats/8.png, which does not exist"),
         (b"cats/0.png,cat\ncats/1.png,cat\n", "at least two classes … 'cat'"),
         (b"cats/0.png,cat\ncats/1.png,cat\nlist.csv,dog\n", "is not a PNG"),

@@ -1,3 +1,8 @@
+"""Every form in which a data set lies on users' disks gives the images that its files hold."""
+
+import csv
+import gzip
+import io
 import pickle
 import warnings
 
@@ -5,22 +10,25 @@ import numpy as np
 import pytest
 import torch
 
-from data import fakes
 from data.fakes import (
     cifar10_batches,
     cifar10_pickle,
     idx,
     random_bytes,
+    save_picture,
+    stl10_files,
     write,
     write_cifar10,
     write_mnist,
     write_stl10,
-)
-from isoconv.data import DATASETS
+    write_stl10_archive,
+)  # fmt: skip
+from isoconv.data import DATASETS, OWN_IMAGES, DataSet, load_splits
+from isoconv.data.datasets import Version
 from isoconv.data.readers import unpickle_batch
+from isoconv.errors import IsoconvError
 
 MNIST, STL10 = DATASETS["mnist"], DATASETS["stl10"]
-NO_TEST = {"test_X.bin": None, "test_y.bin": None}
 
 
 # MNIST
@@ -80,23 +88,17 @@ def test_the_careful_unpickler_reads_what_pickle_reads(fortran):
         warnings.simplefilter("ignore")  # some versions of numpy warn of pickles as old as CIFAR-10's
         reference = pickle.loads(data, encoding="bytes")
     own_pixels, own_labels = unpickle_batch(data)
-    assert np.array_equal(own_pixels, reference[b"data"])
+    assert np.array_equal(own_pixels, reference[b"data"]) and np.array_equal(own_pixels, pixels)
     assert np.array_equal(own_labels, reference[b"labels"])
-    assert np.array_equal(own_pixels, pixels)
 
 
-@pytest.mark.parametrize("thing", [print, np.save, np.ndarray.tobytes], ids=["print", "numpy.save", "getattr"])
-def test_the_careful_unpickler_resolves_nothing_else(thing):
-    with pytest.raises(pickle.UnpicklingError, match="no need"):
-        unpickle_batch(pickle.dumps({b"data": thing}))
+def test_the_careful_unpickler_resolves_nothing_else():
+    for thing in (print, np.save, np.ndarray.tobytes):
+        with pytest.raises(pickle.UnpicklingError, match="no need"):
+            unpickle_batch(pickle.dumps({b"data": thing}))
 
 
 # STL-10
-
-
-def write_stl10_archive(folder, prefix="", **more):
-    members = {f"{prefix}stl10_binary/{name}": data for name, data in (fakes.stl10_files() | more).items()}
-    return fakes.write_tar(folder / "stl10_binary.tar.gz", members)
 
 
 @pytest.mark.parametrize("folder", ["stl10_binary", "", "archive"])
@@ -109,7 +111,7 @@ def test_every_layout_of_stl10(tmp_path, folder):
     assert (len(train), len(test), train.shape) == (5, 3, (3, 96, 96))
     assert train.labels.tolist() == [0, 1, 2, 3, 4]
     assert (train.classes[0], train.classes[7]) == ("airplane", "monkey")
-    stored = np.frombuffer(fakes.stl10_files()["train_X.bin"], dtype=np.uint8).reshape(5, 3, 96, 96)
+    stored = np.frombuffer(stl10_files()["train_X.bin"], dtype=np.uint8).reshape(5, 3, 96, 96)
     assert int(train.images[2, 1, 30, 7]) == stored[2, 1, 7, 30]  # column by column
     assert np.array_equal(train.images.numpy(), stored.transpose(0, 1, 3, 2))
     assert train.images.is_contiguous()
@@ -124,7 +126,7 @@ def test_the_archive_is_read_no_further_than_needed(tmp_path):
 
 def test_stl10_without_the_test_files(tmp_path):
     """A complete archive goes before an unpacked training set."""
-    write_stl10(tmp_path / "stl10_binary", **NO_TEST)
+    write_stl10(tmp_path / "stl10_binary", "test_X.bin", "test_y.bin")
     splits = STL10.read(tmp_path)
     assert not splits.has_test and len(splits.train) == 5
     write_stl10_archive(tmp_path, prefix="./")
@@ -142,8 +144,55 @@ def test_the_embedded_digits():
     assert torch.bincount(test.labels).tolist() == [100] * 10
     assert len(test.take(100).labels.unique()) == 10
     # The very images of the package, all of them.
-    pixels, labels = data.mnist_data()
+    with gzip.open(data.mnist.DATA_PATH, "rt") as file:
+        expected = sorted(bytes(map(int, row)) for row in csv.reader(file))
     rows = torch.cat([torch.cat([part.images.flatten(1).long(), part.labels[:, None]], 1) for part in (train, test)])
-    assert sorted(map(bytes, rows.numpy().astype(np.uint8))) == sorted(
-        map(bytes, np.column_stack([pixels, labels]).astype(np.uint8))
-    )
+    assert sorted(map(bytes, rows.numpy().astype(np.uint8))) == expected
+
+
+# One way in
+
+
+def test_a_named_set(tmp_path, monkeypatch):
+    write_mnist(tmp_path / "data" / "MNIST" / "raw")
+    splits = load_splits("mnist", str(tmp_path / "data"), size=(14, 32), channels=1)
+    assert splits.train.shape == splits.test.shape == (1, 14, 32)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "data/MNIST/raw/train-images-idx3-ubyte.gz", b"damaged")
+    assert len(load_splits("mnist", lazy=True).test) == 7
+    with pytest.raises(IsoconvError, match="train-images"):
+        load_splits("mnist")
+
+
+def test_own_pictures(tmp_path):
+    for name in [f"{label}/{i}" for label in "ab" for i in range(4)]:
+        save_picture(tmp_path / f"{name}.png", random_bytes(9, 9, seed=ord(name[-1])))
+    (tmp_path / "list.CSV").write_text("\n".join(f"a/{i}.png,{i % 2}" for i in range(4)))
+    options = {"size": 5, "channels": 3, "test_fraction": 0.5, "seed": 1}
+    splits, lazy = load_splits(tmp_path, **options), load_splits(tmp_path, **options, lazy=True)
+    assert (splits.train.shape, len(splits.test), splits.listing) == ((3, 5, 5), 4, lazy.listing)
+    assert all(torch.equal(read.images, read_later.images) for read, read_later in zip(splits, lazy, strict=True))
+    assert load_splits(str(tmp_path / "list.CSV")).train.classes == ("0", "1")
+
+
+def decode_npz(record, files):
+    arrays = np.load(io.BytesIO(files[0].data))
+    return arrays["images"], arrays["labels"]
+
+
+def test_a_new_data_set_is_one_record_and_its_decoder(tmp_path, monkeypatch):
+    version = Version((("some.npz",), ("more.npz",)), (("test.npz",),), ("toys", ""), f"{__name__}:decode_npz")
+    record = DataSet(name="toy", title="Toy", shape=(1, 2, 2), classes=("a", "b"), versions=(version,))
+    monkeypatch.setitem(DATASETS, "toy", record)
+    for k, name in enumerate(version.names):
+        (tmp_path / "toys").mkdir(exist_ok=True)
+        np.savez(tmp_path / "toys" / name, images=np.full((2, 1, 2, 2), k, np.uint8), labels=np.arange(2))
+    train, test = load_splits("toy", tmp_path)
+    assert train.images[:, 0, 0, 0].tolist() == [0, 0, 1, 1] and train.labels.tolist() == [0, 1, 0, 1]
+    assert len(test) == 2 and record.margin == OWN_IMAGES.margin
+    path = tmp_path / "toys" / "some.npz"
+    whole = path.read_bytes()
+    for damaged in (whole[:300], b"", b"nothing of numpy's", whole.replace(b"images", b"photos")):
+        path.write_bytes(damaged)
+        with pytest.raises(IsoconvError, match=f"{path} is truncated or corrupt"):
+            load_splits("toy", tmp_path)

@@ -16,8 +16,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn import functional as F
 
 import isoconv
+from certify.exact_network import error_bound, exact_logits, images, logit_error
+from certify.test_more_kinds import CURVES, LINEAR, network
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
@@ -44,6 +47,21 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'i
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'isoconv[onnx]'")
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+
+
+class Net(nn.Module):
+    """With every module of graphs, and layers that are used twice, for images of two sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), nn.AvgPool2d(2)
+        self.norm, self.offset, self.head = nn.BatchNorm2d(2), nn.Parameter(torch.randn(2, 1, 8)), nn.Linear(16, 3)
+
+    def forward(self, x):
+        first, second = self.conv(x + self.offset).chunk(2, dim=1)
+        x = torch.cat([F.leaky_relu(second, 0.1), first.abs()], 1) - 0.5 * x
+        x = self.pool(self.norm(self.conv(self.pool(x))))
+        return self.head(torch.cat([x, x.mT], 1).flatten(1))
 
 
 def randomised(model):
@@ -92,9 +110,10 @@ NETWORKS = {
     "functions": ((4,), lambda: nn.Sequential(
         nn.Linear(4, 4), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Hardtanh(0.1, 0.3), nn.ReLU6(),
     )),
-    "named and nested": ((2, 2, 2), lambda: nn.Sequential(
-        nn.Sequential(nn.Flatten(), OrthogonalLinear(8, 6)), MaxMin(),
-    )),
+    "named, nested, twice": ((4,), lambda: (lambda layer: nn.Sequential(OrderedDict(
+        [("first", layer), ("sort", MaxMin()), ("again", nn.Sequential(layer))],
+    )))(nn.Linear(4, 4))),
+    "graph": ((2, 8, 8), Net),
 }  # fmt: skip
 
 
@@ -129,52 +148,74 @@ def imported(path):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_onnxruntime_computes_the_same(name, dtype, tmp_path):
+@torch.no_grad()
+def test_onnxruntime_computes_the_same_with_the_same_weights(name, dtype, tmp_path):
     model, shape = make(name)
-    export_onnx(model, shape, tmp_path / "model.onnx", dtype=dtype)
-    plain = isoconv.plain(model).to(getattr(torch, dtype))
+    deployed = export_onnx(model, shape, tmp_path / "model.onnx", dtype=dtype)
+    plain = isoconv.plain(model, shape)
+    written, state = onnx.load(tmp_path / "model.onnx"), plain.state_dict()
+    weights = {key: tensor.numpy().tobytes() for key, tensor in state.items() if tensor.is_floating_point()}
+    arrays = {x.name: onnx.numpy_helper.to_array(x).tobytes() for x in written.graph.initializer if x.name in state}
+    assert arrays.items() <= weights.items()
+    assert set(arrays.values()) == set(weights.values())  # equal tensors are stored once
+    props = {x.key: x.value for x in written.metadata_props}
+    assert props["isoconv.weights_sha256"] == sha256_of(state) == weights_sha256(plain)
+    assert props["isoconv.claim"] == written.doc_string == deployed.claim and "still apply" in deployed.claim
+    sizes = written.graph.input[0].type.tensor_type.shape.dim
+    assert [size.dim_param or size.dim_value for size in sizes] == ["batch", *shape]
     for batch in (1, 7):
-        images = torch.rand(batch, *shape, dtype=getattr(torch, dtype)) - 0.2
-        with torch.no_grad():
-            expected = plain(images)
-        torch.testing.assert_close(logits_of(tmp_path / "model.onnx", images), expected, atol=TOLERANCE[dtype], rtol=0)
+        x = torch.rand(batch, *shape, dtype=getattr(torch, dtype)) - 0.2
+        logits = logits_of(tmp_path / "model.onnx", x)
+        torch.testing.assert_close(logits, plain.to(x.dtype)(x), atol=TOLERANCE[dtype], rtol=0)
+
+
+@torch.no_grad()
+def assert_same_code(model, shape, folder):
+    export_torch(model, shape, folder / "net.safetensors")
+    code, x, plain = imported(folder / "net.py"), torch.rand(3, *shape) - 0.4, isoconv.plain(model, shape)
+    assert code.WEIGHTS_SHA256 == weights_sha256(plain) == weights_sha256(code.load())
+    assert torch.equal(code.load()(x), plain(x)) and shape == code.INPUT_SHAPE and not code.load().training
+    assert torch.equal(code.load(torch.float64)(x.double()), plain.double()(x.double()))
+    text = (folder / "net.py").read_text()
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {x.name for node in found if isinstance(node, ast.Import) for x in node.names}
+    names |= {node.module for node in found if isinstance(node, ast.ImportFrom)}
+    assert names - {"collections", "collections.abc"} == {"hashlib", "pathlib", "torch", "safetensors.torch"}
+    assert max(map(len, text.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_code_computes_the_same_and_is_as_people_write_it(name, tmp_path):
-    model, shape = make(name)
-    export_torch(model, shape, tmp_path / "net.safetensors")
-    code = imported(tmp_path / "net.py")
-    images = torch.rand(3, *shape) - 0.2
-    with torch.no_grad():
-        assert torch.equal(code.load()(images), isoconv.plain(model)(images))
-        assert torch.equal(code.load(torch.float64)(images.double()), isoconv.plain(model).double()(images.double()))
-    assert shape == code.INPUT_SHAPE and not code.load().training
-    text = (tmp_path / "net.py").read_text()
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = {x.name for node in found if isinstance(node, ast.Import) for x in node.names}
-    names |= {node.module for node in found if isinstance(node, ast.ImportFrom)}
-    assert names == {"hashlib", "pathlib", "torch", "safetensors.torch"}
-    assert max(map(len, text.splitlines())) <= 120
+    assert_same_code(*make(name), tmp_path)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", ["small, bcop", "one-dimensional", "one matrix"])
-def test_the_initialisers_are_the_weights_bit_for_bit(name, dtype, tmp_path):
-    model, shape = make(name)
-    deployed = export_onnx(model, shape, tmp_path / "model.onnx", dtype=dtype)
-    state = isoconv.plain(model).state_dict()
-    written = onnx.load(tmp_path / "model.onnx")
-    arrays = {x.name: onnx.numpy_helper.to_array(x) for x in written.graph.initializer if x.name in state}
-    assert arrays.keys() == state.keys()
-    assert all(arrays[key].tobytes() == tensor.numpy().tobytes() for key, tensor in state.items())
-    props = {x.key: x.value for x in written.metadata_props}
-    assert props["isoconv.weights_sha256"] == sha256_of(arrays) == weights_sha256(isoconv.plain(model))
-    assert (
-        props["isoconv.claim"] == written.doc_string == deployed.claim and "certificates still apply" in deployed.claim
-    )
-    sizes = written.graph.input[0].type.tensor_type.shape.dim
-    assert [size.dim_param or size.dim_value for size in sizes] == ["batch", *shape]
+MODULES = [(curve, (9,)) for curve in [*CURVES, nn.Softmax(1)]] + [row[:2] for row in LINEAR[1::2]]
+
+
+@pytest.mark.parametrize(("module", "shape"), [*MODULES, (nn.AlphaDropout(), (4,))], ids=lambda value: str(value)[:70])
+def test_other_kinds_are_the_same_and_round_no_more_than_is_certified(module, shape, tmp_path):
+    """From far left, where exponentials overflow, to far right; against exact arithmetic."""
+    model = network(module.float(), shape=shape)
+    assert_same_code(model, shape, tmp_path)
+    x = torch.cat([(images(2, *shape) - 0.5) * scale for scale in (1.0, 40.0, 2e3)]).float()
+    exact = [exact_logits(model, image) for image in x.double()]
+    for arithmetic in TOLERANCE:
+        export_onnx(model, shape, tmp_path / "net.onnx", dtype=arithmetic, overwrite=True)
+        certifier = Certifier(model, shape, arithmetic=arithmetic, input_range=(-1e4, 1e4))
+        logits = logits_of(tmp_path / "net.onnx", x.to(getattr(torch, arithmetic)))
+        for image, computed, truth in zip(x.double(), logits, exact, strict=True):
+            assert logit_error(computed, truth) <= error_bound(certifier, image)
+
+
+def test_gelu_in_float64_has_room(tmp_path):
+    """Its erf is a series of our own: everywhere within half of what is certified."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.GELU()).double()
+    nn.init.ones_(model[0].weight)
+    nn.init.zeros_(model[0].bias)
+    export_onnx(model, (1,), tmp_path / "net.onnx", dtype="float64")
+    x = torch.linspace(-10, 10, 401, dtype=torch.float64)[:, None]
+    for value, computed in zip(x, logits_of(tmp_path / "net.onnx", x), strict=True):
+        assert logit_error(computed, exact_logits(nn.GELU(), value)) <= 10 * 2.0**-53 * abs(float(value))
 
 
 def test_certificates_hold_for_the_exported_network(tmp_path):
@@ -199,52 +240,34 @@ def test_certificates_hold_for_the_exported_network(tmp_path):
     assert float(lost.min()) < 0.7  # it did attack
 
 
-def test_it_runs_where_there_is_no_isoconv(tmp_path):
+def test_it_runs_where_there_is_no_isoconv_and_guards_its_weights(tmp_path):
     model, shape = make("small, bcop")
-    export_torch(model, shape, tmp_path / "my-net.safetensors", classes=["a", "b'", 'c"', "d\\", "é\n"])
+    classes, weights = ["a", "b'", 'c"', "d\\", "é\n"], tmp_path / "my-net.safetensors"
+    deployed = export_torch(model, shape, weights, classes=classes)
     script = (
         "import sys; sys.modules['isoconv'] = None\n"
         "import torch, my_net\n"
         "print(my_net.load(torch.float64)(torch.full((1, 3, 8, 8), 0.5, dtype=torch.float64)).argmax().item())\n"
-        "print(my_net.CLASSES == ('a', \"b'\", 'c\"', 'd\\\\', 'é\\n'), my_net.WEIGHTS_SHA256)"
+        f"print(my_net.CLASSES == {tuple(classes)!a}, my_net.WEIGHTS_SHA256)"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-    )  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    plain, written = isoconv.plain(model), load_file(weights)
     with torch.no_grad():
-        expected = int(isoconv.plain(model).double()(torch.full((1, 3, 8, 8), 0.5, dtype=torch.float64)).argmax())
-    sha256 = sha256_of(isoconv.plain(model).state_dict())
-    assert (done.stdout.split(), done.stderr) == ([str(expected), "True", sha256], "")
-
-
-def test_the_weights_are_bit_for_bit_named_and_guarded(tmp_path):
-    model, shape = make("small, bcop")
-    deployed = export_torch(model, shape, tmp_path / "net.safetensors", classes=list("äbcde"))
-    state, written = isoconv.plain(model).state_dict(), load_file(tmp_path / "net.safetensors")
-    assert written.keys() == state.keys()
-    assert all(written[name].numpy().tobytes() == tensor.numpy().tobytes() for name, tensor in state.items())
-    with safe_open(tmp_path / "net.safetensors", "pt") as file:
+        expected = int(plain.double()(torch.full((1, 3, 8, 8), 0.5, dtype=torch.float64)).argmax())
+    state = plain.float().state_dict()
+    assert (done.stdout.split(), done.stderr) == ([str(expected), "True", sha256_of(state)], "")
+    bits = [{name: tensor.numpy().tobytes() for name, tensor in each.items()} for each in (written, state)]
+    assert bits[0] == bits[1]
+    with safe_open(weights, "pt") as file:
         metadata = file.metadata()
-    assert metadata["isoconv.weights_sha256"] == sha256_of(written) == deployed.sha256
-    assert json.loads(metadata["isoconv.classes"]) == list("äbcde")
-    text = (tmp_path / "net.py").read_text()
-    assert " ".join(deployed.claim.split()) in " ".join(text.split())
+    assert metadata["isoconv.weights_sha256"] == deployed.sha256 and json.loads(metadata["isoconv.classes"]) == classes
+    assert " ".join(deployed.claim.split()) in " ".join((tmp_path / "my_net.py").read_text().split())
     written["5.bias"][0] = written["5.bias"][0].nextafter(torch.tensor(1.0))
-    save_file(written, tmp_path / "net.safetensors")
-    with pytest.raises(ValueError, match=r"net\.safetensors"):
-        imported(tmp_path / "net.py").load()
-
-
-def test_names_and_modules_that_occur_twice(tmp_path):
-    torch.manual_seed(0)
-    shared, images = nn.Linear(4, 4), torch.rand(3, 4)
-    model = nn.Sequential(OrderedDict([("first", shared), ("sort", MaxMin()), ("again", nn.Sequential(shared))])).eval()
-    export_torch(model, (4,), tmp_path / "net.safetensors")
-    export_onnx(model, (4,), tmp_path / "net.onnx")
-    with torch.no_grad():
-        assert torch.equal(imported(tmp_path / "net.py").load()(images), model(images))
-        torch.testing.assert_close(logits_of(tmp_path / "net.onnx", images), model(images))
+    save_file(written, weights)
+    with pytest.raises(ValueError, match=r"my-net\.safetensors"):
+        imported(tmp_path / "my_net.py").load()
 
 
 def test_training_goes_on_after_an_export(tmp_path):
@@ -286,29 +309,17 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("write", [export_onnx, export_torch])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_exported_is_refused(name, write, tmp_path):
+def test_what_cannot_be_exported_is_refused(name, tmp_path):
     build, shape, options, message = REFUSED[name]
-    with pytest.raises(IsoconvError, match=message) as caught:
-        write(build(), shape, tmp_path / "net.safetensors", **options)
-    assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    for write in (export_onnx, export_torch):
+        with pytest.raises(IsoconvError, match=message) as caught:
+            write(build(), shape, tmp_path / "net.safetensors", **options)
+        assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
-def test_a_module_that_its_constructor_would_not_make(tmp_path):
-    """torch pads by what the constructor was given, whatever the attribute says now."""
-    model = changed(nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), padding=(0, 0))
-    with pytest.raises(IsoconvError, match=r"constructors.*Conv2d at 0"):
-        export_torch(model, (1, 4, 4), tmp_path / "net.safetensors")
-
-
-def test_without_the_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(IsoconvError, match="pip install"):
-        export_onnx(nn.Linear(4, 3), (4,), tmp_path / "net.onnx")
-
-
-def test_existing_files_stay(tmp_path):
+def test_what_else_is_refused(tmp_path, monkeypatch):
+    """Existing files stay. torch pads by what the constructor was given, whatever the attribute says now."""
     model = nn.Linear(4, 3)
     for name in ("net.safetensors", "net.py"):
         (tmp_path / name).write_text("years of work")
@@ -316,7 +327,14 @@ def test_existing_files_stay(tmp_path):
             export_torch(model, (4,), tmp_path / "net.safetensors")
         assert [path.read_text() for path in tmp_path.iterdir()] == ["years of work"]
         (tmp_path / name).unlink()
-    with pytest.raises(IsoconvError, match=r"no folder"):
-        export_torch(model, (4,), tmp_path / "nowhere" / "net.safetensors")
-    with pytest.raises(IsoconvError, match=r"\.safetensors\. Got net\.pt"):
-        export_torch(model, (4,), tmp_path / "net.pt")
+    other = changed(nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), padding=(0, 0))
+    for refused, shape, name, words in (
+        (model, (4,), "nowhere/net.safetensors", "no folder"),
+        (model, (4,), "net.pt", r"\.safetensors\. Got net\.pt"),
+        (other, (1, 4, 4), "net.safetensors", r"constructors.*Conv2d at 0"),
+    ):
+        with pytest.raises(IsoconvError, match=words):
+            export_torch(refused, shape, tmp_path / name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(IsoconvError, match="pip install"):
+        export_onnx(model, (4,), tmp_path / "net.onnx")

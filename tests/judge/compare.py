@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -39,7 +38,6 @@ from judge.networks import Spec, build, inputs, weights_hash
 HERE = Path(__file__).resolve().parent
 NETWORKS, CERTIFICATES = (HERE / name for name in ("networks.json.xz", "certificates.json.xz"))
 SECONDS = 5.0  # of processor time for one certificate; longer is the verdict "hangs"
-_ROUNDING = {"float32": 1e-3}  # how far radii may differ between two machines, relative to the largest; else 1e-10
 
 
 def verdict(certificate: Path, weights: Path) -> str:
@@ -53,10 +51,6 @@ def verdict(certificate: Path, weights: Path) -> str:
         return "H"
     except Exception:
         return "T"
-
-
-def network_of(spec: Spec) -> nn.Module:
-    return isoconv.load_pretrained(spec["shipped"]) if "shipped" in spec else build(spec)
 
 
 class _HangError(BaseException):
@@ -95,7 +89,8 @@ def options_of(spec: Spec) -> dict[str, dict[str, Any]]:
 
 def answer(spec: Spec) -> dict[str, Any]:
     """Return all that the code on the path says about a network, floats in hexadecimal."""
-    model, shape = network_of(spec), spec["shape"]
+    model = isoconv.load_pretrained(spec["shipped"]) if "shipped" in spec else build(spec)
+    shape = spec["shape"]
     result: dict[str, Any] = {"weights": weights_hash(isoconv.plain(model))}
     try:
         bound = lipschitz_bound(model, tuple(shape))
@@ -138,16 +133,15 @@ def network_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
         for title, c, d in zip(("lipschitz", "offset", "slope", "largest pair"), a["bounds"], b["bounds"], strict=True):
             changes[f"{title}, {name}"] = _change(c, d)
         if a["pairs"] != b["pairs"]:
-            changes[f"pairs, {name}"] = (
-                "rounding" if changes[f"largest pair, {name}"] in ("equal", "rounding") else "other"
-            )
-        slack = max(map(float.fromhex, a["radii"])) * _ROUNDING.get(name, 1e-10)
+            close = changes[f"largest pair, {name}"] in ("equal", "rounding")
+            changes[f"pairs, {name}"] = "rounding" if close else "other"
+        # how far radii may differ between two machines
+        slack = max(map(float.fromhex, a["radii"])) * (1e-3 if name == "float32" else 1e-10)
         for i, (c, d) in enumerate(zip(a["radii"], b["radii"], strict=True)):
             changes[f"radius {i}, {name}"] = _change(c, d, slack)
     if old["weights"] != new["weights"]:  # a layer of ours, built otherwise: it can only be compared roughly
-        changes = {
-            k: "other weights" if v in ("smaller", "larger", "rounding", "other") else v for k, v in changes.items()
-        }
+        rough = ("smaller", "larger", "rounding", "other")
+        changes = {what: "other weights" if change in rough else change for what, change in changes.items()}
     return changes
 
 

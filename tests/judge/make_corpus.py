@@ -1,11 +1,10 @@
 """Store what commit 28fb2f4 says about random networks and certificates, honest and mutated, in this folder.
 
-    python tests/judge/make_corpus.py --old CHECKOUT
+    python tests/judge/make_corpus.py CHECKOUT
 
 Everything follows from seeds. Only commit 28fb2f4 is taken for CHECKOUT: it is the judge of all that comes after it.
 """
 
-import argparse
 import json
 import lzma
 import math
@@ -17,6 +16,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(sys.argv[-1]) / "src"))
+
+import torch
+
+from isoconv import IsoconvError
+from isoconv.certify import Certifier, write_certificate
+from isoconv.pretrained import pretrained_names
+from judge import compare
+from judge.certificates import weights_of
+from judge.networks import Spec, build, inputs, random_spec
+
 COMMIT = "28fb2f4"
 NETWORKS, BASES, PER_BASE = 2000, 400, 50
 _REFUSED = 20  # bases that are honest, and yet unreadable to the old checker
@@ -26,27 +37,14 @@ _METHODS = ("BCOP", "RKO", "OSSN", "SVCM", "RKL2NE", "Standard")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Store the old code's answers.")
-    parser.add_argument("--old", type=Path, required=True, help=f"a checkout of {COMMIT}")
-    parser.add_argument("--certificates", action="store_true", help="keep the networks as they are stored")
-    options = parser.parse_args()
-    old = options.old
-    head = subprocess.run(["git", "-C", str(old), "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    old = sys.argv[-1]
+    head = subprocess.run(["git", "-C", old, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     if not head.startswith(COMMIT):
-        raise SystemExit(f"Expected a checkout of {COMMIT}. Got {head.strip() or old}.")
-    sys.path[:0] = [str(old / "src"), str(Path(__file__).resolve().parents[1])]
-    import torch
-
+        raise SystemExit(f"Expected a checkout of {COMMIT}. Got {head or old}.")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's, on uneven "same" padding
-    from judge import compare
-
-    about = {"commit": head.strip(), "torch": torch.__version__}
-    if not options.certificates:
-        networks = make_networks()
-        print(Counter(_outcome(case["old"]) for case in networks))
-        store(compare.NETWORKS, {**about, "networks": networks})
-    networks = compare.load(compare.NETWORKS)["networks"]
+    about, networks = {"commit": head, "torch": torch.__version__}, make_networks()
+    store(compare.NETWORKS, {**about, "networks": networks})
     bases = make_bases([case["spec"] for case in networks if isinstance(case["old"].get("float64"), dict)])
     certificates: dict[str, Any] = {**about, "per_base": PER_BASE, "bases": bases}
     numbers = range(len(bases) * PER_BASE)
@@ -55,31 +53,15 @@ def main() -> None:
     store(compare.CERTIFICATES, certificates | {"verdicts": "".join(verdicts)})
 
 
-def _outcome(old: dict[str, Any]) -> str:
-    return old.get("refused") or ("certified" if isinstance(old["float64"], dict) else old["float64"])
-
-
 def make_networks() -> list[dict[str, Any]]:
-    from isoconv.pretrained import pretrained_names
-    from judge.compare import answer
-    from judge.networks import random_spec
-
     specs = [random_spec(seed) for seed in range(NETWORKS)]
     for seed, name in enumerate(pretrained_names(), start=NETWORKS):
         specs.append({"shipped": name, "seed": seed, "shape": [1, 28, 28] if "mnist" in name else [3, 32, 32]})
-    return [{"spec": spec, "old": answer(spec)} for spec in specs]
+    return [{"spec": spec, "old": compare.answer(spec)} for spec in specs]
 
 
-def make_bases(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def make_bases(specs: list[Spec]) -> list[dict[str, Any]]:
     """Return certificates that the old code writes, of networks that hold no layer of ours."""
-    import torch
-
-    from isoconv import IsoconvError
-    from isoconv.certify import Certifier, write_certificate
-    from judge.certificates import weights_of
-    from judge.compare import verdict
-    from judge.networks import build, inputs
-
     bases: list[dict[str, Any]] = []
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -88,14 +70,14 @@ def make_bases(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             text = json.dumps(spec)
             if "shipped" in spec or "OrthogonalLinear" in text or any(f"{m}Conv" in text for m in _METHODS):
                 continue
-            model = build(spec)
+            arithmetic = "float32" if len(bases) % 10 == 3 else "float64"
             try:
-                certifier = Certifier(model, spec["shape"], arithmetic="float32" if len(bases) % 10 == 3 else "float64")
+                certifier = Certifier(build(spec), spec["shape"], arithmetic=arithmetic)
                 write_certificate(file, certifier, certifier(inputs(spec, len(_LABELS))), torch.tensor(_LABELS))
             except IsoconvError:  # no file for this kind of module
                 continue
             weights.write_bytes(weights_of(spec))
-            found = verdict(file, weights)
+            found = compare.verdict(file, weights)
             refused += found == "2"
             large = math.prod(spec["shape"]) > _LARGE and found == "0"  # slow to check
             if not large and not (found == "2" and refused > _REFUSED):

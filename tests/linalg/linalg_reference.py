@@ -1,6 +1,6 @@
 """What the tests of linalg compare with: dense matrices, exact rationals and SVDs in float64. Nothing of isoconv."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 
@@ -31,14 +31,12 @@ def with_singular_values(m: int, n: int, values: Tensor | Sequence[float], seed:
 def conditioned(m: int, n: int, condition: float, kind: str = "geometric", seed: int = 0) -> Tensor:
     """A float64 matrix of norm 1 whose smallest singular value is 1/condition."""
     r = min(m, n)
-    values = torch.logspace(0, -np.log10(condition), r, dtype=torch.float64)
-    if kind == "one small":
-        values = torch.ones(r, dtype=torch.float64)
-        values[-1] = 1 / condition
-    if kind == "one large":
-        values = torch.full((r,), 1 / condition, dtype=torch.float64)
-        values[0] = 1
-    return with_singular_values(m, n, values, seed=seed)
+    values = {
+        "geometric": torch.logspace(0, -np.log10(condition), r, dtype=torch.float64),
+        "one small": [1.0] * (r - 1) + [1 / condition],
+        "one large": [1.0] + [1 / condition] * (r - 1),
+    }
+    return with_singular_values(m, n, values[kind], seed=seed)
 
 
 def polar_by_svd(matrix: Tensor) -> Tensor:
@@ -79,21 +77,15 @@ def dense_convolution(
     Circular without `padding` (then the stride divides the size), else with that many zeros on both sides.
     """
     c_out, c_in, *taps = kernel.shape
-    strides = [1] * len(taps) if stride is None else list(stride)
-    if padding is None:
-        outputs = [n // s for n, s in zip(size, strides, strict=True)]
-    else:
+    strides, pads = stride or [1] * len(taps), padding or [0] * len(taps)
+    outputs = [n // s for n, s in zip(size, strides, strict=True)]
+    if padding is not None:
         outputs = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, padding, taps, strides, strict=True)]
     matrix = np.zeros((*outputs, c_out, *size, c_in), dtype=kernel.dtype)
-    for out in product(*map(range, outputs)):
-        for tap in product(*map(range, taps)):
-            at = [s * o + t for s, o, t in zip(strides, out, tap, strict=True)]
-            if padding is None:
-                pixel = tuple(x % n for x, n in zip(at, size, strict=True))
-            else:
-                pixel = tuple(x - p for x, p in zip(at, padding, strict=True))
-                if any(x < 0 or x >= n for x, n in zip(pixel, size, strict=True)):
-                    continue
+    for out, tap in product(product(*map(range, outputs)), product(*map(range, taps))):
+        at = [s * o + t - p for s, o, t, p in zip(strides, out, tap, pads, strict=True)]
+        if padding is None or all(0 <= x < n for x, n in zip(at, size, strict=True)):
+            pixel = [x % n for x, n in zip(at, size, strict=True)]
             matrix[(*out, slice(None), *pixel, slice(None))] += kernel[(slice(None), slice(None), *tap)]
     return matrix.reshape(int(np.prod(outputs)) * c_out, int(np.prod(size)) * c_in)
 
@@ -127,10 +119,3 @@ def norm_at_most(matrix: np.ndarray, bound: float) -> bool:
         rest = [[(pivot * line[j] - line[0] * row[j]) // last for j in range(1, len(row))] for line in below]
         last = pivot
     return True
-
-
-def paddings(taps: Sequence[int], size: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All amounts of zero padding (the same on both sides) from none to full that leave an output."""
-    for p in product(*(range(k) for k in taps)):
-        if all(n + 2 * q >= k for n, q, k in zip(size, p, taps, strict=True)):
-            yield p

@@ -30,7 +30,6 @@ from linalg.linalg_reference import (
     norm_at_most,
     normal,
     orthonormal,
-    paddings,
     spectral_norm,
 )
 
@@ -46,20 +45,16 @@ def proved(matrix: Tensor, bound: float) -> bool:
 
 
 def test_the_proof_itself_can_fail():
-    """norm_at_most decides by a hair: ‖[3 4]‖ = 5, ‖H‖ = √2."""
+    """norm_at_most decides by a hair: ‖[3 4]‖ = 5, ‖H‖ = √2, which is rounded up."""
     row, hadamard = torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-    assert proved(row, 5.0)
-    assert not proved(row, math.nextafter(5.0, 0))
-    assert math.sqrt(2.0) ** 2 > 2
-    assert proved(hadamard, math.sqrt(2.0))
-    assert not proved(hadamard, math.nextafter(math.sqrt(2.0), 0))
+    for matrix, norm in ((row, 5.0), (hadamard, math.sqrt(2.0))):
+        assert proved(matrix, norm) and not proved(matrix, math.nextafter(norm, 0))
     assert not proved(torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 2.0]]), 2.0)
     assert proved(torch.zeros(2, 3), 0.0)
     for seed in range(20):
         a = normal(4, 3, seed=seed)
         norm = float(np.linalg.norm(a.numpy(), 2))
-        assert proved(a, norm * (1 + 1e-14))
-        assert not proved(a, norm * (1 - 1e-14))
+        assert proved(a, norm * (1 + 1e-14)) and not proved(a, norm * (1 - 1e-14))
 
 
 # Matrices
@@ -67,7 +62,7 @@ def test_the_proof_itself_can_fail():
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (2, 2), (3, 4), (6, 6), (8, 3)], ids=str)
 def test_a_matrix_is_bounded_closely_at_any_scale(shape):
-    for dtype, seed in product(DTYPES, range(5)):
+    for seed, dtype in enumerate(DTYPES):
         a = normal(*shape, seed=seed).to(dtype)
         bound = matrix_norm_bound(a)
         assert proved(a, bound)
@@ -118,15 +113,14 @@ def adversaries() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", (ADVERSARIES := adversaries()))
-def test_adversaries(name, device):
-    a = ADVERSARIES[name]
-    for matrix in (a, a.mT, -a, a.flip(0), a.contiguous().mT[:1], a[:, :1]):
-        assert proved(matrix, matrix_norm_bound(matrix.to(device)))
+def test_adversaries(device):
+    for name, a in adversaries().items():
+        for matrix in (a, a.mT, -a, a.flip(0), a.contiguous().mT[:1], a[:, :1]):
+            assert proved(matrix, matrix_norm_bound(matrix.to(device))), name
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(10, 10), (100, 300), (512, 512)], ids=str)
+@pytest.mark.parametrize("shape", [(10, 10), (100, 300), (256, 256)], ids=str)
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-6), (torch.float16, 5e-3)])
 def test_orthonormal_and_random_matrices_are_bounded_tightly(shape, dtype, within, device):
     a = orthonormal(*shape).to(device, dtype)
@@ -142,9 +136,8 @@ def test_orthonormal_and_random_matrices_are_bounded_tightly(shape, dtype, withi
 
 def test_half_precision_of_an_orthonormal_matrix_stays_within_the_promise_of_the_gram_iteration():
     """A spectrum that is flat but for bfloat16's rounding: neither near a multiple of I nor with a gap to feed on."""
-    a = orthonormal(512, 512).bfloat16()
-    true = spectral_norm(a)
-    assert true <= matrix_norm_bound(a) <= true * 512**2.0**-14
+    a = orthonormal(256, 256).bfloat16()
+    assert spectral_norm(a) <= matrix_norm_bound(a) <= spectral_norm(a) * 256**2.0**-14
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -162,12 +155,12 @@ def test_subnormal_weights_where_the_processor_flushes_them(dtype):
     assert proved(a, bound)
 
 
-@pytest.mark.parametrize("entry", [1.0, 1e-155, 2.0**-530, 1e-162, 1e-250, math.ulp(0.0)])
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (30, 7)], ids=str)
-def test_the_frobenius_norm_is_rounded_up_where_squares_underflow(shape, entry):
+def test_the_frobenius_norm_is_rounded_up_where_squares_underflow(shape):
     """All bounds are sums of these."""
-    matrix = torch.full(shape, entry, dtype=torch.float64)
-    assert Fraction(_frobenius(matrix)) ** 2 >= math.prod(shape) * Fraction(entry) ** 2
+    for entry in (1.0, 1e-155, 2.0**-530, 1e-162, 1e-250, math.ulp(0.0)):
+        matrix = torch.full(shape, entry, dtype=torch.float64)
+        assert Fraction(_frobenius(matrix)) ** 2 >= math.prod(shape) * Fraction(entry) ** 2
 
 
 # Convolutions
@@ -217,14 +210,13 @@ def test_convolutions_exactly(name):
             size = [n * s for n, s in zip(blocks, stride, strict=True)]
             operators.append((dense_convolution(taps, size, stride), conv_norm_bound(kernel, stride, size)))
         for size in product(*[range(1, 7) if flat else (1, 2, 3)] * len(stride)):
-            bound = conv_norm_bound(kernel, stride, size, "zeros")
-            padded = [dense_convolution(taps, size, stride, padding) for padding in paddings(kernel.shape[2:], size)]
-            operators += [(operator, bound) for operator in padded]
+            bound, axes = conv_norm_bound(kernel, stride, size, "zeros"), list(zip(size, taps.shape[2:], strict=True))
+            for padding in product(*(range(max(0, (k - n + 1) // 2), k) for n, k in axes)):
+                operators.append((dense_convolution(taps, size, stride, padding), bound))
         free = conv_norm_bound(kernel, stride)
         for operator, bound in operators:
             if min(operator.shape) <= 16:
-                assert norm_at_most(operator, free), stride
-                assert norm_at_most(operator, bound), stride
+                assert norm_at_most(operator, free) and norm_at_most(operator, bound), stride
 
 
 @pytest.mark.parametrize("size", [(4,), (5,), (4, 4), (4, 5)])
@@ -248,11 +240,16 @@ def test_kernels_as_large_as_the_image_exactly(size, channels):
 
 
 def test_without_a_size_it_holds_at_the_worst_frequency():
-    """On a large circle the norm is the maximum of the symbol over all frequencies: 2000 of them."""
+    """On a large circle the norm is the maximum of the symbol over all frequencies: 2000 of them.
+
+    [1 −1] on one pixel is zero: only the bound for that size says so, but for rounding.
+    """
     for seed in range(5):
         kernel = normal(3, 3, 4, seed=20 + seed)
         supremum = float(circular_singular_values(kernel, 2000)[0])
         assert supremum <= conv_norm_bound(kernel) <= 2 * supremum
+    assert 0 <= conv_norm_bound(KERNELS["difference"], input_size=1) <= 1e-14
+    assert conv_norm_bound(KERNELS["difference"]) >= 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -281,16 +278,12 @@ def test_strided_orthogonal_kernels_are_bounded_tightly(c_out, c_in, s):
 @pytest.mark.parametrize(
     ("shape", "stride", "size", "padding"),
     [
-        ((3, 4, 5), 1, (7,), None),
-        ((2, 2, 9), 1, (4,), None),
-        ((16, 3, 3, 3), 1, (8, 8), None),
-        ((4, 8, 5, 5), 1, (3, 4), None),
-        ((4, 3, 3, 3), 2, (8, 8), None),
-        ((3, 4, 5), 3, (12,), None),
-        ((4, 3, 3, 3), 1, (8, 8), 1),
-        ((3, 3, 5, 5), 1, (6, 7), 2),
-        ((4, 3, 3, 3), 2, (8, 8), 1),
-        ((4, 2, 7), 2, (32,), 3),
+        *[
+            (shape, 1, size, None)
+            for shape, size in [((2, 2, 9), (4,)), ((16, 3, 3, 3), (8, 8)), ((4, 8, 5, 5), (3, 4))]
+        ],
+        *[((4, 3, 3, 3), 2, (8, 8), None), ((3, 4, 5), 3, (12,), None), ((4, 3, 3, 3), 1, (8, 8), 1)],
+        *[((3, 3, 5, 5), 1, (6, 7), 2), ((4, 3, 3, 3), 2, (8, 8), 1), ((4, 2, 7), 2, (32,), 3)],
     ],
     ids=str,
 )
@@ -306,35 +299,26 @@ def test_random_kernels_with_a_size(shape, stride, size, padding, device):
     assert bound <= conv_norm_bound(kernel.to(device), stride)
 
 
-def test_cancelling_taps_on_a_single_pixel():
-    """[1 −1] on one pixel is zero: the sized bound says so, but for rounding, and the other one does not."""
-    kernel = torch.tensor([[[1.0, -1.0]]], dtype=torch.float64)
-    assert 0 <= conv_norm_bound(kernel, input_size=1) <= 1e-14
-    assert conv_norm_bound(kernel) >= 2
-
-
 # Any numbers
 
 
 @pytest.mark.parametrize(("dtype", "scale"), SCALES)
-@pytest.mark.parametrize("shape", [(2, 2, 3), (1, 2, 2, 2)], ids=str)
-def test_convolutions_of_any_scale_exactly(shape, dtype, scale):
-    kernel = (scale * normal(*shape, seed=12)).to(dtype)
-    size, padding, free = [3] * (len(shape) - 2), [1] * (len(shape) - 2), conv_norm_bound(kernel)
-    for mode, zeros in (("circular", None), ("zeros", padding)):
-        operator = dense_convolution(exact(kernel), size, None, zeros)
-        assert norm_at_most(operator, free)
+def test_convolutions_of_any_scale_exactly(dtype, scale):
+    for shape, (mode, zeros) in product([(2, 2, 3), (1, 2, 2, 2)], [("circular", None), ("zeros", [1, 1])]):
+        kernel, axes = (scale * normal(*shape, seed=12)).to(dtype), len(shape) - 2
+        operator = dense_convolution(exact(kernel), [3] * axes, None, zeros and zeros[:axes])
+        assert norm_at_most(operator, conv_norm_bound(kernel))
         assert norm_at_most(operator, conv_norm_bound(kernel, 1, 3, mode))
 
 
 def test_random_exponents_exactly():
-    """Entries of all magnitudes in one matrix, 300 times; taps of all magnitudes in one kernel, 60 times."""
+    """Entries of all magnitudes in one matrix, 200 times; taps of all magnitudes in one kernel, 40 times."""
     rng = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(200):
         shape = tuple(rng.integers(1, 5, 2))
         a = torch.tensor(np.ldexp(rng.standard_normal(shape), rng.choice(POWERS, size=shape)))
         assert proved(a, matrix_norm_bound(a))
-    for _ in range(60):
+    for _ in range(40):
         shape = (*rng.integers(1, 3, 2), *rng.integers(1, 4, rng.integers(1, 3)))
         kernel = torch.tensor(np.ldexp(rng.standard_normal(shape), rng.choice(POWERS, size=shape)))
         stride = [int(s) for s in rng.integers(1, 3, len(shape) - 2)]
@@ -349,30 +333,3 @@ def test_zeros_and_nothing():
         assert matrix_norm_bound(torch.zeros(shape)) == 0.0
     for shape, mode in product([(2, 3, 3), (2, 3, 3, 3), (0, 3, 3), (2, 0, 3, 3), (2, 2, 0)], ("circular", "zeros")):
         assert conv_norm_bound(torch.zeros(shape)) == conv_norm_bound(torch.zeros(shape), 2, 4, mode) == 0.0
-
-
-# Folding a stride
-
-
-def unshuffle(image: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """(c, n…) → (c·Πs, n/s…): channel c·Πs + phase, the phases in row-major order."""
-    phases = [tuple(slice(p, None, s) for p, s in zip(phase, strides, strict=True)) for phase in np.ndindex(*strides)]
-    return torch.stack([channel[phase] for channel in image for phase in phases])
-
-
-@pytest.mark.parametrize("taps", [(1,), (3,), (5,), (1, 1), (2, 2), (4, 4), (5, 3), (1, 4)], ids=str)
-@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 3), (2, 3), (4, 1)], ids=str)
-def test_fold_stride_is_pixel_unshuffle(taps, strides):
-    strides = strides[: len(taps)]
-    kernel = normal(3, 2, *taps, seed=15)
-    blocks = [-(-k // s) + 2 for k, s in zip(taps, strides, strict=True)]
-    image = normal(2, *[b * s for b, s in zip(blocks, strides, strict=True)], seed=16)
-    convolve = F.conv1d if len(taps) == 1 else F.conv2d
-    folded = fold_stride(kernel, strides)
-    assert folded.shape == (3, 2 * math.prod(strides), *[-(-k // s) for k, s in zip(taps, strides, strict=True)])
-    ours = convolve(unshuffle(image, strides)[None], folded)
-    theirs = convolve(image[None], kernel, stride=strides)
-    window = tuple(slice(0, n) for n in ours.shape[2:])  # zeros were filled in: as many outputs as whole blocks
-    torch.testing.assert_close(ours, theirs[(slice(None), slice(None), *window)], rtol=0, atol=1e-13)
-    if len(set(taps)) == len(set(strides)) == 1 < len(taps) and taps[0] % strides[0] == 0:
-        assert torch.equal(folded, F.pixel_unshuffle(kernel, strides[0]))  # torch's order of channels

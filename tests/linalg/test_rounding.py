@@ -30,33 +30,24 @@ def some_floats(count: int, seed: int) -> list[float]:
     return found
 
 
-def at_least(result: float, exact: Fraction) -> bool:
-    return result == math.inf or Fraction(result) >= exact
-
-
-def units_above(result: float, exact: Fraction) -> float:
-    """How far above, in units of the last place of the exact value."""
-    if exact > Fraction(HUGE):
-        return 0.0
-    return float((Fraction(result) - exact) / Fraction(math.ulp(max(float(exact), STEP)))) if result < math.inf else 0.0
-
-
-PAIRS = [(a, b) for a in EDGES for b in EDGES] + list(zip(some_floats(4000, 1), some_floats(4000, 2), strict=True))
+def at_least(result: float, exact: Fraction, units: float = math.inf) -> bool:
+    """Whether the result is above, and by at most so many units of the last place of the exact value."""
+    if result == math.inf or exact > Fraction(HUGE):
+        return result == math.inf
+    above = Fraction(result) - exact
+    return above >= 0 and float(above / Fraction(math.ulp(max(float(exact), STEP)))) <= units
 
 
 def test_one_operation():
-    for a, b in PAIRS:
-        for result, exact in [(add_up(a, b), Fraction(a) + Fraction(b)), (div_up(a, b), Fraction(a) / Fraction(b))]:
-            assert at_least(result, exact)
-            assert units_above(result, exact) <= 3
-        exact = Fraction(a) * Fraction(b)
-        assert at_least(mul_up(a, b), exact)
+    pairs = [(a, b) for a in EDGES for b in EDGES] + list(zip(some_floats(1500, 1), some_floats(1500, 2), strict=True))
+    for a, b in pairs:
+        assert at_least(add_up(a, b), Fraction(a) + Fraction(b), 3)
+        assert at_least(div_up(a, b), Fraction(a) / Fraction(b), 3)
         # The first factor is rounded up by a unit too, which the second multiplies: 2·1 + 1½, and then halves are lost.
-        if exact > Fraction(TINY) and a >= TINY:
-            assert units_above(mul_up(a, b), exact) <= 4
-        result = sqrt_up(a)
-        assert Fraction(result) ** 2 >= Fraction(a)
-        assert Fraction(result) <= Fraction(math.sqrt(a)) * (1 + Fraction(1, 2**51))
+        exact = Fraction(a) * Fraction(b)
+        assert at_least(mul_up(a, b), exact, 4 if exact > Fraction(TINY) and a >= TINY else math.inf)
+        assert Fraction(a) <= Fraction(sqrt_up(a)) ** 2
+        assert Fraction(sqrt_up(a)) <= Fraction(math.sqrt(a)) * (1 + Fraction(1, 2**51))
 
 
 def test_many_terms_and_factors():
@@ -70,20 +61,20 @@ def test_many_terms_and_factors():
 
 
 def test_edges():
-    assert add_up() == 0 and mul_up() == 1
-    assert add_up(0.0) >= 0
+    assert add_up() == 0 and mul_up() == 1 and add_up(0.0) >= 0
     assert 0 <= sqrt_up(0.0) <= 2.0**-537
-    assert all(up(x) == math.nextafter(x, math.inf) > x for x in EDGES[:-1])
-    assert up(HUGE) == math.inf
+    assert all(up(x) == math.nextafter(x, math.inf) > x for x in EDGES[:-1]) and up(HUGE) == math.inf
+    assert root_up(1.0, 5000, 1) == root_up(math.inf, -10, 3) == math.inf
+    assert root_up(1.0, -5000, 1) == STEP and 0 <= root_up(0.0, 0, 1) <= 2.0**-537
+    assert root_up(HUGE, 1, 1) >= math.sqrt(HUGE)
 
 
-@pytest.mark.parametrize("terms", [0, 1, 2, 3, 7, 100, 4097, 2**20 + 1, 2**40, 2**51 - 3, 2**52])
+@pytest.mark.parametrize("terms", [0, 1, 2, 7, 4097, 2**20 + 1, 2**40, 2**51 - 3, 2**52])
 def test_gamma(terms):
     u = Fraction(1, 2**53)
     exact = terms * u / (1 - terms * u)
-    assert Fraction(1, 2**53) == Fraction(UNIT_ROUNDOFF)
-    assert Fraction(gamma(terms)) >= exact
-    assert Fraction(gamma(terms)) <= exact * (1 + 16 * u) + Fraction(STEP) * 4
+    assert u == Fraction(UNIT_ROUNDOFF)
+    assert exact <= Fraction(gamma(terms)) <= exact * (1 + 16 * u) + Fraction(STEP) * 4
 
 
 @pytest.mark.parametrize("halvings", [0, 1, 2, 5, 13, 14])
@@ -91,8 +82,7 @@ def test_root_up(halvings):
     """Exactly: result^(2^h) ≥ mantissa·2^exponent. And close, as mpmath finds it with 60 digits."""
     source = random.Random(halvings)
     mantissas = [1.0, 0.5, math.nextafter(1.0, 0), math.nextafter(1.0, 2), 2.0**-900, 3e-17, 1e300]
-    count = 60 if halvings < 10 else 12
-    for mantissa in mantissas + some_floats(count, halvings):
+    for mantissa in mantissas + some_floats(30 if halvings < 10 else 8, halvings):
         for exponent in (0, 1, -1, 7, -8, source.randrange(-2000, 2000), source.randrange(-(2**14), 2**14)):
             result = root_up(mantissa, exponent, halvings)
             with mpmath.workdps(60):
@@ -102,11 +92,3 @@ def test_root_up(halvings):
                     assert result <= root * (1 + mpmath.mpf(8) / 2**53) or result == math.inf
             if halvings <= 5 and 0 < result < math.inf:
                 assert Fraction(result) ** (2**halvings) >= Fraction(mantissa) * Fraction(2) ** exponent
-
-
-def test_root_up_at_the_ends_of_the_range():
-    assert root_up(1.0, 5000, 1) == math.inf
-    assert root_up(math.inf, -10, 3) == math.inf
-    assert root_up(1.0, -5000, 1) == STEP
-    assert 0 <= root_up(0.0, 0, 1) <= 2.0**-537
-    assert root_up(HUGE, 1, 1) >= math.sqrt(HUGE)

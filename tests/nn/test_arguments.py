@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import isoconv
-from helpers import jacobian, made, polar_by_svd, randomised, singular_values
+from helpers import jacobian, randomised, singular_values
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
 from isoconv.nn import (
@@ -29,7 +29,7 @@ from isoconv.nn import (
     RKOConv2d,
     StandardConv2d,
 )
-from isoconv.nn.convolution import unfold_stride
+from isoconv.nn.downsampling import unfold_stride
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -64,15 +64,18 @@ class Case(NamedTuple):
         return [(n + 2 * p - r) // s + 1 for n, p, r, s in axes]
 
     @property
+    def wraps_once(self) -> bool:
+        """Whether torch's own layers, which wrap around only once, can do the same."""
+        return self.padding_mode == "zeros" or all(r <= n for r, n in zip(self.reaches, self.size, strict=True))
+
+    @property
     def is_orthogonal(self) -> bool:
         """What the documentation promises of BCOP."""
         o, i = self.c_out // self.groups, self.c_in // self.groups
         shared = [math.gcd(s, d) for s, d in zip(self.stride, self.dilation, strict=True)]
         pixels = i * math.prod(s // e for s, e in zip(self.stride, shared, strict=True))
-        circular, pads = (
-            self.padding_mode == "circular",
-            self.padding if self.padding != "same" else (None,) * len(self.size),
-        )
+        circular = self.padding_mode == "circular"
+        pads = self.padding if self.padding != "same" else (None,) * len(self.size)
         axes = list(zip(self.size, self.stride, self.outputs, self.reaches, pads, strict=True))
         rows = all(p == 0 or ((circular or (p is None and r == s)) and n % s == 0) for n, s, _, r, p in axes)
         columns = all(m * s >= n if circular else (p or 0) >= r - 1 for n, s, m, r, p in axes) and set(shared) == {1}
@@ -99,7 +102,7 @@ def sample(count: int, axes: int, seed: int) -> list[Case]:
     return cases
 
 
-CASES_2D, CASES_1D = sample(130, 2, seed=1), sample(40, 1, seed=2)
+CASES_2D, CASES_1D = sample(64, 2, seed=1), sample(20, 1, seed=2)
 KINDS = {"bcop": BCOPConv2d, "bcop-bjorck": partial(BCOPConv2d, orthogonalisation="bjorck")}
 KINDS |= {"rko": RKOConv2d, "rkl2ne": RKL2NEConv2d, "aol": AOLConv2d, "standard": StandardConv2d}
 
@@ -108,7 +111,6 @@ def named(case: Case) -> str:
     return "-".join(map(str, case)).replace(" ", "")
 
 
-cases_2d = pytest.mark.parametrize("case", CASES_2D, ids=named)
 cases = pytest.mark.parametrize("case", [*CASES_2D, *CASES_1D], ids=named)
 
 
@@ -144,7 +146,7 @@ def convolve_by_index(x: Tensor, layer: Any, case: Case) -> Tensor:
 @cases
 @torch.no_grad()
 def test_what_is_computed_and_its_plain_form(case):
-    """By indices, and by torch's own layers, which wrap around only once."""
+    """By indices, and by torch's own layers."""
     kinds = KINDS if len(case.size) == 2 else {"1d": BCOPConv1d}
     x = torch.randn(2, case.c_in, *case.size, dtype=torch.float64)
     for kind in kinds.values():
@@ -153,48 +155,41 @@ def test_what_is_computed_and_its_plain_form(case):
         assert list(y.shape[2:]) == case.outputs
         assert (y - convolve_by_index(x, layer, case)).abs().max() <= 1e-11
         assert torch.equal(layer(x[0]), y[0]) or (layer(x[0]) - y[0]).abs().max() <= 1e-12
-        if case.padding_mode == "zeros" or all(r <= n for r, n in zip(case.reaches, case.size, strict=True)):
+        if case.wraps_once:
             assert (isoconv.plain(layer)(x) - y).abs().max() <= 1e-11
 
 
 @cases
 def test_bcop_is_orthogonal_where_that_is_promised_and_never_expands(case):
+    """The bound that is proved of the plain form lies just above its norm."""
     kind = BCOPConv2d if len(case.size) == 2 else BCOPConv1d
     for dtype, tolerance in TOLERANCE.items():
         layer = case.make(kind, dtype=dtype).eval()
         values = singular_values(layer, case.c_in, *case.size)
         assert values.max() <= 1 + tolerance, dtype
         assert not case.is_orthogonal or values.min() >= 1 - tolerance, dtype
+    if len(case.size) == 2 and case.wraps_once:
+        bound = lipschitz_bound(layer, (case.c_in, *case.size)).value
+        assert values.max() - 1e-6 <= bound <= 1 + (1e-5 if case.is_orthogonal else 1e-4)
 
 
 def test_the_promise_is_kept_to_and_not_empty():
     """Most samples of circular padding are orthogonal; and of those that are not promised to be hardly one is."""
     circular = [case for case in CASES_2D if case.padding_mode == "circular"]
-    assert sum(case.is_orthogonal for case in circular) >= len(circular) / 2 >= 40
+    assert sum(case.is_orthogonal for case in circular) >= len(circular) / 2 >= 15
     others = [case for case in CASES_2D if not case.is_orthogonal]
     smallest = [float(singular_values(case.make(BCOPConv2d), case.c_in, *case.size).min()) for case in others]
-    assert sum(value < 0.999 for value in smallest) >= 0.9 * len(others) >= 20
+    assert sum(value < 0.999 for value in smallest) >= 0.9 * len(others) >= 10
 
 
 @pytest.mark.parametrize("name", ["bcop-bjorck", "rko", "rkl2ne", "aol"])
-@pytest.mark.parametrize("case", CASES_2D[::3], ids=named)
-def test_no_other_method_expands(case, name):
-    for dtype, tolerance in TOLERANCE.items():
+def test_no_other_method_expands(name):
+    for case, (dtype, tolerance) in product(CASES_2D[::3], TOLERANCE.items()):
         layer = randomised(case.make(KINDS[name], dtype=dtype)).eval()
-        assert singular_values(layer, case.c_in, *case.size).max() <= 1 + tolerance
+        assert singular_values(layer, case.c_in, *case.size).max() <= 1 + tolerance, (case, dtype)
 
 
-@cases_2d
-def test_the_proved_bound_of_the_plain_form(case):
-    layer = case.make(BCOPConv2d).eval()
-    layer(torch.zeros(1, case.c_in, *case.size))
-    if case.padding_mode == "zeros" or all(r <= n for r, n in zip(case.reaches, case.size, strict=True)):
-        bound = lipschitz_bound(layer, (case.c_in, *case.size)).value
-        assert bound <= 1 + (1e-5 if case.is_orthogonal else 1e-4)
-        assert bound >= float(singular_values(layer, case.c_in, *case.size).max()) - 1e-6
-
-
-@cases_2d
+@pytest.mark.parametrize("case", CASES_2D, ids=named)
 @torch.no_grad()
 def test_the_transposed_layer_is_the_adjoint(case):
     """As dense matrices; the plain form and, with zeros, torch's own layer compute the same."""
@@ -246,8 +241,7 @@ def norm_of(module: nn.Module, *shape: int) -> float:
 def test_wrapping_an_image_that_the_stride_does_not_divide_would_expand():
     layer = BCOPConv2d(3, 12, 3, 2, 1, bias=False).eval()
     assert norm_of(isoconv.plain(layer), 3, 5, 5) > 1.1  # torch's own circular padding
-    values = singular_values(layer, 3, 5, 5)
-    assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
+    assert (singular_values(layer, 3, 5, 5) - 1).abs().max() <= 1e-5
     assert norm_of(isoconv.plain(layer), 3, 5, 5) <= 1 + 1e-5  # it has seen what it is for
     for size, ways in [((6, 6), 0), ((5, 6), 1)]:
         plain = isoconv.plain(layer.train(), (3, *size))
@@ -270,61 +264,18 @@ def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():
     kernel, x = kernel_of(BCOPConv2d(4, 4, 4, 2, bias=False)).detach(), torch.eye(4 * 64).reshape(-1, 4, 8, 8)
     dilated = F.conv2d(F.pad(x, (3, 3, 3, 3), mode="circular"), kernel, None, 2, 0, 2)
     assert torch.linalg.matrix_norm(dilated.flatten(1), 2) > 1.5
-    values = singular_values(BCOPConv2d(4, 4, 4, 2, dilation=2), 4, 8, 8)
-    assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
+    assert (singular_values(BCOPConv2d(4, 4, 4, 2, dilation=2), 4, 8, 8) - 1).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("c_out", [1, 4, 11, 12, 13, 23, 24, 31])
+@pytest.mark.parametrize("c_out", [1, 11, 12, 13, 24, 31])
 def test_strides_that_do_not_divide_the_kernel_are_orthogonal_whatever_the_channels(c_out):
-    geometries = [(3, 2), (5, 2), ((3, 5), (2, 3)), ((4, 3), 2)]
+    geometries = [((3, 5), (2, 3)), ((4, 3), 2)]
     for (kernel, stride), way in product(geometries, ("manifold", "bjorck")):
         layer = BCOPConv2d(3, c_out, kernel, stride, orthogonalisation=way).eval()
-        values = singular_values(layer, 3, 6, 6)
-        assert values.max() <= 1 + 1e-5 and values.min() >= 1 - 1e-5
+        assert (singular_values(layer, 3, 6, 6) - 1).abs().max() <= 1e-5
 
 
-def test_circular_padding_that_would_repeat_outputs_is_refused():
-    for padding, kernel in [(2, 3), ((1, 2), 3), (1, 2), (1, 1)]:
-        with pytest.raises(IsoconvError, match="outputs would repeat"):
-            BCOPConv2d(2, 2, kernel, padding=padding)
-        assert norm_of(BCOPConv2d(2, 2, kernel, padding=padding, padding_mode="zeros"), 2, 5, 5) <= 1 + 1e-5
-
-
-# Parameters, gradients ------------------------------------------------------------------------------------------------
-
-NEW = {
-    "groups": partial(BCOPConv2d, 4, 6, 3, groups=2),
-    "strided": partial(BCOPConv2d, 2, 3, 3, 2),
-    "strided, wide, groups": partial(BCOPConv2d, 4, 20, (3, 4), 2, groups=2),
-    "dilated": partial(BCOPConv2d, 2, 4, 3, dilation=(2, 1), padding=(1, 0)),
-    "transposed": partial(BCOPConvTranspose2d, 4, 6, 3, 2, 1, 1, 2),
-    "rko": partial(RKOConv2d, 4, 6, 3, 2, groups=2),
-}
-
-
-@pytest.mark.parametrize("way", ["manifold", "bjorck"])
-@pytest.mark.parametrize("name", NEW)
-def test_gradients_of_parameters_and_inputs(name, way):
-    """Of parameters along directions that keep their matrices orthonormal, by differences through the nearest ones."""
-    layer = NEW[name](dtype=torch.float64, orthogonalisation=way)
-    x = torch.randn(1, layer.in_channels, 5, 4, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(layer, x)
-    y = torch.randn_like(layer(x))
-    (layer(x).tanh() * y).sum().backward()
-    for parameter, p in layer.named_parameters():
-        assert p.grad.abs().max() > 1e-6
-        if parameter == "bias" or way == "bjorck":
-            continue
-        origin, gradient, losses = p.detach().clone(), p.grad.clone(), []
-        direction = torch.randn_like(origin)
-        for h in (1e-5, -1e-5):
-            with torch.no_grad():
-                p.copy_(polar_by_svd(origin + h * direction))
-                losses.append(float((layer(x).tanh() * y).sum()))
-        with torch.no_grad():
-            p.copy_(origin)
-        # The difference along the manifold is the product of the gradient, which is tangent, with any direction.
-        assert float((gradient * direction).sum()) == pytest.approx((losses[0] - losses[1]) / 2e-5, rel=1e-4, abs=1e-7)
+# Parameters ---------------------------------------------------------------------------------------------------------
 
 
 def test_groups_are_convolutions_of_their_own():
@@ -356,49 +307,3 @@ def test_a_layer_that_is_not_downsampled_has_the_same_parameters_and_kernel():
         other = BCOPConv2d(3, 5, 4, 2, dtype=torch.float64, **options)
         other.load_state_dict(layer.state_dict())
         assert torch.equal(kernel_of(other), kernel_of(layer))
-
-
-def test_bad_arguments_are_refused_in_one_line():
-    for arguments, match in [
-        ({"groups": 3}, "groups=3 divides"),
-        ({"groups": 0}, "groups"),
-        ({"kernel_size": 2, "stride": 3}, "stride of at most the kernel size"),
-        ({"stride": (1, 4)}, "stride of at most the kernel size"),
-        ({"dilation": 0}, "dilation"),
-        ({"dilation": (1, 2, 3)}, "dilation"),
-        ({"padding": -1}, "padding"),
-        ({"padding": "full"}, "padding"),
-        ({"padding": None}, "padding"),
-    ]:
-        for kind in (BCOPConv2d, RKOConv2d, BCOPConvTranspose2d):
-            with pytest.raises(IsoconvError, match=f"Expected.*{match}") as caught:
-                kind(**{"in_channels": 4, "out_channels": 4, "kernel_size": 3} | arguments)
-            assert "\n" not in str(caught.value)
-    with pytest.raises(IsoconvError, match=r"images of at least \(5, 5\).*Got images of \(4, 6\)"):
-        BCOPConv2d(2, 2, 3, dilation=2, padding=0)(torch.zeros(1, 2, 4, 6))
-    for extra in (2, (0, 2), -1):
-        with pytest.raises(IsoconvError, match="output_padding"):
-            BCOPConvTranspose2d(2, 2, 3, 2, 1, extra)
-    with pytest.raises(IsoconvError, match="output_padding"):
-        BCOPConvTranspose2d(2, 2, 3, 2, "same", 1)
-    with pytest.raises(IsoconvError, match="inputs that give an image"):
-        BCOPConvTranspose2d(2, 2, 3, 1, 2, padding_mode="zeros")(torch.zeros(1, 2, 1, 1))
-
-
-@pytest.mark.parametrize("name", ["ossn", "svcm"])
-def test_methods_for_one_image_size_refuse_what_they_cannot_do(name):
-    layer, _ = made(name)
-    for options in (
-        {"groups": 2},
-        {"dilation": 2},
-        {"padding": 0},
-        {"kernel_size": 3, "stride": 2},
-        {"stride": (1, 2)},
-    ):
-        arguments = {"in_channels": 4, "out_channels": 4, "kernel_size": 4, "input_size": 6} | options
-        with pytest.raises(IsoconvError, match=f"Expected {type(layer).__name__} with one group"):
-            type(layer)(**arguments)
-    rectangular = type(layer)(2, 3, (3, 2), input_size=(5, 6))
-    if name == "svcm":
-        rectangular.project()
-    assert norm_of(rectangular.eval(), 2, 5, 6) <= 1.05

@@ -1,7 +1,6 @@
 """A kernel is rebuilt exactly when its parameters changed: never stale, never built twice."""
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,10 +23,8 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 BUILT = [name for name in LAYERS if is_built(name)]
 TRAINABLE = [name for name in BUILT if "fixed" not in name]
-STEADY = [
-    name for name in TRAINABLE if not name.startswith("ossn")
-]  # OSSN sharpens its estimate in every training pass
-
+# OSSN sharpens its estimate in every training pass.
+STEADY = [name for name in TRAINABLE if not name.startswith("ossn")]
 layers = pytest.mark.parametrize("name", LAYERS)
 built = pytest.mark.parametrize("name", BUILT)
 trainable = pytest.mark.parametrize("name", TRAINABLE)
@@ -60,8 +57,7 @@ def assert_current(layer: nn.Module, before: Tensor | None) -> None:
     for mode in MODES.values():
         with mode():
             assert torch.equal(layer.weight, expected)
-    if before is not None:
-        assert before.dtype != expected.dtype or not torch.allclose(before, expected, atol=1e-4), "nothing changed"
+    assert before is None or not torch.allclose(before, expected.to(before), atol=1e-4), "nothing changed"
 
 
 # Never stale ----------------------------------------------------------------------------------------------------------
@@ -73,22 +69,19 @@ def load(layer: nn.Module, assign: bool) -> None:
     layer.load_state_dict(other.state_dict(), assign=assign)
 
 
-def edit(layer: nn.Module, change: Callable[[nn.Module, str, Tensor, Tensor], object]) -> None:
-    """Change each parameter, given its name, itself and new numbers for it."""
-    for name, p in list(layer.named_parameters()):
-        change(layer, name, p, torch.randn_like(p))
+def edit(change: Callable[[nn.Module, str, Tensor, Tensor], object]) -> Callable[[nn.Module], object]:
+    """Change each parameter, given the layer, its name, itself and new numbers for it."""
+    return lambda layer: [change(layer, name, p, torch.randn_like(p)) for name, p in list(layer.named_parameters())]
 
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "reset": lambda layer: layer.reset_parameters(),
     "loaded": lambda layer: load(layer, assign=False),
     "assigned": lambda layer: load(layer, assign=True),
-    "parameters replaced": lambda layer: edit(
-        layer, lambda layer, name, p, new: setattr(layer, name, nn.Parameter(new))
-    ),
-    "data replaced": lambda layer: edit(layer, lambda layer, name, p, new: setattr(p, "data", new)),
-    "data edited": lambda layer: edit(layer, lambda layer, name, p, new: p.data.copy_(new)),
-    "numpy": lambda layer: edit(layer, lambda layer, name, p, new: np.copyto(p.detach().numpy(), new.numpy())),
+    "parameters replaced": edit(lambda layer, name, p, new: setattr(layer, name, nn.Parameter(new))),
+    "data replaced": edit(lambda layer, name, p, new: setattr(p, "data", new)),
+    "data edited": edit(lambda layer, name, p, new: p.data.copy_(new)),
+    "numpy": edit(lambda layer, name, p, new: np.copyto(p.detach().numpy(), new.numpy())),
 }
 
 
@@ -102,11 +95,10 @@ def test_not_stale_after_a_change(name):
             assert_current(layer, before)
 
 
-@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name])
-def test_not_stale_after_an_optimiser_step(name, options):
+def test_not_stale_after_an_optimiser_step(name):
     """Fused optimisers write to the parameters without raising their version counters."""
-    for training in (True, False):
+    for training, options in ((True, {"fused": True}), (False, {"fused": True}), (True, {"foreach": True})):
         layer, x = made(name)
         descent = torch.optim.Adam(layer.parameters(), lr=0.1, **options)
         target = torch.randn_like(layer(x))
@@ -122,25 +114,10 @@ def test_not_stale_after_an_optimiser_step(name, options):
 
 
 @layers
-def test_not_stale_after_double_and_to(name):
-    layer, x = made(name)
-    before = warm(layer, x)
-    layer.double()
-    assert layer(x.double()).dtype == torch.float64
-    assert_current(layer, before)
-    layer.to(torch.float32)
-    assert_current(layer, None)
-    assert torch.allclose(layer.weight, before, atol=1e-5)
-
-
-@layers
 def test_a_copy_is_equal_and_independent(name):
     layer, x = made(name)
     before = warm(layer, x)
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
+    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(clone.weight, before)
         assert torch.equal(clone(x), layer(x))
         CHANGES["data edited"](clone)
@@ -157,48 +134,18 @@ def test_a_deep_copy_in_the_middle_of_training(name):
     clone = copy.deepcopy(layer)
     loss.backward()
     clone(x).sum().backward()
-    for k, p in layer.named_parameters():
-        assert clone.get_parameter(k) is not p
-        assert torch.allclose(p.grad, clone.get_parameter(k).grad, rtol=1e-4, atol=1e-4)
+    for p, q in zip(layer.parameters(), clone.parameters(), strict=True):
+        assert q is not p and torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("call", ["power_iterate", "project"])
 @pytest.mark.parametrize("name", ["ossn", "ossn-after-update", "svcm"])
-def test_not_stale_after_the_methods_own_changes(name, call):
+def test_not_stale_after_the_methods_own_changes(name):
     layer, x = made(name)
-    with torch.no_grad():
-        layer.kernel.mul_(20)
-    warm(layer, x)
-    getattr(layer, call, layer.project)()
-    assert_current(layer, None)
-
-
-@pytest.mark.parametrize("name", [name for name in STEADY if name != "1d ranks"])
-def test_gradient_descent_through_data(name):
-    """`p.data.add_(p.grad, alpha=-rate)`, as in many a tutorial."""
-    layer, x = made(name)
-    goal = torch.randn_like(layer(x))
-    losses = []
-    for _ in range(15):
-        layer.zero_grad()
-        loss = (layer(x) - goal).square().mean()
-        loss.backward()
-        for p in layer.parameters():
-            p.data.add_(p.grad, alpha=-0.05)
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.99 * losses[0]
-    assert_current(layer.eval(), None)
-
-
-def test_a_moving_average_through_data_is_seen():
-    model, average = (Small((1, 8, 8)).eval() for _ in range(2))
-    x = torch.rand(2, 1, 8, 8)
-    with torch.no_grad():
-        model(x), average(x)
-        for _ in range(3):
-            for p, q in zip(average.parameters(), model.parameters(), strict=True):
-                p.data.lerp_(q.data, 0.5)
-            assert torch.equal(average(x), copy.deepcopy(average)(x))
+    layer.kernel.data.mul_(20)
+    for call in ("power_iterate", "project") if name != "svcm" else ("project",):
+        warm(layer, x)
+        getattr(layer, call)()
+        assert_current(layer, None)
 
 
 def test_fixed_weights_compare_on_entry_only():
@@ -248,42 +195,27 @@ def test_a_setting_that_changes_is_seen(name, setting, value):
 
 @built
 def test_one_build_for_any_mix_of_modes_in_evaluation_and_for_every_change(name):
-    for order in permutations(MODES):
+    """Also for an attack, which asks for the gradient of the input; and at most one more for those of parameters."""
+    for order in list(permutations(MODES))[::2]:
         layer, x = made(name)
         layer.eval()
         calls, outputs = counting(layer), []
         for mode in order * 2:
             with MODES[mode]():
                 outputs.append(layer(x).detach().clone())
-                _ = layer.weight
-        with torch.no_grad():
-            layer.bias.add_(1)  # no reason to build
-        moved = layer(x)
-        assert name.startswith(("sll", "cpl")) or torch.allclose(moved, outputs[0] + 1, atol=1e-5)
-        assert len(calls) == 1, order
-        assert all(torch.equal(output, outputs[0]) for output in outputs), order
-    for n in range(2, 5):
-        with torch.no_grad():
-            for p in layer.parameters():
-                p.add_(0.1)
+        layer.bias.data.add_(1)  # no reason to build
+        x.requires_grad_()
+        assert name.startswith(("sll", "cpl")) or torch.allclose(layer(x), outputs[0] + 1, atol=1e-5)
+        torch.autograd.grad(layer(x).square().sum(), x)
+        assert len(calls) == 1 and all(torch.equal(output, outputs[0]) for output in outputs), order
+    for n in (2, 3):
+        for p in layer.parameters():
+            p.data.add_(0.1)
         layer(x), layer(x)
         assert len(calls) == n
-
-
-@built
-def test_one_build_for_an_attack_and_at_most_one_more_for_a_graph(name):
-    """Gradients with respect to the input, many times, with parameters that require gradients too."""
-    layer, x = made(name)
-    layer.eval()
-    calls = counting(layer)
-    for _ in range(4):
-        x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
-        x = x + 0.1 * gradient.sign()
-    assert len(calls) == 1
-    for _ in range(4):
+    for _ in range(3):
         layer(x).sum().backward()
-    assert len(calls) <= 2
+    assert len(calls) <= 4
 
 
 @pytest.mark.parametrize("name", STEADY)
@@ -291,7 +223,7 @@ def test_one_build_for_every_step(name):
     """Two passes of a critic, then gradient accumulation, then an evaluation, which may build without the graph."""
     layer, x = made(name)
     descent = torch.optim.SGD(layer.parameters(), lr=0.1)
-    for _ in range(3):
+    for _ in range(2):
         layer.train()
         calls = counting(layer)
         descent.zero_grad()
@@ -334,11 +266,8 @@ def test_inference_mode_first_and_training_afterwards(name):
 def test_parameters_made_in_inference_mode_work_and_are_never_stale(name):
     with torch.inference_mode():
         layer, x = made(name)
-        layer.eval()
-        calls = counting(layer)
-        first = layer(x).clone()
-        assert torch.equal(layer(x), first)
-        assert len(calls) == 1
+        calls, first = counting(layer.eval()), layer(x).clone()
+        assert torch.equal(layer(x), first) and len(calls) == 1
         CHANGES["data edited"](layer)  # invisible to any version counter
         assert not torch.allclose(layer(x), first, atol=1e-3)
     with torch.no_grad():
@@ -351,19 +280,15 @@ def test_parameters_made_in_inference_mode_work_and_are_never_stale(name):
 @layers
 def test_evaluation_changes_no_state_and_repeats_itself(name):
     layer, x = made(name)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.add_(0.3 * torch.randn_like(p))  # as an optimiser leaves them: off the manifold
-    layer.eval()
-    before, outputs = {k: v.clone() for k, v in layer.state_dict().items()}, []
+    for p in layer.parameters():
+        p.data.add_(0.3 * torch.randn_like(p))  # as an optimiser leaves them: off the manifold
+    before, outputs = copy.deepcopy(layer.eval().state_dict()), []
     for mode in MODES.values():
         with mode():
             outputs += [layer(x).detach().clone() for _ in range(2)]
         layer.refresh()
     assert all(torch.equal(output, outputs[0]) for output in outputs)
-    after = layer.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
     assert torch.allclose(layer(x[:1]), outputs[0][:1], atol=1e-5)  # nor does it depend on the rest of the batch
 
 
@@ -371,17 +296,12 @@ def test_evaluation_changes_no_state_and_repeats_itself(name):
 def test_parameters_of_no_rank_are_completed_without_random_numbers(name):
     """To an isometry, where the layer is one, and always to the same."""
     layer, x = made(name, dtype=torch.float64)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.zero_()
-    layer.eval()
-    outputs = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        before = torch.get_rng_state()
-        layer.refresh()
+    for p in layer.parameters():
+        p.data.zero_()
+    before, outputs = torch.get_rng_state(), []
+    for _ in range(2):
+        layer.eval().refresh()
         outputs.append(layer(x).detach())
-        assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(*outputs)
+    assert torch.equal(*outputs) and torch.equal(torch.get_rng_state(), before)
     if is_manifold(name) and not name.startswith("rko"):
         assert (singular_values(layer, *x.shape[1:]) - 1).abs().max() <= 1e-12

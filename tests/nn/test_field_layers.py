@@ -1,7 +1,6 @@
 """The field's layers against dense matrices: each is what its paper writes down, and keeps that paper's promise."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import isoconv
-from helpers import SHAPES_2D, convolution, jacobian, named, randomised, singular_values, train
-from isoconv import IsoconvError
+from helpers import SHAPES_2D, convolution, jacobian, named, randomised, singular_values
 from isoconv.certify import lipschitz_bound
 from isoconv.nn import AOLConv2d, BROConv2d, CayleyConv2d, SOCConv2d
 
@@ -102,31 +100,6 @@ def test_a_truncated_exponential_does_not_expand(terms):
     assert singular_values(layer, 3, 5, 5).max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(
-    ("optimiser", "options"),
-    [(torch.optim.SGD, {"lr": 10.0}), (torch.optim.SGD, {"lr": 1e6, "momentum": 0.9}), (torch.optim.Adam, {"lr": 1.0})],
-    ids=["SGD 10", "SGD 1e6", "Adam 1"],
-)
-@pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
-@pytest.mark.parametrize("row", [(5, 3, 3, 1, 5, 4), (2, 7, 4, 2, 6, 4)], ids=str)
-def test_after_50_steps_that_are_far_too_long(row, kind, optimiser, options, dtype):
-    layer = convolution(kind, *row, dtype=dtype)
-    train(layer, (row[0], *row[4:]), 50, optimiser, **options)
-    for mode in (False, True):
-        values = singular_values(layer.train(mode), row[0], *row[4:])
-        assert values.max() <= 1 + (1e-5 if dtype == torch.float32 else 1e-12)
-        assert kind in ("aol", "bro") or values.min() >= 1 - ORTHOGONAL[kind][dtype]
-
-
-@pytest.mark.parametrize("kind", ["aol", "sll", "cpl", *ORTHOGONAL])
-def test_training_and_evaluation_compute_the_same_function(kind):
-    """SOC's published code has fewer terms in training, CPL's a power iteration that goes on."""
-    layer, x = convolution(kind, 3, 4, 3, 1, 5, 4), torch.randn(2, 3, 5, 4)
-    outputs = [layer.train(mode)(x).detach().clone() for mode in (True, False, True, False)]
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
-
-
 @pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e12, 1e18])
 def test_parameters_of_any_size_give_finite_weights_and_gradients(kind, scale):
@@ -140,7 +113,7 @@ def test_parameters_of_any_size_give_finite_weights_and_gradients(kind, scale):
 
 
 @pytest.mark.parametrize("kind", ["aol", *ORTHOGONAL])
-@pytest.mark.parametrize("row", ROWS[::4], ids=named(ROWS[::4]))
+@pytest.mark.parametrize("row", ROWS[::5], ids=named(ROWS[::5]))
 def test_the_proved_bound_of_the_plain_form(row, kind):
     """Proved from the one convolution that is deployed. AOL's own norm may lie below 1."""
     layer = randomised(convolution(kind, *row)).eval()
@@ -152,21 +125,3 @@ def test_the_proved_bound_of_the_plain_form(row, kind):
     assert (plain(x) - layer(x)).abs().max() <= 1e-5
     bound, truth = lipschitz_bound(plain, (row[0], *row[4:])).value, float(singular_values(layer, row[0], *row[4:])[0])
     assert truth - 1e-6 <= bound <= truth + 1e-3
-
-
-def test_what_is_refused():
-    sized = partial(CayleyConv2d, 2, 4, 3, input_size=5)
-    for make, words in [
-        (partial(sized, padding_mode="zeros"), "circular padding"),
-        (partial(sized, groups=2), "one group"),
-        (partial(sized, dilation=2), "no dilation"),
-        (partial(CayleyConv2d, 2, 4, 4, 2, input_size=5), "stride 2 divides"),
-        (partial(SOCConv2d, 2, 4, 3, input_size=5, terms=0), "one term"),
-        (partial(BROConv2d, 2, 4, 3, input_size=5, rank=0), "rank"),
-        (partial(BROConv2d, 2, 4, 3, input_size=5, rank=5), "at most 4"),
-        (partial(AOLConv2d, 2, 4, 3, padding_mode="reflect"), "padding_mode"),
-    ]:
-        with pytest.raises(IsoconvError, match=words):
-            make()
-    with pytest.raises(IsoconvError, match="5×5"):
-        sized()(torch.zeros(1, 2, 6, 6))

@@ -17,9 +17,8 @@ modes = pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 def gradient_ratio(kind: str, mode: bool = True, depth: int = 20) -> float:
     """The norm of the gradient at the input of a deep network over its norm at the output."""
     layers = [convolution(kind, 8, 8, 3, 1, 8, 8) for _ in range(depth)]
-    for layer in layers:
-        if kind == "ossn":
-            layer.power_iterate(300)
+    for layer in layers if kind == "ossn" else ():
+        layer.power_iterate(300)
     network = nn.Sequential(*[module for layer in layers for module in (layer, MaxMin())]).train(mode)
     x = torch.randn(2, 8, 8, 8, requires_grad=True)
     y = network(x)
@@ -28,22 +27,17 @@ def gradient_ratio(kind: str, mode: bool = True, depth: int = 20) -> float:
     return float(x.grad.norm() / v.norm())
 
 
-@modes
-@pytest.mark.parametrize("kind", ["bcop", "bcop-bjorck"])
-def test_20_bcop_layers_preserve_the_norm_of_the_gradient(kind, mode):
-    assert gradient_ratio(kind, mode) == pytest.approx(1, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("kind", "low", "high"),
     [
+        *[(kind, 1 - 1e-4, 1 + 1e-4) for kind in ("bcop", "bcop-bjorck")],
         ("rko", 1e-10, 1e-9),  # an orthonormal 8×72 matrix over 3: a factor of √(8/8)/3 a layer, 3⁻²⁰ = 2.9e-10
         ("ossn", 1e-7, 1e-5),
         ("rkl2ne", 1e-14, 1e-11),
     ],
 )
-def test_20_layers_of_the_other_methods_shrink_it(kind, low, high):
-    assert low < gradient_ratio(kind) < high
+def test_20_layers_of_bcop_preserve_the_norm_of_the_gradient_and_other_methods_shrink_it(kind, low, high):
+    assert all(low < gradient_ratio(kind, mode) < high for mode in (True, False))
 
 
 def tangent(U: Tensor) -> Tensor:
@@ -104,22 +98,25 @@ def test_the_gradient_is_the_derivative(name, mode):
             assert (G + G.mT).abs().max() <= 1e-12 * max(1, float(gradient.norm()))
 
 
-@modes
 @trainable
-def test_several_backward_passes_over_one_build(name, mode):
+def test_several_backward_passes_over_one_build_reach_every_parameter(name):
     """Both passes of a critic and then each loss on its own, or one after the other: the gradient of the sum."""
-    layer, x = made(name, dtype=torch.float64)
-    if name.startswith("ossn"):
-        layer.power_iterate(1500)
-    inputs, y = (x, torch.randn_like(x), 3 * x), torch.randn_like(layer(x))
-    layer.train(mode)
-    parts = [gradients(layer, each, y) for each in inputs]
-    layer.zero_grad()
-    for loss in [loss_of(layer, each, y) for each in inputs[:2]]:
-        loss.backward()
-    loss_of(layer, inputs[2], y).backward()
-    for k, p in layer.named_parameters():
-        assert torch.allclose(p.grad, sum(part[k] for part in parts), rtol=1e-9, atol=1e-10), k
+    paddings = ["circular"] if name.startswith("ossn") else padding_modes(name)  # with zeros its vector settles slowly
+    for mode, padding_mode in product((True, False), paddings):
+        options = {} if name.startswith("linear") else {"padding_mode": padding_mode}
+        layer, x = made(name, dtype=torch.float64, **options)
+        if name.startswith("ossn"):
+            layer.power_iterate(1500)
+        inputs, y = (x, torch.randn_like(x), 3 * x), torch.randn_like(layer(x))
+        layer.train(mode)
+        parts = [gradients(layer, each, y) for each in inputs]
+        layer.zero_grad()
+        for loss in [loss_of(layer, each, y) for each in inputs[:2]]:
+            loss.backward()
+        loss_of(layer, inputs[2], y).backward()
+        for k, p in layer.named_parameters():
+            assert torch.allclose(p.grad, sum(part[k] for part in parts), rtol=1e-9, atol=1e-10), k
+            assert p.grad.isfinite().all() and parts[0][k].abs().max() > 1e-4, k
 
 
 @pytest.mark.parametrize("name", ["bcop", "bcop-bjorck", "1d", "transposed s2", "linear", "rko"])
@@ -144,23 +141,13 @@ def test_a_gradient_penalty(name):
     assert float((gradient * direction).sum()) == pytest.approx((values[0] - values[1]) / (2 * h), rel=1e-5)
 
 
-@modes
-@pytest.mark.parametrize("name", ["bcop", "bcop s2", "1d", "transposed s2", "linear tall"])
-def test_first_and_second_derivatives_with_respect_to_the_input(name, mode):
+@pytest.mark.parametrize("name", ["bcop", "bcop groups", "1d", "transposed groups", "linear tall"])
+def test_first_and_second_derivatives_with_respect_to_the_input(name):
     layer, x = made(name, dtype=torch.float64)
-    layer.train(mode)
+    x = x[:1]
     x.requires_grad_()
     torch.autograd.gradcheck(layer, x)
     torch.autograd.gradgradcheck(lambda z: layer(z).square(), x)
-
-
-@trainable
-def test_every_parameter_gets_a_gradient(name):
-    for padding_mode, mode in product(padding_modes(name), (True, False)):
-        layer, x = made(name, **({} if name.startswith("linear") else {"padding_mode": padding_mode}))
-        loss_of(layer.train(mode), x, torch.randn_like(layer(x))).backward()
-        for parameter, p in layer.named_parameters():
-            assert p.grad.isfinite().all() and p.grad.abs().max() > 1e-4, parameter
 
 
 @pytest.mark.parametrize("kind", [BCOPConv1d, BCOPConv2d])

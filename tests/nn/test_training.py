@@ -1,5 +1,6 @@
 """The constraint holds after training with any optimiser, however badly it is tuned; and how far a reader has to go."""
 
+import copy
 import runpy
 from functools import partial
 from pathlib import Path
@@ -7,51 +8,51 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import is_manifold, jacobian, made, polar_by_svd, singular_values, train
+from helpers import convolution, is_manifold, jacobian, made, polar_by_svd, singular_values, train
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, RKOConv2d
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}  # the requirement
+# Layers, and the shapes of their inputs. Those that are no isometries must not expand: 20 Björck steps leave very small
+# singular values below 1, as in the paper; of BRO the projector is regularised.
 ISOMETRIES = {
-    "2d 3-5": (partial(BCOPConv2d, 3, 5, 3), (3, 5, 4)),
-    "2d 5-3": (partial(BCOPConv2d, 5, 3, 5), (5, 3, 3)),
+    "2d": (partial(BCOPConv2d, 5, 3, 5), (5, 3, 3)),
     "2d 1-1": (partial(BCOPConv2d, 1, 1, 3), (1, 4, 4)),
     "2d s2": (partial(BCOPConv2d, 2, 7, 4, 2), (2, 6, 4)),
-    "1d 3-5": (partial(BCOPConv1d, 3, 5, 4), (3, 7)),
-    "1d 4-4 ranks": (partial(BCOPConv1d, 4, 4, 3, ranks=[1, 3]), (4, 6)),
+    "1d ranks": (partial(BCOPConv1d, 4, 4, 3, ranks=[1, 3]), (4, 6)),
     "transposed s2": (partial(BCOPConvTranspose2d, 4, 1, 4, 2), (4, 3, 3)),
-    "linear 4-9": (partial(OrthogonalLinear, 4, 9), (4,)),
     "linear 24-24": (partial(OrthogonalLinear, 24, 24), (24,)),
     "linear 8-64": (partial(OrthogonalLinear, 8, 64), (8,)),
+    "cayley": (partial(convolution, "cayley", 2, 7, 4, 2, 6, 4), (2, 6, 4)),
+    "soc": (partial(convolution, "soc", 5, 3, 3, 1, 5, 4), (5, 5, 4)),
 }
 CONTRACTIONS = {
-    "rko 3-5": (partial(RKOConv2d, 3, 5, 3), (3, 5, 4)),
-    "rko s2": (partial(RKOConv2d, 2, 7, 4, 2), (2, 6, 4)),
-    "rko s2 k2": (partial(RKOConv2d, 2, 9, 2, 2), (2, 4, 4)),
-    **{
-        f"{name} bjorck": (partial(ISOMETRIES[name][0], orthogonalisation="bjorck"), ISOMETRIES[name][1])
-        for name in ("2d 3-5", "2d s2", "1d 3-5", "transposed s2", "linear 4-9", "linear 8-64")
-    },
+    "rko": (partial(RKOConv2d, 2, 7, 4, 2), (2, 6, 4)),
+    "aol": (partial(convolution, "aol", 5, 3, 3, 1, 5, 4), (5, 5, 4)),
+    "bro": (partial(convolution, "bro", 2, 7, 4, 2, 6, 4), (2, 6, 4)),
+    "2d bjorck": (partial(BCOPConv2d, 2, 7, 4, 2, orthogonalisation="bjorck"), (2, 6, 4)),
+    "1d bjorck": (partial(BCOPConv1d, 3, 5, 4, orthogonalisation="bjorck"), (3, 7)),
+    "linear bjorck": (partial(OrthogonalLinear, 8, 64, orthogonalisation="bjorck"), (8,)),
 }
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("optimiser", "options"),
-    [(torch.optim.SGD, {"lr": 10.0}), (torch.optim.SGD, {"lr": 1e6, "momentum": 0.9}), (torch.optim.Adam, {"lr": 1.0})],
-    ids=["SGD 10", "SGD 1e6", "Adam 1"],
+    [(torch.optim.SGD, {"lr": 1e6, "momentum": 0.9}), (torch.optim.Adam, {"lr": 1.0})],
+    ids=["SGD 1e6", "Adam 1"],
 )
 @pytest.mark.parametrize("name", [*ISOMETRIES, *CONTRACTIONS])
-def test_after_50_steps_that_are_far_too_long(name, optimiser, options, dtype):
-    """An isometry; or no expansion: 20 Björck steps leave very small singular values below 1, as in the paper."""
+def test_after_25_steps_that_are_far_too_long(name, optimiser, options, dtype):
     make, shape = (ISOMETRIES | CONTRACTIONS)[name]
     layer = make(dtype=dtype)
     before = jacobian(layer, *shape)
-    train(layer, shape, 50, optimiser, **options)
+    train(layer, shape, 25, optimiser, **options)
     for mode in (False, True):  # evaluation first: it must not rely on training to have retracted
         values = singular_values(layer.train(mode), *shape)
         assert values.max() <= 1 + TOLERANCE[dtype], f"training={mode}"
-        assert name in CONTRACTIONS or values.min() >= 1 - TOLERANCE[dtype], f"training={mode}"
-    if name in ISOMETRIES and name not in ("2d 1-1", "linear 24-24"):  # O(1) is two points; the others must have moved
+        least = 1 - (1e-5 if name == "soc" else TOLERANCE[dtype])  # the exponential is truncated
+        assert name in CONTRACTIONS or values.min() >= least, f"training={mode}"
+    if name not in ("2d 1-1", "linear 24-24"):  # O(1) is two points; the others must have moved
         assert (jacobian(layer, *shape) - before).abs().max() > 1e-2
 
 
@@ -60,9 +61,8 @@ def test_training_writes_the_retracted_parameter_back_and_evaluation_does_not(na
     layer, x = made(name, dtype=torch.float64)
     assert is_manifold(name)
     matrices = {k: p for k, p in layer.named_parameters() if k != "bias"}
-    with torch.no_grad():
-        for p in matrices.values():
-            p.add_(0.2 * torch.randn_like(p))
+    for p in matrices.values():
+        p.data.add_(0.2 * torch.randn_like(p))
     moved = {k: p.detach().clone() for k, p in matrices.items()}
     evaluated = layer.eval()(x)
     assert all(torch.equal(p, moved[k]) for k, p in matrices.items())
@@ -75,10 +75,9 @@ def test_training_writes_the_retracted_parameter_back_and_evaluation_does_not(na
 @pytest.mark.parametrize("name", ["bcop-bjorck", "rko-bjorck", "1d-bjorck", "transposed-bjorck", "linear-bjorck"])
 def test_bjorck_never_writes_to_its_parameters(name):
     layer, x = made(name)
-    with torch.no_grad():
-        for p in layer.parameters():
-            p.add_(0.2 * torch.randn_like(p))
-    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    for p in layer.parameters():
+        p.data.add_(0.2 * torch.randn_like(p))
+    before = copy.deepcopy(layer.state_dict())
     layer.train()(x).sum().backward()
     layer.eval()(x)
     assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())

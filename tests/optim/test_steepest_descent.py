@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import LAYERS, is_manifold, made
+from helpers import LAYERS, is_manifold, made, polar_by_svd, singular_values
 from isoconv.errors import IsoconvError
-from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, plain
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 from isoconv.optim import SteepestDescent
 
 
@@ -18,11 +18,6 @@ def conditioned(*shape: int, lowest: float = 0.1, seed: int = 0, dtype: torch.dt
     generator = torch.Generator().manual_seed(seed)
     U, _, Vh = torch.linalg.svd(torch.randn(shape, generator=generator, dtype=torch.float64), full_matrices=False)
     return (U * torch.linspace(1, lowest, U.shape[-1], dtype=torch.float64) @ Vh).to(dtype)
-
-
-def polar_factor(matrix: Tensor) -> Tensor:
-    U, _, Vh = torch.linalg.svd(matrix.double(), full_matrices=False)
-    return U @ Vh
 
 
 def moved(start: Tensor, gradient: Tensor, steps: int = 1, **options: object) -> Tensor:
@@ -39,23 +34,24 @@ MATRICES = [(1, 1), (1, 5), (5, 1), (3, 7), (40, 16), (3, 6, 4), (2, 4, 6)]
 KERNELS = [(6, 2, 3, 3), (20, 2, 3, 2), (4, 3, 1, 2, 2)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("shape", MATRICES + KERNELS, ids=str)
-def test_a_matrix_moves_by_lr_times_the_polar_factor_of_its_gradient(shape, dtype):
+def test_a_matrix_moves_by_lr_times_the_polar_factor_of_its_gradient(shape, half):
     """Three dimensions are a batch of matrices, each by its own scale; a kernel is the matrix of c_out and the rest."""
     as_matrix = shape if len(shape) < 4 else (shape[0], math.prod(shape[1:]))
     gradient = conditioned(*as_matrix, dtype=torch.float64)
     if len(shape) == 3:
         gradient = gradient * torch.logspace(-1, 1, shape[0]).reshape(-1, 1, 1)
-    step = moved(torch.zeros(shape, dtype=dtype), gradient.to(dtype).reshape(shape), lr=0.25, momentum=0.0)
-    error = torch.linalg.matrix_norm(step.reshape(as_matrix) + 0.25 * polar_factor(gradient), 2)
-    assert float(error.max()) < 0.25 * (0.05 + 4 * torch.finfo(dtype).eps)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        start, own = torch.zeros(shape, dtype=dtype), gradient.to(dtype).reshape(shape)
+        step = moved(start, own, lr=0.25, momentum=0.0, half=half)
+        error = torch.linalg.matrix_norm(step.reshape(as_matrix) + 0.25 * polar_by_svd(gradient), 2)
+        assert float(error.max()) < 0.25 * (0.05 + 4 * torch.finfo(torch.bfloat16 if half else dtype).eps)
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (3, 8), (2, 6, 4), (2, 4, 6), (4, 6, 3, 3)], ids=str)
 def test_a_parameter_moves_the_same_way_however_it_lies_in_memory(shape):
-    generator = torch.Generator().manual_seed(2)
-    start, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    start, gradient = torch.randn(2, *shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     turned = start.transpose(-1, -2).contiguous().transpose(-1, -2)
     assert not turned.is_contiguous()
     p = nn.Parameter(turned)
@@ -66,8 +62,7 @@ def test_a_parameter_moves_the_same_way_however_it_lies_in_memory(shape):
 
 @pytest.mark.parametrize("shape", [(5,), (8, 3), (2, 4, 6), (4, 2, 3, 3)], ids=str)
 def test_autocast_and_rates_of_other_kinds_change_nothing(shape):
-    generator = torch.Generator().manual_seed(3)
-    start, gradient = (torch.randn(shape, generator=generator) for _ in range(2))
+    start, gradient = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
     expected = moved(start, gradient, lr=0.1)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(moved(start, gradient, lr=0.1), expected)
@@ -75,24 +70,16 @@ def test_autocast_and_rates_of_other_kinds_change_nothing(shape):
         torch.testing.assert_close(moved(start, gradient, lr=rate), expected)
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1.0, 1e12])
-def test_the_operator_norm_of_a_step_is_lr_whatever_the_scale_of_the_gradient(scale):
-    for shape in ((8, 8), (12, 5), (5, 12)):
-        gradient = scale * torch.randn(shape, generator=torch.Generator().manual_seed(1))
-        step = moved(torch.zeros(shape), gradient, lr=0.02, momentum=0.0)
-        assert float(torch.linalg.matrix_norm(step, 2)) == pytest.approx(0.02, rel=0.05)
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_gradient_of_any_scale_and_rank_moves_only_its_own_directions_by_lr(scale):
+    for rank in (1, 2, 5):
+        U, V = (torch.linalg.qr(torch.randn(n, rank, generator=torch.Generator().manual_seed(n))).Q for n in (9, 6))
+        step = moved(torch.zeros(9, 6), scale * U @ V.T, lr=0.02, momentum=0.0)
+        assert float(torch.linalg.matrix_norm(step / 0.02 + (U @ V.T).double(), 2)) < 0.05
 
 
-@pytest.mark.parametrize("rank", [1, 2, 5])
-def test_a_gradient_of_low_rank_moves_only_its_own_directions(rank):
-    U, _ = torch.linalg.qr(torch.randn(9, rank, generator=torch.Generator().manual_seed(2)))
-    V, _ = torch.linalg.qr(torch.randn(6, rank, generator=torch.Generator().manual_seed(3)))
-    step = moved(torch.zeros(9, 6), U @ V.T, lr=1.0, momentum=0.0)
-    assert float(torch.linalg.matrix_norm(step + (U @ V.T).double(), 2)) < 0.05
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (2, 4, 3), (4, 2, 3, 3), (0,), (3, 0), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (2, 4, 3), (4, 2, 3, 3), (0,), (2, 0, 3)], ids=str)
 def test_without_a_gradient_or_with_one_of_zero_nothing_moves(shape, dtype):
     start = torch.randn(shape).to(dtype)
     assert torch.equal(moved(start, torch.zeros_like(start), steps=3, lr=0.5), torch.zeros(shape, dtype=torch.float64))
@@ -110,7 +97,7 @@ def test_momentum_keeps_its_share_of_the_old_gradients():
         p.grad = gradient
         optimiser.step()
     momentum = 0.36 * gradients[0] + 0.6 * gradients[1] + gradients[2]
-    error = torch.linalg.matrix_norm((p.detach() - before).double() + 0.1 * polar_factor(momentum), 2)
+    error = torch.linalg.matrix_norm((p.detach() - before).double() + 0.1 * polar_by_svd(momentum.double()), 2)
     assert float(error) < 0.05 * 0.1
 
 
@@ -130,6 +117,9 @@ def test_vectors_move_as_adam_moves_them(shape, betas, eps):
         adam.step()
     # The step count and with it the bias correction are float32 numbers.
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0.02 * 10 * 1e-4)
+    for dtype in (torch.float16, torch.bfloat16):
+        step = moved(torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype), steps=2, vector_lr=0.01)
+        torch.testing.assert_close(step, torch.full((5,), -0.02, dtype=torch.float64), rtol=0.02, atol=0)
 
 
 def test_rates_are_read_at_every_step_from_each_group_and_vectors_follow_them():
@@ -162,23 +152,19 @@ def advance(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range) ->
 
 @pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["number", "tensor"])
 def test_a_saved_state_continues_identically(lr, tmp_path):
-    model = network()
-    optimiser = SteepestDescent(model.parameters(), lr=copy.deepcopy(lr))
+    model, again = network(), network()
+    optimiser, resumed = (SteepestDescent(one.parameters(), lr=copy.deepcopy(lr)) for one in (model, again))
     advance(model, optimiser, range(3))
     torch.save((model.state_dict(), optimiser.state_dict()), tmp_path / "state.pt")
-    advance(model, optimiser, range(3, 6))
-
-    again = network()
-    resumed = SteepestDescent(again.parameters(), lr=copy.deepcopy(lr))
     weights, state = torch.load(tmp_path / "state.pt")
     again.load_state_dict(weights)
     resumed.load_state_dict(state)
-    advance(again, resumed, range(3, 6))
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name]), name
+    for one, descent in ((model, optimiser), (again, resumed)):
+        advance(one, descent, range(3, 6))
+    assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name][::3])
 def test_every_layer_learns_in_a_loop_of_the_users_own(name):
     torch.manual_seed(0)
     layer, x = made(name)
@@ -193,44 +179,18 @@ def test_every_layer_learns_in_a_loop_of_the_users_own(name):
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.98 * losses[0]
-    if is_manifold(name) and name.startswith("linear"):
-        weight = plain(layer.eval()).weight.detach().double()
-        short = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
-        torch.testing.assert_close(short, torch.eye(len(short), dtype=torch.float64), rtol=0, atol=1e-5)
-
-
-def test_the_trace_of_a_product_is_maximal_at_the_identity():
-    """Tr(A D) over orthogonal A, for a positive diagonal D, is largest at A = I."""
-    D = torch.tensor([1.0, 0.5, 0.2, 0.1])
-    layer = OrthogonalLinear(4, 4, bias=False)
-    with torch.no_grad():
-        start, _ = torch.linalg.qr(torch.eye(4) + 0.3 * torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
-        next(layer.parameters()).copy_(start * torch.sign(torch.diagonal(start)))
-    optimiser = SteepestDescent(layer.parameters(), lr=0.05, momentum=0.0)
-    for k in range(120):
-        for group in optimiser.param_groups:
-            group["lr"] = 0.05 * (1 - k / 120)
-        optimiser.zero_grad()
-        trace = (layer.train()(torch.eye(4)).T * torch.diag(D)).sum()
-        (-trace).backward()
-        optimiser.step()
-    torch.testing.assert_close(layer.eval()(torch.eye(4)).detach(), torch.eye(4), rtol=0, atol=0.02)
-
-
-def test_half_precision_vectors():
-    for dtype in (torch.float16, torch.bfloat16):
-        step = moved(torch.zeros(5, dtype=dtype), torch.ones(5, dtype=dtype), steps=2, vector_lr=0.01)
-        torch.testing.assert_close(step, torch.full((5,), -0.02, dtype=torch.float64), rtol=0.02, atol=0)
+    if is_manifold(name) and not name.startswith("rko"):
+        assert (singular_values(layer.eval(), *x.shape[1:]) - 1).abs().max() <= 1e-5
 
 
 WRONG = [("lr", -0.1, "learning rate"), ("lr", math.nan, "learning rate"), ("vector_lr", -1.0, "learning rate")]
-WRONG += [("momentum", 1.0, "momentum"), ("momentum", -0.5, "momentum"), ("steps", 0, "step")]
+WRONG += [("momentum", 1.0, "momentum"), ("momentum", -0.5, "momentum"), ("steps", 0, "step"), ("eps", -1, "eps")]
 
 
-@pytest.mark.parametrize(("name", "value", "word"), WRONG)
-def test_arguments_that_make_no_sense_are_refused(name, value, word):
-    with pytest.raises(IsoconvError, match=f"Expected .*{word}.*Got {value}"):
-        SteepestDescent([nn.Parameter(torch.zeros(2, 2))], **{name: value})
+def test_arguments_that_make_no_sense_are_refused():
+    for name, value, word in WRONG:
+        with pytest.raises(IsoconvError, match=f"Expected .*{word}.*Got .*{value}"):
+            SteepestDescent([nn.Parameter(torch.zeros(2, 2))], **{name: value})
 
 
 def test_a_loaded_count_follows_its_parameter():

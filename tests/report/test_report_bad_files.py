@@ -38,10 +38,8 @@ GONE = object()
 CASES: list[tuple[str, Any, str]] = [
     ("certified.json", changed(GONE, "radii"), "radii"),
     ("certified.json", changed(float("nan"), "radii", 1), "radii"),
-    ("certified.json", changed(10**400, "radii", 1), "Expected"),
     ("certified.json", changed(-0.1, "radii", 1), "radii .* -0.1"),
     ("certified.json", changed([0.1], "radii"), "8 images. Got 1"),
-    ("certified.json", changed(True, "images"), "images .* Got true"),
     ("certified.json", changed(101, "clean"), "clean .* Got 101"),
     ("certified.json", changed(50.0, "clean"), "radii of at most 50 %"),
     ("certified.json", changed(None, "layers", 0, "bound"), "bound .* Got null"),
@@ -51,18 +49,15 @@ CASES: list[tuple[str, Any, str]] = [
     ("attacks.json", changed(-1, 0, "epsilon"), "epsilon .* Got -1"),
     ("diagnostics.json", changed(0, "layers", 0, "width"), "width .* Got 0"),
     ("diagnostics.json", changed([1], "layers", 0, "after", "counts"), "3 bins .* Got 1"),
-    ("diagnostics.json", changed([1.5], "layers", 0, "after", "counts"), "counts .* Got \\[1.5\\]"),
     ("diagnostics.json", changed([1], "gradient_norms", "after", "mean"), "2 places"),
     ("gallery.json", changed(2, "images", 0, "label"), "classes from 0 to 1. Got 2"),
     ("gallery.json", changed(2, "images", 0, "adversarial", "prediction"), "classes from 0 to 1. Got 2"),
     ("gallery.json", changed(-1, "images", 0, "prediction"), "prediction .* Got -1"),
     ("gallery.json", changed(PIXEL + '" onload="', "images", 0, "image"), "PNG"),
     ("gallery.json", changed("javascript:x", "images", 0, "adversarial", "change"), "PNG"),
-    ("gallery.json", changed(GONE, "images", 0, "adversarial", "norm"), "norm"),
     ("gallery.json", lambda found: [], "Gallery. Got list"),
     ("result.json", changed("long", "train_seconds"), "train_seconds .* Got \"long\""),
     ("result.json", changed(1, "robust", "x"), "radii .*x"),
-    ("result.json", changed(1, "robust", "inf"), "radii .*inf"),
     ("result.json", changed(101, "robust", "0.3"), "robust .* 101"),
     ("result.json", changed(None, "images"), "images"),
 ]  # fmt: skip
@@ -84,30 +79,21 @@ def test_a_damaged_file(tmp_path, name, change, got):
 
 
 @pytest.mark.parametrize("name", REMEDIES)
-@pytest.mark.parametrize("content", [b"", b'{"images": 8', b"\xff\xfe\x00", b"[" * 100_000], ids=str)
-def test_a_file_that_is_not_json(tmp_path, name, content):
+def test_a_file_that_is_not_json_or_cannot_be_read(tmp_path, name):
     run = fake_run(tmp_path / "run")
-    (run / name).write_bytes(content)
-    refuse(run, rf"{name}: Expected JSON\. .*{REMEDIES[name]}")
+    for content in (b"", b'{"images": 8', b"\xff\xfe\x00", b"[" * 100_000):
+        (run / name).write_bytes(content)
+        refuse(run, rf"{name}: Expected JSON\. .*{REMEDIES[name]}")
+    (run / name).unlink()
+    (run / name).mkdir()
+    refuse(run, rf"{name}: .* directory.* {REMEDIES[name]}" if name != "result.json" else "not finished")
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
-    run = fake_run(tmp_path / "run", without=("attacks.json",))
-    (run / "attacks.json").mkdir()
-    refuse(run, r"attacks\.json: .* directory.* isoconv attack")
-
-
-@pytest.mark.parametrize(
-    "changes", [{"invented_later": [1]}, {"images": 2, "clean": 50.0, "radii": [0.0, 0.1]}], ids=["field", "part"]
-)
-def test_fields_of_later_versions_and_radii_of_a_part_of_the_images_are_taken(tmp_path, changes):
+def test_other_radii_of_this_network_are_taken_and_those_of_another_are_not(tmp_path):
     run = fake_run(tmp_path / "run")
-    (run / "certified.json").write_text(json.dumps(certified(**changes)))
-    assert read_run_files(run).certified.images == changes.get("images", 8)
-
-
-def test_the_radii_of_another_network(tmp_path):
-    run = fake_run(tmp_path / "run")
+    for changes in ({"invented_later": [1]}, {"images": 2, "clean": 50.0, "radii": [0.0, 0.1]}):
+        (run / "certified.json").write_text(json.dumps(certified(**changes)))
+        assert read_run_files(run).certified.images == changes.get("images", 8)
     (run / "certified.json").write_text(json.dumps(certified(clean=62.5, radii=[0.0] * 3 + [0.1] * 5)))
     refuse(run, r"certified\.json: .*another, .*62.5 instead of 100.* isoconv certify")
 
@@ -121,11 +107,9 @@ def test_a_folder_that_is_not_a_run_of_this_kind_or_not_finished(tmp_path):
     refuse(run, r"config.json")
 
 
-@pytest.mark.parametrize(
-    ("line", "got"),
-    [('{"epoch": 1', "JSON"), ('{"epoch": 1}', "loss"), ('{"epoch": 1, "loss": NaN, "accuracy": 1, "seconds": 1}', "loss")],
-)  # fmt: skip
-def test_damaged_metrics(tmp_path, line, got):
+def test_damaged_metrics(tmp_path):
     run = fake_run(tmp_path / "run")
-    (run / "metrics.jsonl").write_text(line + "\n")
-    refuse(run, rf"metrics\.jsonl: .*{got}.* Train again")
+    not_a_number = '{"epoch": 1, "loss": NaN, "accuracy": 1, "seconds": 1}'
+    for line, got in (('{"epoch": 1', "JSON"), ('{"epoch": 1}', "loss"), (not_a_number, "loss")):
+        (run / "metrics.jsonl").write_text(line + "\n")
+        refuse(run, rf"metrics\.jsonl: .*{got}.* Train again")

@@ -11,8 +11,9 @@ import pytest
 
 from isoconv.errors import IsoconvError
 from isoconv.report import page as page_module
-from isoconv.report import write_report
+from isoconv.report import read_run_files, write_report
 from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent
+from isoconv.report.run_files import command_of, train_command
 from report.report_runs import RADII, config, fake_run
 
 HOSTILE = "<script>alert(1)</script>"
@@ -93,13 +94,9 @@ def test_names_of_classes_and_folders_are_text(tmp_path, name):
     assert name in "".join(elements.texts["td"]) and run.name in "".join(elements.texts["summary"])
 
 
-def test_a_path_that_is_not_text(tmp_path):
-    run = fake_run(tmp_path / b"caf\xe9".decode("utf-8", "surrogateescape"))
-    assert data_of(made(tmp_path, run))[0]["name"] == "caf?"
-
-
 def test_what_is_drawn_is_what_the_files_hold(tmp_path):
-    (run,) = data_of(made(tmp_path, fake_run(tmp_path / "a")))
+    (run,) = data_of(made(tmp_path, fake_run(tmp_path / b"caf\xe9".decode("utf-8", "surrogateescape"))))
+    assert run["name"] == "caf?"  # a path need not be text
     assert run["clean"] == 100 and run["images"] == 8 and run["epsilons"] == [1.58, 0.3]
     assert run["radii"] == [radius for radius in RADII if radius > 0]
     assert [(row["attack"], row["epsilon"]) for row in run["attacks"]] == [("pgd", 0.3), ("pgd", 0.6), ("fgsm", 0.3)]
@@ -154,41 +151,71 @@ def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
         made(tmp_path, *runs)
 
 
-@pytest.mark.parametrize("content", [b"", b"<html>my thesis</html>", b"\x89PNG\xff"], ids=["empty", "html", "binary"])
-def test_a_report_is_replaced_and_anything_else_is_not(tmp_path, content):
+def test_a_report_is_replaced_and_anything_else_is_not(tmp_path):
     run = fake_run(tmp_path / "a")
     assert made(tmp_path, run) == made(tmp_path, run)
-    (tmp_path / "page.html").write_bytes(content)
-    with pytest.raises(IsoconvError, match=r"page.html, which is something else"):
-        write_report([run], tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_bytes() == content
+    for content in (b"", b"<html>my thesis</html>", b"\x89PNG\xff"):
+        (tmp_path / "page.html").write_bytes(content)
+        with pytest.raises(IsoconvError, match=r"page.html, which is something else"):
+            write_report([run], tmp_path / "page.html")
+        assert (tmp_path / "page.html").read_bytes() == content
+    for out, words in ((tmp_path, "a folder"), (tmp_path / "no" / "page.html", "no, which does not exist")):
+        with pytest.raises(IsoconvError, match=words):
+            write_report([run], out)
     with pytest.raises(IsoconvError, match=r"at least one run"):
         write_report([], tmp_path / "new.html")
 
 
-@pytest.mark.parametrize(
-    "radius", [0.3, 1.3448956699999999, 2.7269855499999998, 36 / 255, 1.58, 1e-9, 0.123456789, 7.000000009999]
-)
-def test_a_radius_on_the_page_is_never_larger_than_in_the_file(radius):
-    (shown,) = round_radii_down([radius]) or (0.0,)
-    assert shown <= radius < shown + 1.1e-8
-
-
-def test_bounds_are_rounded_up_and_shares_down():
+def test_bounds_are_rounded_up_radii_and_shares_down():
+    for radius in (0.3, 1.3448956699999999, 2.7269855499999998, 36 / 255, 1.58, 1e-9, 0.123456789, 7.000000009999):
+        (shown,) = round_radii_down([radius]) or (0.0,)
+        assert shown <= radius < shown + 1.1e-8
     for value in (1.0000012, 1.00000049, 22.783348249, 0.99954914, 123456789.1, 1.0, 0.0012345678):
         assert value <= float(show_bound(value)) <= value * (1 + 2e-6)
     shares = [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (200 / 3, 3))]
     assert shares == ["59.69 %", "37.8 %", "66.6 %"]
 
 
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        ("runs/a runs/b", "a b"),
-        ("one/a two/a", "one/a two/a"),
-        ("runs/a", "a"),
-        ("large/seed-0 large/seed-1", "large/seed-0 large/seed-1"),
-    ],
-)
-def test_runs_have_names_that_tell_them_apart(paths, names):
-    assert name_runs([Path(path) for path in paths.split()]) == names.split()
+def test_runs_have_names_that_tell_them_apart():
+    for paths, names in {
+        "runs/a runs/b": "a b",
+        "one/a two/a": "one/a two/a",
+        "runs/a": "a",
+        "m/seed-0": "m/seed-0",
+    }.items():
+        assert name_runs([Path(path) for path in paths.split()]) == names.split()
+
+
+# The command on the page; that it makes the run again is tested with the command itself
+
+OUT = Path("runs/x")
+CASES = [
+    ({"model": "large", "epochs": 60}, "isoconv train digits"),
+    ({}, "isoconv train digits --model small --epochs 3"),
+    ({"conv": "rko", "seed": 4}, "isoconv train digits --model small --conv rko --epochs 3 --seeds 4"),
+    ({"recipe": "paper"}, "isoconv train digits --recipe paper --model small --epochs 3"),
+    ({"data": "cifar10", "input_shape": (3, 32, 32)}, "isoconv train cifar10 --data DIR --model small --epochs 3"),
+    ({"data": "my pics", "input_shape": (3, 32, 48)}, "isoconv train 'my pics' --size 32x48 --model small --epochs 3"),
+    ({"flip": True, "crop_padding": 2}, "isoconv train digits --model small --epochs 3 --crop-padding 2 --flip"),
+    ({"data": "p", "input_shape": (3, 9, 9), "flip": False}, "isoconv train p --size 9 --model small --epochs 3 --no-flip"),
+    ({"data": "stl10", "input_shape": (3, 64, 64)}, "isoconv train stl10 --data DIR --size 64 --model small --epochs 3"),
+]  # fmt: skip
+
+
+def test_only_what_is_not_usual_is_said():
+    for changes, command in CASES:
+        assert train_command(config(**changes), OUT) == f"{command} --out runs/x"
+    for changes in ({"momentum": 0.5}, {"project_every": 7}):  # which no option sets
+        assert train_command(config(**changes), OUT) is None
+    found = train_command(config(), OUT, seeds=[0, 1], epsilons=[36 / 255, 0.5])
+    assert found is not None and "--seeds 0,1 --epsilon 0.1411764705882353 --epsilon 0.5 --out" in found
+    assert train_command(config(), OUT, epsilons=[1.58, 0.3]) == train_command(config(), OUT)  # the data set's own
+
+
+def test_the_seeds_of_a_run_share_a_command(tmp_path):
+    for seed in (0, 1):
+        run = fake_run(tmp_path / f"seed-{seed}", config(seed=seed))
+        text = (run / "result.json").read_text()
+        (run / "result.json").write_text(text.replace('"replicas": 1', '"replicas": 2'))
+    command = "isoconv train digits --model small --epochs 3 --seeds 0,1 --out"
+    assert command_of(read_run_files(tmp_path / "seed-1")) == f"{command} {tmp_path}"

@@ -69,7 +69,7 @@ def test_on_a_cpu_nothing_is_captured():
     assert all(map(torch.equal, *(model.state_dict().values() for model in models)))
 
 
-@pytest.mark.parametrize(("optimiser", "stop"), [("steepest", 1), ("rmsprop", 5), (sgd, 13), ("steepest", 13)])
+@pytest.mark.parametrize(("optimiser", "stop"), [("rmsprop", 5), (sgd, 13), ("steepest", 1)])
 def test_shuffled_augmented_and_with_dropout_it_goes_on_bit_for_bit(optimiser, stop, tmp_path):
     """Also where the last batch is smaller, and whatever torch's generator did in between."""
     settings: dict[str, Any] = {"epochs": 4, "lr": 1e-2, "schedule": "cosine", "seed": 3}
@@ -161,27 +161,24 @@ def test_other_settings_than_those_of_the_run_are_refused(tmp_path):
             fit(network(), loader(), cross_entropy, resume=True, **changed)
 
 
-@pytest.mark.parametrize(
-    ("batches", "options", "word"),
-    [
-        (iter([]), {}, "length"),
-        ([], {}, "at least one"),
-        ([("a", "b")], {}, "tensors"),
-        ([3.0], {}, "tensors"),
-        (loader(), {"optimiser": "newton"}, "newton"),
-        (loader(), {"schedule": "step"}, "step"),
-        (loader(), {"optimiser": sgd, "lr": 1e30}, "diverged"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(batches, options, word):
+TWO = [network(), network()]
+REFUSED = [
+    (network(), iter([]), {}, "length"),
+    (network(), [], {}, "at least one"),
+    (network(), [("a", "b")], {}, "tensors"),
+    (network(), [3.0], {}, "tensors"),
+    (network(), loader(), {"optimiser": "newton"}, "newton"),
+    (network(), loader(), {"schedule": "step"}, "step"),
+    (network(), loader(), {"optimiser": sgd, "lr": 1e30}, "diverged"),
+    (TWO, [loader()], {}, "each of 2 networks"),
+    (TWO, [loader(), loader(16)], {}, "as many batches"),
+]
+
+
+@pytest.mark.parametrize(("models", "batches", "options", "word"), REFUSED, ids=[row[-1] for row in REFUSED])
+def test_what_cannot_be_trained_is_refused(models, batches, options, word):
     with pytest.raises(IsoconvError, match=word):
-        fit(network(), batches, cross_entropy, epochs=2, **options)
-
-
-def test_each_network_has_batches_and_as_many():
-    for batches, word in (([loader()], "each of 2 networks"), ([loader(), loader(16)], "as many batches")):
-        with pytest.raises(IsoconvError, match=word):
-            fit([network(), network()], batches, cross_entropy, epochs=1)
+        fit(models, batches, cross_entropy, epochs=2, **options)
 
 
 # Projections ----------------------------------------------------------------------------------------------------------

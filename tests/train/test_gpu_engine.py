@@ -1,6 +1,7 @@
 """The engine on a GPU: a captured step is the same step, networks do not disturb each other, nothing goes stale."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,13 @@ from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
 from isoconv.train.engine import Learner, Stopped, fit
-from isoconv.train.run_folder import RunFolder
-from train.toys import stop_after
+from train.toys import save_and_load, stop_after
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 CASES = [("bcop", "steepest"), ("bcop", "adam"), ("rko", "steepest"), ("ossn", "adam"), ("standard", "adam")]
-CASES += [
-    ("bcop-fixed", "steepest"),
-    *((conv, "adam") for conv in ("rkl2ne", "aol", "cayley", "soc", "bro", "sll", "cpl")),
-]
+CASES += [("bcop-fixed", "steepest")]
+CASES += [(conv, "adam") for conv in ("rkl2ne", "aol", "cayley", "soc", "bro", "sll", "cpl")]
 STEPS = 40
 
 
@@ -31,29 +29,28 @@ def full_precision_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+Run = tuple[Learner, EpochBatches, TrainConfig]
+
+
 def images(count: int = 2048) -> ImageSet:
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (count,), generator=generator)
-    noise = torch.rand(count, 3, 32, 32, generator=generator)
-    return ImageSet(
-        (noise * 100 + labels[:, None, None, None] * 15).to(torch.uint8), labels, tuple("0123456789"), "fake"
-    )
+    pixels = torch.rand(count, 3, 32, 32, generator=generator) * 100 + labels[:, None, None, None] * 15
+    return ImageSet(pixels.to(torch.uint8), labels, tuple("0123456789"), "fake")
 
 
-def learner(conv: str, optimiser: str, seed: int = 0) -> tuple[Learner, EpochBatches, TrainConfig]:
-    data = images()
-    rate = 1e-2 if optimiser == "steepest" else 1e-4
-    settings = recipe_settings("default", "cifar10", conv) | {"optimiser": optimiser, "lr": rate, "epochs": 4}
-    settings |= {"project_every": 5, "project_iterations": 20}
-    config = TrainConfig(
-        data="cifar10", input_shape=data.shape, classes=data.classes, model="small", conv=conv, seed=seed, **settings
-    )
-    batches = EpochBatches(data, 128, seed=seed, device="cuda")
+def learner(conv: str, optimiser: str, seed: int = 0, model: str = "small", **options: object) -> Run:
+    data, augment = images(), (0.5, 0.5) if model == "shift-s" else (0.0, 1.0)
+    rate = 1e-4 if optimiser != "steepest" else 1e-2 if model == "small" else 3e-3
+    settings = recipe_settings("default", "cifar10", conv, model) | {"optimiser": optimiser, "lr": rate, "epochs": 4}
+    settings |= {"project_every": 5, "project_iterations": 20, "conv": conv, "model": model, "seed": seed, **options}
+    config = TrainConfig(data="cifar10", input_shape=data.shape, classes=data.classes, **settings)
+    batches = EpochBatches(data, 128, seed=seed, device="cuda", augment=augment)
     made = Learner.from_config(config, make_model(config), Classification(config), len(batches), device="cuda")
     return made, batches, config
 
 
-def losses(runs: list[tuple[Learner, EpochBatches, TrainConfig]], stepper: Stepper, look: bool) -> list[list[float]]:
+def losses(runs: list[Run], stepper: Stepper, look: bool) -> list[list[float]]:
     """The summed loss of each epoch (with `look`, after waiting for every single step) of each network."""
     found: list[list[float]] = [[] for _ in runs]
     for epoch in range(STEPS // len(runs[0][1])):
@@ -73,23 +70,14 @@ def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
     captured, eager = learner(conv, optimiser), learner(conv, optimiser)
     stepper = Stepper([captured[0]])
     (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]], captured=False), True)
-    assert len(stepper.groups[0].graphs) == 1
+    assert [len(group.graphs) for group in stepper.groups] == ([] if conv == "cayley" else [1])
     assert one == pytest.approx(other, rel=2e-2)
-
-
-def shift_learner(half: bool, optimiser: str = "steepest") -> tuple[Learner, EpochBatches, TrainConfig]:
-    data, precision = images(), "bf16" if half else "float32"
-    settings = recipe_settings("default", "cifar10", "bcop", "shift-s") | {"optimiser": optimiser, "epochs": 4}
-    settings |= {"precision": precision, "lr": 3e-3 if optimiser == "steepest" else 1e-4}
-    config = TrainConfig(data="cifar10", input_shape=data.shape, classes=data.classes, model="shift-s", **settings)
-    batches = EpochBatches(data, 128, device="cuda", augment=(0.5, 0.5))
-    made = Learner.from_config(config, make_model(config), Classification(config), len(batches), device="cuda")
-    return made, batches, config
 
 
 @pytest.mark.parametrize(("half", "optimiser"), [(True, "steepest"), (False, "steepest"), (True, "adam")])
 def test_a_compiled_captured_step_in_batches_is_the_eager_step(half: bool, optimiser: str) -> None:
-    captured, eager = shift_learner(half, optimiser), shift_learner(half, optimiser)
+    precision = "bf16" if half else "float32"
+    captured, eager = (learner("bcop", optimiser, model="shift-s", precision=precision) for _ in range(2))
     stepper = Stepper([captured[0]])
     (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]], captured=False), True)
     group = stepper.groups[0]
@@ -114,19 +102,12 @@ def test_distorted_images_are_those_of_the_cpu_but_for_rounding() -> None:
         assert (a.cpu().int() - b.int()).abs().max() <= 1
 
 
-def test_the_host_may_run_ahead_of_the_device() -> None:
-    """A batch's memory must not be given to a later batch before the step has copied it."""
-    (ahead,), (slow,) = (
-        losses([run], Stepper([run[0]]), look) for run, look in ((learner("bcop", "steepest"), k) for k in (0, 1))
-    )
-    assert ahead == pytest.approx(slow, rel=2e-2)
-
-
 @pytest.mark.parametrize(
     ("conv", "optimiser", "count"),
     [("bcop", "steepest", 8), ("bcop", "adam", 2), ("rko", "rmsprop", 3), ("ossn", "adam", 5), ("svcm", "adam", 5)],
 )
 def test_networks_side_by_side_are_as_each_alone(conv: str, optimiser: str, count: int) -> None:
+    """Also where the host runs ahead: a batch's memory must not hold a later batch before the step has copied it."""
     runs = [learner(conv, optimiser, seed) for seed in range(count)]
     together = losses(runs, Stepper([one for one, _, _ in runs]), look=False)
     for seed, (one, _, _) in enumerate(runs):
@@ -187,10 +168,7 @@ def test_together_after_a_resume(optimiser: str, tmp_path: Path) -> None:
 
     run(range(2), steppers[:1])
     for k, ((one, _, _), (other, _, _)) in enumerate(zip(on, off, strict=True)):
-        folder = RunFolder(tmp_path / str(k))
-        folder.path.mkdir()
-        folder.save(one)
-        folder.load(other)
+        save_and_load(one, other, tmp_path / str(k))
         assert other.done == one.done
     run(range(2, 4), steppers)
     for (one, _, _), (other, _, _) in zip(on, off, strict=True):
@@ -215,21 +193,16 @@ def test_a_network_that_is_behind_draws_level_and_then_they_step_together() -> N
 def test_fit_of_an_own_network_with_a_smaller_last_batch_and_a_resume(tmp_path: Path) -> None:
     """Dropout, a batch of another shape, batches from the CPU, a factory of optimisers: what a user would bring."""
 
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), y)
+
     def train(folder: str, **options: object) -> nn.Module:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
         data = torch.utils.data.TensorDataset(torch.randn(70, 8), torch.arange(70) % 2)
         loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
-        fit(
-            model,
-            loader,
-            lambda model, x, y: nn.functional.cross_entropy(model(x), y),
-            lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate),
-            epochs=12,
-            folder=tmp_path / folder,
-            device="cuda",
-            **options,
-        )
+        optimiser = partial(torch.optim.AdamW, betas=(0.9, 0.99))
+        fit(model, loader, loss, optimiser, epochs=12, folder=tmp_path / folder, device="cuda", **options)
         return model
 
     whole = train("whole")

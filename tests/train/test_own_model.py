@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 import isoconv.nn
@@ -19,7 +18,7 @@ from isoconv.nn import Add, BCOPConv2d, Concat, Graph, MaxMin, OrthogonalLinear,
 from isoconv.nn.graph import GraphRecord
 from isoconv.train import RunFolder, Stopped, TrainConfig, certify_run, load_run, train
 from isoconv.train.own_model import from_graph, to_graph
-from train.toys import same_run, stop_after, toy
+from train.toys import same_run, stop_after, write_pictures
 
 
 class Mine(nn.Module):
@@ -110,20 +109,19 @@ def test_every_kind_is_kept():
             assert type(read.a.b) is type(module) and torch.equal(read(x), graph(x)), module
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BUILDERS)
-def test_what_is_kept_computes_the_same(name, dtype):
-    torch.manual_seed(0)
-    shape, model = ((64,) if name == "one module" else (1, 8, 8)), BUILDERS[name]()
-    model(torch.rand(2, *shape))
-    config = config_of()
-    object.__setattr__(config, "input_shape", shape)
-    assert_kept(model.to(dtype), shape, config)
+def test_what_is_kept_computes_the_same(name):
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        shape, model, config = ((64,) if name == "one module" else (1, 8, 8)), BUILDERS[name](), config_of()
+        model(torch.rand(2, *shape))
+        object.__setattr__(config, "input_shape", shape)
+        assert_kept(model.to(dtype), shape, config)
 
 
 def test_random_graphs_are_kept():
-    for seed in range(12):
-        assert_kept(RandomGraph(seed, steps=3 + seed % 8), (4, 3, 3), config_of((4, 3, 3), 3))
+    for seed in range(8):
+        assert_kept(RandomGraph(seed, steps=3 + seed), (4, 3, 3), config_of((4, 3, 3), 3))
 
 
 def test_a_graph_with_modules_in_place_is_refused():
@@ -134,7 +132,7 @@ def test_a_graph_with_modules_in_place_is_refused():
         lipschitz_bound(Graph(modules, nodes), (1, 8, 8))
 
 
-def test_a_registered_kind_cannot_be_kept(monkeypatch):
+def test_a_registered_kind_and_a_changed_module_cannot_be_kept(monkeypatch):
     class Halved(nn.Module):
         def forward(self, x):
             return 0.5 * x
@@ -142,6 +140,10 @@ def test_a_registered_kind_cannot_be_kept(monkeypatch):
     monkeypatch.setitem(RULES, Halved, Rule(lambda node: 0.5, lambda node, bound, _: Rounding(0, bound)))
     with pytest.raises(IsoconvError, match="Halved at 0"):
         to_graph(nn.Sequential(Halved(), nn.Flatten(), nn.Linear(64, 4)), config_of())
+    layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
+    layer._reversed_padding_repeated_twice = [2, 0, 2, 0]  # what torch pads by
+    with pytest.raises(IsoconvError, match=r"constructors.*Conv2d at 0"):
+        to_graph(nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4)), config_of())
 
 
 # Training -----------------------------------------------------------------------------------------------------------
@@ -151,13 +153,8 @@ FAST = {"epochs": 2, "batch_size": 16, "device": "cpu"}
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """A CSV file of 80 pictures of 8×8 in four classes of brightness."""
-    folder, images = tmp_path_factory.mktemp("pictures"), toy(80)
-    for k, image in enumerate(images.images):
-        Image.fromarray(image[0].numpy()).save(folder / f"{k}.png")
-    lines = [f"{k}.png,{images.classes[label]}\n" for k, label in enumerate(images.labels)]
-    (folder / "all.csv").write_text("".join(lines))
-    return folder / "all.csv"
+    """A folder of 80 pictures of 8×8 in four classes of brightness."""
+    return write_pictures(tmp_path_factory.mktemp("pictures") / "all")
 
 
 def small(input_shape, classes):
@@ -195,18 +192,13 @@ def test_a_stopped_run_goes_on_with_the_same_function_alone(pictures, tmp_path):
     assert same_run(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_rates_are_searched(pictures, tmp_path):
-    lines = []
-    train(str(pictures), tmp_path / "run", model=Mine, **FAST, search=[0.01, 0.02], say=lines.append)
-    assert sum("validation at lr" in line for line in lines) == 2
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_seeds_side_by_side_learn_and_keep_what_they_learned(device, pictures, tmp_path):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    options = FAST | {"epochs": 12, "device": device}
-    results, _ = train(str(pictures), tmp_path / "run", model=Mine, **options, seeds=[0, 1])
+    options, lines = FAST | {"epochs": 10, "device": device, "search": [0.01, 0.02]}, []
+    results, _ = train(str(pictures), tmp_path / "run", model=Mine, **options, seeds=[0, 1], say=lines.append)
+    assert sum("validation at lr" in line for line in lines) == 2
     for seed, result in enumerate(results):
         (record,) = certify_run(tmp_path / "run" / f"seed-{seed}", device=device)
         assert record.clean == result.clean > 50
@@ -227,21 +219,19 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def whole(run):
+    """What graph.json holds, and holds again after the test."""
+    text = run.graph.read_text()
+    yield text
+    run.graph.write_text(text)
+
+
 def test_a_run_runs_no_code(run, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
     monkeypatch.chdir(tmp_path)
     model, config = load_run(run.path)
     assert config.model == "mine.py:build" and model(torch.rand(2, 1, 8, 8)).shape == (2, 4)
-
-
-def broken(graph, *path, to):
-    """Return the fields of a graph with one of them, which a path leads to, changed."""
-    graph = copy.deepcopy(graph)
-    inner = graph
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = to
-    return graph
 
 
 BROKEN = {
@@ -265,75 +255,38 @@ BROKEN = {
 }
 
 
-def assert_refused(folder):
-    with pytest.raises(IsoconvError) as error:
-        load_run(folder.path)
-    assert "\n" not in str(error.value) and "graph.json" in str(error.value)
+def test_bad_files_are_refused(run, whole):
+    contents = ["", "{}", "[" * 10**5, whole[: len(whole) // 2], "[]", None]
+    for (*path, last), value in BROKEN.values():
+        graph = inner = json.loads(whole)
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+        contents.append(json.dumps(graph))
+    for content in contents:
+        run.graph.unlink() if content is None else run.graph.write_text(content)
+        with pytest.raises(IsoconvError) as error:
+            load_run(run.path)
+        assert "\n" not in str(error.value) and "graph.json" in str(error.value), content
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_bad_files_are_refused(name, run):
-    path, value = BROKEN[name]
-    whole = run.graph.read_text()
-    try:
-        run.graph.write_text(json.dumps(broken(json.loads(whole), *path, to=value)))
-        assert_refused(run)
-    finally:
-        run.graph.write_text(whole)
-
-
-def test_missing_and_damaged_graphs_are_refused(run):
-    whole = run.graph.read_text()
-    try:
-        for text in ("", "{}", "[" * 10**5, whole[: len(whole) // 2], "[]"):
-            run.graph.write_text(text)
-            assert_refused(run)
-        run.graph.unlink()
-        assert_refused(run)
-    finally:
-        run.graph.write_text(whole)
-
-
-def test_whatever_a_graph_says_it_is_read_or_refused_in_one_line(run):
+def test_whatever_a_graph_says_it_is_read_or_refused_in_one_line(run, whole):
     """Settings are replaced at random; what is still a network for these weights and classes must run."""
-    draw, whole = random.Random(0), run.graph.read_text()
-    values = [
-        0,
-        -1,
-        1,
-        2,
-        3,
-        10**12,
-        0.5,
-        -0.5,
-        1e308,
-        True,
-        None,
-        "zeros",
-        "same",
-        [1, 2],
-        [],
-        [2, 2, 2, 2],
-        [0],
-        [[1]],
-    ]
-    read, refused = 0, []
-    try:
-        for _ in range(150):
-            graph = json.loads(whole)
-            module = draw.choice(list(graph["modules"].values()))
-            if draw.random() < 0.3:
-                module["kind"] = draw.choice(["Slice", "Permute", "Upsample", "MaxPool2d", "GroupSort", "Scale", "Add"])
-            names = ["factor", "dim", "start", "stop", "order", "size", "kernel_size", "stride", "padding", "bias"]
-            name = draw.choice([*module["settings"], *names])
-            module["settings"][name] = draw.choice(values)
-            run.graph.write_text(json.dumps(graph))
-            try:
-                model, _ = load_run(run.path)
-                assert model(torch.rand(2, 1, 8, 8)).shape == (2, 4)
-                read += 1
-            except IsoconvError as error:
-                refused.append(str(error))
-    finally:
-        run.graph.write_text(whole)
-    assert read > 0 and len(refused) > 50 and not any("\n" in line for line in refused)
+    draw, read, refused = random.Random(0), 0, []
+    values = [0, -1, 1, 2, 3, 10**12, 0.5, -0.5, 1e308, True, None, "zeros", "same"]
+    values += [[1, 2], [], [2, 2, 2, 2], [0], [[1]]]
+    names = ["factor", "dim", "start", "stop", "order", "size", "kernel_size", "stride", "padding", "bias"]
+    for _ in range(100):
+        graph = json.loads(whole)
+        module = draw.choice(list(graph["modules"].values()))
+        if draw.random() < 0.3:
+            module["kind"] = draw.choice(["Slice", "Permute", "Upsample", "MaxPool2d", "GroupSort", "Scale", "Add"])
+        module["settings"][draw.choice([*module["settings"], *names])] = draw.choice(values)
+        run.graph.write_text(json.dumps(graph))
+        try:
+            model, _ = load_run(run.path)
+            assert model(torch.rand(2, 1, 8, 8)).shape == (2, 4)
+            read += 1
+        except IsoconvError as error:
+            refused.append(str(error))
+    assert read > 0 and len(refused) > 40 and not any("\n" in line for line in refused)

@@ -18,11 +18,10 @@ import torch
 
 from isoconv.errors import IsoconvError
 from isoconv.train.engine import Stopped
-from isoconv.train.run_folder import RunFolder, load_run, locked, open_runs
-from isoconv.train.runs import TrainedRun
+from isoconv.train.run_folder import RunFolder, locked, open_runs
+from isoconv.train.runs import open_run
 from train.toys import Watcher, same_run, stop_after, toy_config, train_toy
 
-TESTS = Path(__file__).parents[1]
 RUN = """
 import sys, time
 from pathlib import Path
@@ -35,16 +34,14 @@ class Slow(Watcher):
         print(self.steps, flush=True)
 
 path = Path(sys.argv[1])
-train_toy(path, toy_config(epochs=int(sys.argv[2]), flip=True), resume=(path / "config.json").exists(),
-          observer=Slow(), save_every=float(sys.argv[3]))
+train_toy(path, toy_config(epochs=8), resume=(path / "config.json").exists(), observer=Slow(), save_every=0.1)
 """
 
 
-def start(path: Path, epochs: int, save_every: float) -> subprocess.Popen[str]:
-    places = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+def start(path: Path) -> subprocess.Popen[str]:
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
-    command = [sys.executable, "-c", RUN, str(path), str(epochs), str(save_every)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", RUN, str(path)], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def steps_done(path: Path) -> int:
@@ -61,20 +58,24 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
     """SIGKILL at random moments; every time it goes on from a state in the middle of an epoch or at its end."""
-    train_toy(tmp_path / "whole", toy_config(epochs=8, flip=True))
-    chance, reached = random.Random(0), 0
-    for _ in range(3):
-        with start(tmp_path / "killed", 8, save_every=0.1) as run:
-            for line in run.stdout:
+    config, run, reached = toy_config(epochs=8), tmp_path / "killed", 0
+    train_toy(tmp_path / "whole", config)
+    for _ in range(2):
+        with start(run) as process:
+            assert process.stdout.readline()  # while it trains, others are refused
+            with pytest.raises(IsoconvError, match="in use"):
+                train_toy(run, config, resume=True)
+            with pytest.raises(IsoconvError, match="in use"):
+                RunFolder(run).start(config, overwrite=True)
+            for line in process.stdout:
                 if int(line) >= 4:
                     break
-            time.sleep(chance.uniform(0, 0.3))
-            run.kill()
-        assert run.returncode == -signal.SIGKILL
-        assert steps_done(tmp_path / "killed") > reached
-        reached = steps_done(tmp_path / "killed")
-    train_toy(tmp_path / "killed", toy_config(epochs=8, flip=True), resume=True)
-    assert same_run(tmp_path / "whole", tmp_path / "killed")
+            time.sleep(random.Random(reached).uniform(0, 0.3))
+            process.kill()
+        assert process.returncode == -signal.SIGKILL and steps_done(run) > reached
+        reached = steps_done(run)
+    train_toy(run, config, resume=True)
+    assert same_run(tmp_path / "whole", run)
 
 
 class Timed(Watcher):
@@ -90,36 +91,17 @@ class Timed(Watcher):
         self.lost = max(self.lost, 3.0 * (self.steps - steps_done(self.path)))
 
 
-def test_a_kill_loses_at_most_ten_seconds(tmp_path, monkeypatch):
+def test_a_kill_loses_at_most_ten_seconds_and_a_clock_that_jumps_changes_nothing(whole, tmp_path, monkeypatch):
     """Epochs of four steps and steps of three seconds: a state is on disk before ten seconds are at stake."""
-    watcher = Timed(tmp_path / "run")
+    watcher, chance = Timed(tmp_path / "run"), random.Random(0)
     monkeypatch.setattr(time, "monotonic", lambda: watcher.now)
-    train_toy(tmp_path / "run", toy_config(epochs=6), observer=watcher)
-    assert 0 < watcher.lost <= 10.0
-
-
-def test_a_clock_that_jumps_changes_nothing(whole, tmp_path, monkeypatch):
-    chance = random.Random(0)
     monkeypatch.setattr(time, "time", lambda: chance.uniform(-1e12, 1e12))
-    train_toy(tmp_path / "jumping", toy_config(), save_every=0.0)
-    assert same_run(whole, tmp_path / "jumping")
+    train_toy(tmp_path / "run", toy_config(), observer=watcher)
+    assert 0 < watcher.lost <= 10.0 and same_run(whole, tmp_path / "run")
 
 
-def test_a_second_process_is_refused_while_the_first_trains(tmp_path):
-    with start(tmp_path / "run", 100, save_every=0.1) as run:
-        assert run.stdout.readline()
-        with pytest.raises(IsoconvError, match="in use"):
-            train_toy(tmp_path / "run", toy_config(epochs=100, flip=True), resume=True)
-        with pytest.raises(IsoconvError, match="in use"):
-            RunFolder(tmp_path / "run").start(toy_config(), overwrite=True)
-        run.kill()
-    # The killed process has left no lock behind.
-    with pytest.raises(Stopped):
-        train_toy(tmp_path / "run", toy_config(epochs=100, flip=True), resume=True, should_stop=stop_after(1))
-
-
-def test_the_lock_ends_with_its_context_and_nests(tmp_path):
-    folder, other = RunFolder(tmp_path), RunFolder(tmp_path)
+def test_locks_end_with_their_context_and_nest(tmp_path):
+    folder, other = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "a")
     with locked([folder]):
         with locked([folder]):
             pass
@@ -130,16 +112,14 @@ def test_the_lock_ends_with_its_context_and_nests(tmp_path):
     folder.start(toy_config(), overwrite=False)
     del folder  # an object that is gone holds nothing
     other.lock()
-
-
-def test_nothing_is_replaced_where_one_of_several_runs_is_in_use(tmp_path):
-    runs, configs = [RunFolder(tmp_path / name) for name in "ab"], [toy_config(), toy_config()]
-    train_toy(tmp_path / "a", toy_config())
-    runs[1].start(toy_config(), overwrite=False)
+    third = RunFolder(tmp_path / "b")  # and nothing is replaced where one of several runs is in use
+    third.start(toy_config(), overwrite=False)
+    third.unlock()
+    runs = [RunFolder(tmp_path / name) for name in "ba"]
     with pytest.raises(IsoconvError, match="in use"):
-        open_runs([RunFolder(run.path) for run in runs], configs, resume=False, overwrite=True)
-    assert RunFolder(tmp_path / "a").finished
-    runs[0].lock()  # and the first one is free again
+        open_runs(runs, [toy_config(seed=1)] * 2, resume=False, overwrite=True)
+    assert json.loads(third.config.read_text())["seed"] == 0
+    third.lock()  # the first one is free again
 
 
 def test_a_folder_that_was_removed_and_begun_anew_belongs_to_the_new_run(tmp_path):
@@ -156,34 +136,29 @@ def test_a_folder_that_was_removed_and_begun_anew_belongs_to_the_new_run(tmp_pat
     assert {file.name for file in other.path.iterdir()} == {"config.json", ".lock"}
 
 
-def test_what_a_kill_left_half_written_is_removed(tmp_path):
-    for name in (".state.safetensors.abc", ".config.json.abc"):
-        (tmp_path / name).write_bytes(b"half")
-    RunFolder(tmp_path).start(toy_config(), overwrite=False)
-    assert not (tmp_path / ".state.safetensors.abc").exists()
-
-
 def test_a_damaged_state_is_one_line(tmp_path):
+    (tmp_path / ".state.safetensors.abc").write_bytes(b"half")  # what a kill left half-written is removed
     with pytest.raises(Stopped):
         train_toy(tmp_path, toy_config(), should_stop=stop_after(2))
+    assert not (tmp_path / ".state.safetensors.abc").exists()
     folder, chance = RunFolder(tmp_path), random.Random(0)
     saved = folder.state.read_bytes()
     length = 8 + int.from_bytes(saved[:8], "little")
-    for place in [*range(4), *chance.sample(range(4, length), 40), *chance.sample(range(length, len(saved)), 40)]:
+    for place in [*range(4), *chance.sample(range(4, length), 30), *chance.sample(range(length, len(saved)), 30)]:
         damaged = bytearray(saved)
         damaged[place] ^= 1 << chance.randrange(8)
         folder.state.write_bytes(damaged)
         with contextlib.suppress(IsoconvError):  # a bit of the header may mean nothing
-            done = folder.updates_done()
-            assert place < length and done == 2
-    folder.state.write_bytes(saved[: len(saved) // 2])
-    with pytest.raises(IsoconvError, match="cannot be read"):
-        folder.updates_done()
+            assert folder.updates_done() == 2 and place < length
+    for content in (saved[: len(saved) // 2], b"", b"not tensors at all"):
+        folder.state.write_bytes(content)
+        with pytest.raises(IsoconvError, match=r"state\.safetensors"):
+            train_toy(tmp_path, toy_config(), resume=True)
 
 
 def test_findings_are_not_kept_beside_another_network(tmp_path):
-    train_toy(tmp_path, toy_config())
-    run = TrainedRun(tmp_path, *load_run(tmp_path))
+    train_toy(tmp_path, toy_config(epochs=1))
+    run = open_run(tmp_path)
     run.keep("certified.json", {})
     with torch.no_grad():
         next(run.model.parameters()).mul_(0.5)  # as if the folder had been trained anew since
@@ -195,19 +170,19 @@ def raise_full(*arguments: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 11])
+@pytest.mark.parametrize("after", [0, 1, 11])
 def test_a_disk_that_fills_while_saving_loses_nothing(after, whole, tmp_path, monkeypatch):
     """It is full after so many files."""
-    RunFolder(tmp_path / "full").start(toy_config(), overwrite=False)
+    run = tmp_path / "full"
+    RunFolder(run).start(toy_config(), overwrite=False)
     fsync, count = os.fsync, itertools.count()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: (fsync if next(count) < after else raise_full)(handle))
         with pytest.raises(IsoconvError, match="No space left"):
-            train_toy(tmp_path / "full", toy_config(), resume=True, save_every=0.0)
-    assert steps_done(tmp_path / "full") == after  # a save after every step but the last of an epoch, then of that
-    train_toy(tmp_path / "full", toy_config(), resume=True)
-    assert same_run(whole, tmp_path / "full")
-    assert not [file.name for file in (tmp_path / "full").iterdir() if file.name.startswith(".state")]
+            train_toy(run, toy_config(), resume=True, save_every=0.0)
+    assert steps_done(run) == after  # a save after every step but the last of an epoch, then of that
+    train_toy(run, toy_config(), resume=True)
+    assert same_run(whole, run) and not [file for file in run.iterdir() if file.name.startswith(".state")]
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_line_of_metrics(whole, tmp_path, monkeypatch):
@@ -234,9 +209,7 @@ def test_a_read_only_folder_is_one_line_before_any_work(tmp_path, monkeypatch):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return open_file(path, flags, *mode, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", read_only)
-        with pytest.raises(IsoconvError, match="Read-only"):
-            train_toy(tmp_path / "run", toy_config(), resume=True, observer=watcher)
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(IsoconvError, match="Read-only"):
+        train_toy(tmp_path / "run", toy_config(), resume=True, observer=watcher)
     assert watcher.steps == 0 and steps_done(tmp_path / "run") == 2
-    train_toy(tmp_path / "run", toy_config(), resume=True)

@@ -18,13 +18,11 @@ from isoconv.losses import LOSSES, Loss, Option
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
-from train.toys import toy_config
+from train.toys import toy_config, write_pictures
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    config = toy_config(
-        conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, precision="bf16", augment=(0.5, 1.0)
-    )
+    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0))
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
     assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}
@@ -34,25 +32,20 @@ def test_the_json_holds_every_setting_as_plain_data():
 
 CHOICES = ("model", "conv", "activation", "orthogonalisation", "loss", "optimiser", "schedule", "precision", "recipe")
 WRONG = [(name, "other") for name in CHOICES]
-WRONG += [
-    (name, value) for name in ("epochs", "batch_size", "project_every", "project_iterations") for value in (0, -3)
-]
+WRONG += [(name, 0) for name in ("epochs", "batch_size", "project_every", "project_iterations")]
 WRONG += [(name, value) for name in ("lr", "margin", "temperature") for value in (0.0, -1.0, math.inf, math.nan)]
 WRONG += [("offset", math.nan), ("offset", -math.inf), ("crop_padding", -1)]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
-def test_a_setting_that_is_none_is_refused(name, value):
-    with pytest.raises(IsoconvError, match=rf"{name} .*Got {value!r}"):
-        toy_config(**({"loss": "cross-entropy"} | {name: value}))
-
-
-def test_a_shape_an_option_a_recipe_or_a_method_that_is_none_is_refused():
+def test_what_is_no_setting_is_refused():
+    cases = [({"loss": "cross-entropy", name: value}, rf"{name} .*Got {value!r}") for name, value in WRONG]
+    for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
+        cases.append(({"loss": "cross-entropy", "loss_options": {name: value}}, rf"option.*{word}"))
+    for options, words in cases:
+        with pytest.raises(IsoconvError, match=words):
+            toy_config(**options)
     with pytest.raises(IsoconvError, match="input_shape"):
         replace(toy_config(), input_shape=(1, 0, 8))
-    for name, value, word in (("x", 1.0, "'x'"), ("temperature", -1.0, "temperature"), ("offset", math.inf, "offset")):
-        with pytest.raises(IsoconvError, match=rf"option.*{word}"):
-            toy_config(loss="cross-entropy", loss_options={name: value})
     for recipe, conv in (("mine", "bcop"), ("default", "eco")):
         with pytest.raises(IsoconvError, match=r"mine|eco"):
             recipe_settings(recipe, "mnist", conv)
@@ -115,7 +108,8 @@ def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
         return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
     monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option("")}))
-    command = ["isoconv", "train", "digits", "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
+    data = str(write_pictures(tmp_path / "pictures", 40))
+    command = ["isoconv", "train", data, "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
     losses = []
     for k, sharpness in enumerate((1.0, 3.0)):
         options = [] if k == 0 else ["--loss-option", "sharpness=3"]

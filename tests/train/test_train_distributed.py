@@ -8,33 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from isoconv.cli import main
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.train.distributed import Processes, choose_device
-from train.toys import toy, toy_config, train_toy
+from train.toys import toy_config, train_toy, write_pictures
 
 OPTIONS = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
-
-
-def pictures(folder: Path, n: int = 80) -> Path:
-    data = toy(n)
-    for k, (image, label) in enumerate(zip(data.images, data.labels, strict=True)):
-        path = folder / "abcd"[label] / f"{k:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image[0].numpy()).save(path)
-    return folder
 
 
 def launch(*command: str, cwd: Path) -> str:
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with subprocess.Popen(
-        [*torchrun, *command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*torchrun, *command], cwd=cwd, env=environment, **pipes) as run:
         try:
             output, errors = run.communicate(timeout=120)
         except subprocess.TimeoutExpired:
@@ -45,7 +34,7 @@ def launch(*command: str, cwd: Path) -> str:
 
 
 def test_two_processes_train_the_same_network_as_one(tmp_path, monkeypatch, capsys):
-    data = str(pictures(tmp_path / "data"))
+    data = str(write_pictures(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["isoconv", "train", data, "--out", "alone", "--json", *OPTIONS])
     with pytest.raises(SystemExit, match=r"^0$"):
@@ -65,7 +54,6 @@ def test_two_processes_train_the_same_network_as_one(tmp_path, monkeypatch, caps
 
 
 STOP_AT_DIFFERENT_STEPS = """
-import os
 from pathlib import Path
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
@@ -94,27 +82,23 @@ def test_a_signal_that_reaches_the_processes_at_different_steps_stops_them_all(t
     assert int(read_tensors(tmp_path / "run" / "state.safetensors")["progress/done"]) in (3, 4)
 
 
-def test_what_cannot_be_shared_is_refused(tmp_path):
-    with pytest.raises(IsoconvError, match="one seed"):
-        train_toy(tmp_path / "seeds", toy_config(), seeds=[0, 1], processes=Processes(0, 2, 0))
-    with pytest.raises(IsoconvError, match="multiple of 3"):
-        train_toy(tmp_path / "batch", toy_config(), processes=Processes(0, 3, 0))
-
-
-def test_one_process_joins_nobody_and_each_of_several_has_its_own_gpu(monkeypatch):
+def test_what_each_process_is(tmp_path, monkeypatch):
+    """One joins nobody, each of several has its own GPU, and what cannot be shared is refused."""
     for count in (None, "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False) if count is None else monkeypatch.setenv("WORLD_SIZE", count)
         assert Processes.join("cpu") == Processes(0, 1, 0)
     assert Processes().first and Processes().total([1.5, 3]) == [1.5, 3] and not Processes().any(False)
     assert Processes().device("cpu") == Processes(3, 4, 1).device("cpu") == torch.device("cpu")
     assert Processes(3, 4, 1).device("cuda") == torch.device("cuda", 1)
+    for options, words in (({"seeds": [0, 1]}, "one seed"), ({}, "multiple of 3")):
+        with pytest.raises(IsoconvError, match=words):
+            train_toy(tmp_path / words, toy_config(), processes=Processes(0, 3, 0), **options)
 
 
 def test_devices(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == choose_device("cpu") == "cpu"
-    for name, word in (("cuda", "CUDA device"), ("tpu", "'tpu'")):
-        with pytest.raises(IsoconvError, match=word):
-            choose_device(name)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device("auto") == choose_device("cuda") == "cuda"
+    for there, auto in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert choose_device("auto") == auto and choose_device("cpu") == "cpu" and (not there or choose_device("cuda"))
+        for name, word in (("tpu", "'tpu'"),) if there else (("cuda", "CUDA device"), ("tpu", "'tpu'")):
+            with pytest.raises(IsoconvError, match=word):
+                choose_device(name)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from isoconv.train.schedules import SCHEDULES
+from isoconv.train.config import SCHEDULES
 
 
 @pytest.mark.parametrize(("step", "exponent"), [(0, 1), (9, 1), (10, 2), (599, 60), (600, 61), (1999, 200)])

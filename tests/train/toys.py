@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from isoconv.data import ImageSet
 from isoconv.files import read_tensors
@@ -31,9 +32,27 @@ def toy_config(**options: Any) -> TrainConfig:
     return TrainConfig(data="toy", input_shape=(1, 8, 8), classes=tuple("abcd"), **chosen)
 
 
+def write_pictures(folder: Path, count: int = 80) -> Path:
+    """Write the images as picture files, in a sub-folder per class."""
+    images = toy(count)
+    for k, (image, label) in enumerate(zip(images.images, images.labels, strict=True)):
+        path = folder / images.classes[label] / f"{k:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(path)
+    return folder
+
+
 def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Learner:
     """The network of a configuration, ready to learn."""
     return Learner.from_config(config, make_model(config), Classification(config), steps_per_epoch, **options)
+
+
+def save_and_load(one: Learner, other: Learner, path: Path) -> None:
+    """Bring another to where one is, by a file."""
+    folder = RunFolder(path)
+    folder.path.mkdir()
+    folder.save(one)
+    folder.load(other)
 
 
 class Watcher:

@@ -1,7 +1,6 @@
 """Critics on the engine: what they optimise, what they are judged by, and that stopping costs nothing."""
 
 import itertools
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -14,8 +13,15 @@ from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
-from isoconv.wasserstein.bound import wasserstein_lower_bound
-from isoconv.wasserstein.critic import CriticTask, PairBatches, critic_config, make_critic, train_critics, typical_scale
+from isoconv.wasserstein.critic import (
+    CriticTask,
+    DistanceBound,
+    PairBatches,
+    critic_config,
+    make_critic,
+    train_critics,
+    typical_scale,
+)
 from isoconv.wasserstein.distance import open_samples
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples, read_samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
@@ -25,28 +31,23 @@ from train.toys import stop_after
 CPU = torch.device("cpu")
 
 
-def drawn(pair, count=4000, size=1.0):
-    return [
-        DrawnSamples("drawn", (pair.dimension,), lambda n, g, draw=draw: size * draw(n, g), count)
-        for draw in (pair.first, pair.second)
-    ]
+def drawn(pair, count=4000):
+    return [DrawnSamples("drawn", (pair.dimension,), draw, count) for draw in (pair.first, pair.second)]
 
 
 def train(first, second, config, path=None, **options):
-    folder = None if path is None else RunFolder(path)
-    if folder is not None and not options.get("resume"):
-        folder.start(config, overwrite=False)
-    (result,) = train_critics([config], None if folder is None else [folder], first, second, **options)
+    folders = None if path is None else [RunFolder(path)]
+    if folders and not options.get("resume"):
+        folders[0].start(config, overwrite=False)
+    (result,) = train_critics([config], folders, first, second, **options)
     return result
 
 
-def vectors(model="fc", features=4, **options):
+def vectors(model="fc", features=4, fitted=(), **options):
+    """A configuration, with the scale that fits two distributions."""
     settings = {"epochs": 3, "steps_per_epoch": 20, "batch_size": 64} | options
-    return critic_config("first", "second", (features,), model, **settings)
-
-
-def scaled(config, first, second):
-    return replace(config, scale=typical_scale(first, second, config))
+    config = critic_config("first", "second", (features,), model, **settings)
+    return replace(config, scale=typical_scale(*fitted, config)) if fitted else config
 
 
 def pictures(n, seed=0, bright=0, shape=(1, 16, 16)):
@@ -67,18 +68,11 @@ def test_columns_are_trained_each_for_itself_and_the_largest_difference_of_means
     torch.testing.assert_close(model.weight.grad, (ys - xs).mean(dim=0).expand(columns, 4))
 
 
-@pytest.mark.parametrize("pixels", [(0.0, 1.0), (-1.0, 1.0)])
-def test_bytes_are_pixels_of_the_configurations_range(pixels):
-    seen = []
-
-    class Model(nn.Module):
-        def forward(self, x):
-            seen.append(x)
-            return x.flatten(1).sum(dim=1, keepdim=True)
-
+def test_bytes_are_pixels_of_the_configurations_range():
     black, white = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)
-    CriticTask(critic_config("a", "b", (1, 4, 4), "fc", pixel_range=pixels))(Model(), white, black)
-    assert (float(seen[0].min()), float(seen[0].max())) == pytest.approx(pixels) and seen[0].dtype == torch.float32
+    for pixels in ((0.0, 1.0), (-1.0, 1.0)):
+        task = CriticTask(critic_config("a", "b", (1, 4, 4), "fc", pixel_range=pixels))
+        assert float(task(nn.Sequential(nn.Flatten(), nn.MaxPool1d(16)), white, black)) == pixels[0] - pixels[1]
 
 
 # What it finds ----------------------------------------------------------------------------------------------------
@@ -86,7 +80,7 @@ def test_bytes_are_pixels_of_the_configurations_range(pixels):
 
 def test_a_translation_is_found_to_one_per_cent():
     samples = drawn(translation(8, 3.0), 60_000)
-    found = train(*samples, scaled(vectors(features=8, depth=0, lr=0.05, batch_size=256), *samples))
+    found = train(*samples, vectors("fc", 8, samples, depth=0, lr=0.05, batch_size=256))
     assert found.bound.estimate == pytest.approx(3.0, rel=0.01)
     assert found.bound.lower > 0.98 * 3.0
 
@@ -95,26 +89,23 @@ def test_a_translation_is_found_to_one_per_cent():
 def test_anchors_find_funnels_whichever_way_up(sign):
     pair = funnel_pair(3, 4, draws=2**15)
     samples = drawn(pair, 20_000)
-    config = scaled(vectors("anchors", 3, anchors=32, steps_per_epoch=50, epochs=5), *samples)
+    config = vectors("anchors", 3, samples, anchors=32, steps_per_epoch=50, epochs=5)
     found = train(*samples[::sign], config, value_range=pair.support)
     assert isinstance(found.critic[-1], NearestAnchor) and found.critic[-1].sign == sign
     assert found.bound.method == "betting"
     assert 0.93 * pair.distance < found.bound.estimate < 1.03 * pair.distance
 
 
-@pytest.mark.parametrize(
-    ("conv", "activation"), [("bcop", "maxmin"), ("rko", "relu"), ("ossn", "maxmin"), ("svcm", "relu")]
-)
+@pytest.mark.parametrize(("conv", "activation"), [("bcop", "maxmin"), ("rko", "relu"), ("ossn", "maxmin")])
 def test_every_method_stays_below_the_exact_distance_of_the_images(conv, activation):
     images = pictures(40), pictures(40, 1, 100)
-    settings = {"epochs": 1, "steps_per_epoch": 40, "batch_size": 16, "pixel_range": (-1.0, 1.0)}
+    settings = {"epochs": 1, "steps_per_epoch": 25, "batch_size": 16, "pixel_range": (-1.0, 1.0)}
     config = critic_config("dark", "light", (1, 16, 16), "small", conv=conv, activation=activation, **settings)
     config = replace(config, lr=0.01 if config.optimiser == "adam" else 0.1)
     found = train(*(FiniteSamples("set", side, whole=True) for side in images), config)
     truth = exact_distance(*(side.double() / 127.5 - 1 for side in images))
     assert found.bound.method == "exact"
     assert 0.3 * truth < found.bound.estimate <= truth
-    assert found.bound.units == "L2 distance between images of 1×16×16, pixels from -1 to 1"
 
 
 def test_upsampling_is_counted_and_the_paper_recipe_is_the_papers():
@@ -128,29 +119,19 @@ def test_upsampling_is_counted_and_the_paper_recipe_is_the_papers():
     assert (config.project_every, config.project_iterations) == (100, 50)  # SVCM's
 
 
-def test_the_scale_makes_learning_rates_fit_data_of_any_size():
-    estimates = []
-    for size in (1.0, 1024.0):
-        samples = drawn(translation(4, 2.0), 2000, size)
-        estimates.append(train(*samples, scaled(vectors(width=16, depth=1), *samples)).bound.estimate)
-    assert estimates[1] == pytest.approx(1024 * estimates[0], rel=1e-5)
-
-
 def test_two_critics_side_by_side_are_what_they_are_alone(tmp_path):
     samples = drawn(translation(4, 1.0))
     configs = [vectors(width=16, depth=1, seed=seed) for seed in (0, 1)]
     folders = [RunFolder(tmp_path / str(config.seed)) for config in configs]
     for folder, config in zip(folders, configs, strict=True):
         folder.start(config, overwrite=False)
-    together = train_critics(configs, folders, *samples)
-    alone = train(*samples, configs[1])
-    same = {"train_seconds": 0.0, "replicas": 1}
-    assert replace(together[1].bound, **same) == replace(alone.bound, **same)
-    assert together[0].bound.estimate != alone.bound.estimate
-    assert json.loads((tmp_path / "0" / "result.json").read_text())["lower"] == together[0].bound.lower
+    first, second = (trained.bound for trained in train_critics(configs, folders, *samples))
+    alone = train(*samples, configs[1]).bound
+    assert replace(second, train_seconds=0.0, replicas=1) == replace(alone, train_seconds=0.0)
+    assert first.estimate != alone.estimate and DistanceBound.read(tmp_path / "0" / "result.json").lower == first.lower
 
 
-@pytest.mark.parametrize(("model", "stop"), [("fc", 7), ("fc", 20), ("anchors", 33)])
+@pytest.mark.parametrize(("model", "stop"), [("fc", 20), ("anchors", 33)])
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(model, stop, tmp_path):
     values = torch.randn(150, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     config = vectors(model, width=16, depth=1, anchors=20)
@@ -166,8 +147,8 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(model, stop, tmp_path)
     for name, value in whole.critic.state_dict().items():
         assert torch.equal(value, resumed.critic.state_dict()[name]), name
     assert replace(resumed.bound, train_seconds=0.0) == replace(whole.bound, train_seconds=0.0)
-    lines = [[line["loss"] for line in RunFolder(tmp_path / name).read_metrics()] for name in ("whole", "cut")]
-    assert lines[0] == lines[1] and len(lines[0]) == 3
+    one, other = ([line["loss"] for line in RunFolder(tmp_path / run).read_metrics()] for run in ("whole", "cut"))
+    assert one == other and len(one) == 3
 
 
 # The samples ------------------------------------------------------------------------------------------------------
@@ -218,9 +199,6 @@ def test_a_generator_is_judged_by_batches():
     assert [len(batch) for batch in samples.batches(0, 0, 3, 24, "first", CPU)] == [24, 24, 24]
     unit = GeneratedSamples("generator", generator, count=16, batch=16, pixel_range=(0.0, 1.0))
     torch.testing.assert_close(unit.judged(0, "first", CPU)[0], (judged[:16] + 1) / 2)
-    critic = make_critic(vectors(features=64), samples, samples)
-    bound = wasserstein_lower_bound(critic, judged, judged, group=(16, 16), value_range=(-1, 1))
-    assert bound.observations == (6, 6)
 
 
 def test_named_data_sets_give_their_training_or_their_test_images():
@@ -253,6 +231,9 @@ GREY, COLOUR = FiniteSamples("a", pictures(4)), FiniteSamples("b", pictures(4, s
         (lambda: FiniteSamples("a", 0 * X, repeats="copies"), "distinct samples in a. Got 1"),
         (lambda: read_samples(X.bfloat16(), "a"), "bfloat16"),
         (lambda: read_samples(X.to_sparse(), "a"), "sparse"),
+        *((partial(read_samples, np.zeros(shape), "a"), f"{shape}"[1:-1]) for shape in ((5,), (2, 3, 4), (0, 3))),
+        (lambda: read_samples(np.full((40, 2), 1e30), "a"), r"1e\+30"),
+        (lambda: read_samples(torch.where(X % 6 > 4, torch.nan, X), "a"), "in 10 of 20 rows .first: row 1"),
         (lambda: read_samples(np.ma.masked_less(X.numpy(), X.mean().item()), "a"), "masked"),
         (lambda: read_samples(np.zeros((4, 1, 8, 8), object), "a"), "object"),
         (lambda: next(A.batches(0, 0, 1, 64, "first", CPU)), "in a. Got 15"),

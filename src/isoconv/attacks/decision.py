@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from isoconv.attacks.ball import choose, column
-from isoconv.attacks.search import AttackResult, Budget, Search, SearchOptions, check_counts, without_autograd
+from isoconv.attacks.search import AttackResult, Budget, Options, Search, check_counts, without_autograd
 from isoconv.errors import IsoconvError
 
 _POOL = 1000  # images of the set that may serve as a starting point
@@ -29,13 +29,7 @@ _CHECK_EVERY = 50  # queries between two looks at whether all images are fooled
 
 @without_autograd
 def boundary(
-    model: Module,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: Budget,
-    *,
-    steps: int = 25_000,
-    **options: Unpack[SearchOptions],
+    model: Module, images: Tensor, labels: Tensor, epsilon: Budget, *, steps: int = 25_000, **options: Unpack[Options]
 ) -> AttackResult:
     """Run the boundary attack (Brendel et al., 2018): a walk along the decision boundary, drawn towards the image.
 
@@ -50,13 +44,7 @@ def boundary(
 
 @without_autograd
 def pointwise(
-    model: Module,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: Budget,
-    *,
-    queries: int = 10_000,
-    **options: Unpack[SearchOptions],
+    model: Module, images: Tensor, labels: Tensor, epsilon: Budget, *, queries: int = 10_000, **options: Unpack[Options]
 ) -> AttackResult:
     """Run the pointwise attack (Schott et al., 2018): reset one pixel after the other of a misclassified point.
 

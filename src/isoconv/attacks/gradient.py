@@ -24,7 +24,6 @@ from isoconv.attacks.search import (
     Budget,
     Options,
     Search,
-    SearchOptions,
     check_counts,
     margin_loss,
     margins_of,
@@ -56,7 +55,7 @@ def pgd(
     step_size: float | None = 0.01,
     restarts: int = 1,
     random_start: bool = True,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[Options],
 ) -> AttackResult:
     """Run PGD in the L2 ball of radius `epsilon` (one number, or one per image) within [0, 1], on the CW margin loss.
 
@@ -64,7 +63,7 @@ def pgd(
     ball. A `step_size` of None is each image's epsilon. Every restart starts elsewhere (without a random start there is
     only one). Works on any classifier. The gradients are taken in float32 (TF32 where there is one), from the network that
     `isoconv.plain` returns; every point in the result was judged by that network in float64. The same seed gives the same
-    random starts, whatever the batch size. See `SearchOptions` for the options.
+    random starts, whatever the batch size. See `Options` for the options.
     """
     check_counts(steps=steps, restarts=restarts)
     positive = step_size is None or (isinstance(step_size, Real) and 0 < step_size < math.inf)
@@ -92,7 +91,7 @@ def apgd(
     targets: int = 9,
     steps: int = 100,
     restarts: int = 1,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[Options],
 ) -> AttackResult:
     """Run Auto-PGD in the L2 ball of radius `epsilon` (one number, or one per image) within [0, 1].
 
@@ -118,7 +117,7 @@ def nearest(
     certified: Budget = 0.0,
     rounds: int = 8,
     steps: int = 40,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[Options],
 ) -> AttackResult:
     """Find for every image the smallest perturbation (L2, within [0, 1]) that fools the network.
 
@@ -276,9 +275,8 @@ class AutoAscent(Ascent):
         if step in self.checkpoints:
             old = ~self.just_halved & (self.peak_loss_at_checkpoint >= self.peak_loss)
             stuck = (self.rises < _RISES * self.checkpoints[step]) | old
-            self.update(
-                stuck, lengths=self.lengths / 2, delta=self.peak, previous=self.peak, previous_loss=self.peak_loss
-            )
+            peak = {"delta": self.peak, "previous": self.peak, "previous_loss": self.peak_loss}
+            self.update(stuck, lengths=self.lengths / 2, **peak)
             direction = choose(stuck, self.peak_direction, direction)
             self.just_halved, self.peak_loss_at_checkpoint = stuck, self.peak_loss
             self.rises = torch.zeros_like(self.rises)

@@ -14,15 +14,7 @@ from torch import Tensor, nn
 
 from isoconv.attacks.ball import choose, exactly_inside, excess, norm_bound
 from isoconv.attacks.gradient import apgd_runs, climb, generator
-from isoconv.attacks.search import (
-    AttackResult,
-    Budget,
-    RandomOptions,
-    Search,
-    check_counts,
-    refuse_options,
-    without_autograd,
-)
+from isoconv.attacks.search import AttackResult, Budget, Options, Search, check_counts, refuse_options, without_autograd
 
 _BATCH_SIZES = (1, 2, 3, 7, 32)  # libraries sum in another order for another number of images
 _TARGETS = 3
@@ -41,7 +33,7 @@ def rounding_search(
     steps: int = 100,
     rounds: int = 8,
     candidates: int = 64,
-    **options: Unpack[RandomOptions],
+    **options: Unpack[Options],
 ) -> AttackResult:
     """Search for float64 points within each image's claimed radius that the float64 network does not predict as claimed.
 
@@ -58,8 +50,8 @@ def rounding_search(
     progress = options.pop("progress", None)  # a batch is finished after its walk, not when it has been climbed
     search = Search(model, images, predictions, radii, dtype=torch.float64, budget="radii", **options)
     seed = search.seed
-    offsets = [_offsets(candidates, images.shape[1:], seed, number) for number in range(1, rounds)]
-    offsets = [offset.to(search.device) for offset in offsets]
+    shape = images.shape[1:]
+    offsets = [_offsets(candidates, shape, seed, number).to(search.device) for number in range(1, rounds)]
     done = len(images) - len(search.standing())
     for batch in search.batches(search.standing()):
         climb(search, batch, apgd_runs(search, "margin", 1, steps), seed)
@@ -85,10 +77,9 @@ def _walk(search: Search, index: Tensor, candidates: int, offsets: list[Tensor])
             return
         images, labels, radii = search.originals[index], search.labels[index], search.epsilon[index]
         points = _on_the_line(images, centres, radii, candidates) if offset is None else _neighbours(centres, offset)
-        repeated = (tensor.repeat_interleave(candidates, dim=0) for tensor in (images, radii, labels))
-        repeated_images, repeated_radii, repeated_labels = repeated
-        inside = excess(repeated_images, points, repeated_radii) <= 0
-        margins = search.judge_points(points, repeated_labels).reshape(-1, candidates)
+        centre, true, radius = (tensor.repeat_interleave(candidates, dim=0) for tensor in (images, labels, radii))
+        inside = excess(centre, points, radius) <= 0
+        margins = search.judge_points(points, true).reshape(-1, candidates)
         variation = margins.amax(dim=1) - margins.amin(dim=1)
         margins = torch.where(inside.reshape(-1, candidates), margins, torch.inf)
         points = points.unflatten(0, (-1, candidates))

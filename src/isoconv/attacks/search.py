@@ -29,27 +29,19 @@ _SMALL = 1e-4  # a step of this length changes the loss by little more than floa
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments that every attack takes.
+    """Keyword arguments that every attack takes; fgsm neither of the last two, and `rounding_search` not the last.
 
     batch_size : images attacked at a time; by default as many as keep the device busy, for networks of the paper's size
     device : where the network runs; by default where the model is
     progress : called as progress(done, total) whenever images are finished
+    seed : of the random choices, 0 by default; the global generators are left alone
+    early_stop : leave an image once it is fooled, the default; an attack may search on
     """
 
     batch_size: int | None
     device: torch.device | str | None
     progress: Progress | None
-
-
-class RandomOptions(Options, total=False):
-    """Those of an attack with random choices: `seed`, 0 by default; the global generators are left alone."""
-
     seed: int
-
-
-class SearchOptions(RandomOptions, total=False):
-    """Those of an attack that may search on: with `early_stop`, the default, it leaves an image once that is fooled."""
-
     early_stop: bool
 
 
@@ -199,19 +191,16 @@ class Search:
         self.classes = 0
         self.everything = torch.arange(len(images), device=device)
         for index in self.batches(self.everything):
-            self._judge_clean(index)
+            logits, true = _run(self.judging, self.originals[index]), self.labels[index]
+            self.classes = logits.shape[1]
+            unknown = true[(true < 0) | (true >= self.classes)].tolist()
+            require(not unknown, f"labels from 0 to {self.classes - 1}", unknown[:3])
+            nan = index[logits.isnan().any(dim=1)].tolist()
+            require(not nan, "a model that gives numbers", f"NaN for images {nan[:3]}")
+            self.margins[index] = margins_of(logits, true)
         self.clean = self.margins > 0
         self.finished = torch.zeros_like(self.clean)
         self.finish(self.everything[~self.clean | (self.epsilon == 0)])
-
-    def _judge_clean(self, index: Tensor) -> None:
-        logits, labels = _run(self.judging, self.originals[index]), self.labels[index]
-        self.classes = logits.shape[1]
-        unknown = labels[(labels < 0) | (labels >= self.classes)].tolist()
-        require(not unknown, f"labels from 0 to {self.classes - 1}", unknown[:3])
-        nan = index[logits.isnan().any(dim=1)].tolist()
-        require(not nan, "a model that gives numbers", f"NaN for images {nan[:3]}")
-        self.margins[index] = margins_of(logits, labels)
 
     def batches(self, index: Tensor) -> list[Tensor]:
         return list(index.split(self.batch_size)) if len(index) else []

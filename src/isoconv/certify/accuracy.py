@@ -1,29 +1,19 @@
 """From a data set to clean and certified accuracy."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isoconv.certify.certifier import Certified, Certifier, check_batch_size, join
+from isoconv.linalg.rounding import up
 from isoconv.records import require
 
 _BEYOND = 1e300  # any radius; whole numbers may be too large to be a float
-
-
-class LabelledImages(Protocol):
-    """Images, uint8 (N, C, H, W), with labels: what `isoconv.data` reads."""
-
-    @property
-    def images(self) -> Tensor: ...
-
-    @property
-    def labels(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +74,7 @@ class RobustAccuracy:
 @torch.no_grad()
 def robust_accuracy(
     model: nn.Module | Certifier,
-    data: LabelledImages | tuple[Tensor, Tensor] | Iterable[Any],
+    data: Any,
     epsilons: Sequence[float] = (),
     *,
     batch_size: int = 500,
@@ -94,7 +84,7 @@ def robust_accuracy(
     """Return clean and certified accuracy of `plain(model)` on images in [0, 1], or uint8 ones, which are divided by 255.
 
     `data` is a pair (images, labels), a data set of `isoconv.data`, a `DataLoader` (of batches in the order wanted), or a
-    torch data set of (image, label); it is held in memory. `options` are those of `Certifier`.
+    torch data set of (image, label), and is held in memory. `options` are those of `Certifier`.
     """
     images, labels = _images_and_labels(data)
     epsilons = _check_radii(epsilons)
@@ -130,8 +120,7 @@ def _gather(data: Any) -> tuple[Tensor, Tensor]:
     """Return the images and labels of batches (x, y), or of a data set of one image each, whose y is one number."""
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     pairs = data if hasattr(data, "__iter__") else (data[i] for i in range(len(data))) if indexed else [data]
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
+    xs, ys = list[Tensor](), list[Tensor]()
     for pair in pairs:
         paired = isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], Tensor)
         expected = "images and labels: a pair of tensors, a data set of isoconv.data, or a torch data set or loader"
@@ -154,5 +143,5 @@ def _check_radii(epsilons: Iterable[float]) -> list[float]:
     for epsilon in epsilons:
         require(isinstance(epsilon, Real) and bool(epsilon >= 0), "radii of at least 0", epsilon)
         value = float(min(epsilon, _BEYOND))
-        radii.append(math.nextafter(value, math.inf) if value < min(epsilon, _BEYOND) else value)
+        radii.append(up(value) if value < min(epsilon, _BEYOND) else value)
     return radii

@@ -26,14 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.composition import (
-    LARGEST_NORM,
-    constant_in_norm,
-    describe_bounds,
-    forward_error,
-    network_constants,
-    node_bound,
-)
+from isoconv.certify import composition
+from isoconv.certify.composition import LARGEST_NORM
 from isoconv.certify.graph import nodes_of, plain_network, refuse_global_hooks
 from isoconv.certify.rules import ARITHMETICS
 from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
@@ -93,22 +87,28 @@ class Certifier:
         require(arithmetic == "float64" or not wide, "float32 weights for a float32 certificate", "float64 weights")
         self.network = copy.deepcopy(self.deployed).to(getattr(torch, arithmetic))  # as it is run
         self.nodes = nodes_of(self.network, self.input_shape)
-        bounds = ((node, node_bound(node)) for node in self.nodes)
+        bounds = ((node, composition.node_bound(node)) for node in self.nodes)
         self.bounds = [mul_up(bound, 1 + _ROOM) if node.rule.from_weights else bound for node, bound in bounds]
-        self.lipschitz = describe_bounds(self.nodes, self.bounds)
-        self.error = forward_error(self.nodes, self.bounds, arithmetic)
+        self.lipschitz = composition.describe_bounds(self.nodes, self.bounds)
+        self.error = composition.forward_error(self.nodes, self.bounds, arithmetic)
         output = self.nodes[-1].output_shape
         logits = len(output) == 1 and output[0] >= 2
         require(logits, "a classifier with at least two logits", f"outputs of shape {tuple(output)}")
         self.pair_constants = self._pair_constants()
         self._stretch = _stretch(p, self.input_shape.numel())
-        self._denominators = self._find_denominators()
+        # (L_ij + √2·β, stretch) for each way to a radius, which is the margin over their product
+        slope = mul_up(_SQRT2, self.error.slope)
+        self._denominators = [(_up(self.pair_constants + slope), self._stretch)]
+        if p in (1, math.inf) and (own := composition.constant_in_norm(self.nodes, p)) is not None:
+            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
+            constant = add_up(mul_up(1.0 if p == 1 else 2.0, own), mul_up(slope, self._stretch))
+            self._denominators.append((torch.full_like(self.pair_constants, constant), 1.0))
 
     def _pair_constants(self) -> Tensor:
         """Return L_ij for p = 2, (classes, classes): float64, on the CPU."""
         classes, last = self.nodes[-1].output_shape[0], self.nodes[-1].module
         if type(last) is nn.Linear:
-            before = network_constants(self.nodes, self.bounds)[self.nodes[-1].inputs[0]]
+            before = composition.network_constants(self.nodes, self.bounds)[self.nodes[-1].inputs[0]]
             if self.criterion == "pairs":
                 own = row_distance_bounds(last.weight).clamp(max=mul_up(_SQRT2, self.bounds[-1]))
             else:
@@ -119,16 +119,6 @@ class Certifier:
             factor = _SQRT2 if self.criterion == "pairs" else 2.0
             constants = torch.full((classes, classes), mul_up(factor, self.lipschitz.value), dtype=torch.float64)
         return constants.fill_diagonal_(0)
-
-    def _find_denominators(self) -> list[tuple[Tensor, float]]:
-        """Return (L_ij + √2·β, stretch) for each way to a radius, which is the margin over their product."""
-        slope = mul_up(_SQRT2, self.error.slope)
-        denominators = [(_up(self.pair_constants + slope), self._stretch)]
-        if self.p in (1, math.inf) and (own := constant_in_norm(self.nodes, self.p)) is not None:
-            # The paper's theorem: a difference of two logits has 2^((p−1)/p) times the network's constant.
-            constant = add_up(mul_up(1.0 if self.p == 1 else 2.0, own), mul_up(slope, self._stretch))
-            denominators.append((torch.full_like(self.pair_constants, constant), 1.0))
-        return denominators
 
     # Inputs ---------------------------------------------------------------------------------------------------------
 

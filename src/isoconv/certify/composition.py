@@ -171,9 +171,8 @@ def _relate(node: Node, bound: float, inputs: Sequence[_Relation], size: int) ->
         if not node.rule.selects or first.selection is None:
             return _Relation(up(first.factor * bound), first.entries)
         chosen = node.module(first.selection[None])[0]
-        return _Relation(
-            first.factor, torch.zeros(size, dtype=torch.bool).index_fill(0, chosen.flatten(), True), chosen
-        )
+        entries = torch.zeros(size, dtype=torch.bool).index_fill(0, chosen.flatten(), True)
+        return _Relation(first.factor, entries, chosen)
     whole = all(relation.entries is None for relation in inputs)  # then one entry stands for all
     counts = torch.zeros(1 if whole else size, dtype=torch.int64)
     squares = torch.zeros(counts.shape, dtype=torch.float64)

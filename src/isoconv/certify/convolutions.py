@@ -8,10 +8,10 @@ out.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums
@@ -32,9 +32,8 @@ def convolution_bound(node: "Node") -> float:
     if is_transposed(node):
         node = replace(node, input_shape=node.output_shape)
     stride, size, (pads, mode) = node.settings["stride"], tuple(node.input_shape[1:]), _padding(node)
-    if (
-        mode == "circular"
-    ):  # where the stride does not divide the size, take it for a part of the convolution at stride 1
+    if mode == "circular":
+        # Where the stride does not divide the size, take it for a part of the convolution at stride 1.
         stride = [s if n % s == 0 else 1 for n, s in zip(size, stride, strict=True)]
     elif mode != "zeros":
         size, mode = tuple(n + sum(pair) for n, pair in zip(size, pads, strict=True)), "zeros"
@@ -57,7 +56,7 @@ def absolute_sums(node: "Node") -> tuple[float, float]:
 
 
 def is_transposed(node: "Node") -> bool:
-    return type(node.module) in (nn.ConvTranspose1d, nn.ConvTranspose2d)
+    return "output_padding" in node.settings
 
 
 def _padding(node: "Node") -> tuple[Pads, str]:
@@ -93,24 +92,6 @@ def _kernels(node: "Node") -> tuple[Tensor, ...]:
             spread = kernel.new_zeros(*kernel.shape[:axis], int(places[-1]) + 1, *kernel.shape[axis + 1 :])
             kernel = spread.index_copy_(axis, places, kernel)
     return kernel.chunk(node.module.groups)
-
-
-def padding_of(module: Any) -> list[list[int]]:
-    """Return (before, after) per axis of what a convolution pads by itself."""
-    taps = module.weight.shape[2:]
-    if module.padding_mode != "zeros":  # torch goes by this list, made when the module was
-        flat = list(module._reversed_padding_repeated_twice)
-        return [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(len(taps)))]
-    if module.padding == "same":  # torch puts the odd one behind
-        reach = [(k - 1) * d for k, d in zip(taps, per_axis(module.dilation, len(taps)), strict=True)]
-        return [[r // 2, r - r // 2] for r in reach]
-    return [[p, p] for p in per_axis(0 if module.padding == "valid" else module.padding, len(taps))]
-
-
-def per_axis(value: Any, axes: int) -> list[Any]:
-    """Return a setting as one number for each axis."""
-    values = list(value) if isinstance(value, (tuple, list)) else [value]
-    return values * axes if len(values) == 1 else values
 
 
 def most_copies(copy: Callable[[Tensor], Tensor], shape: Sequence[int]) -> int:

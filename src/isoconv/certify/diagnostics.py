@@ -4,7 +4,6 @@ These are estimates, to the precision of an SVD in float64, to look at and to co
 `isoconv.certify.composition`.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,11 +96,8 @@ def gradient_norms(model: nn.Module, images: Tensor, labels: Tensor) -> Gradient
 
 def _layers(nodes: Sequence[Node]) -> dict[str, Node]:
     """Return the layers with weights by their titles: convolution 1, convolution 2, linear 1, …"""
-    layers: dict[str, Node] = {}
-    counts: Counter[str] = Counter()
-    for node in nodes:
-        if isinstance(node.module, (nn.Conv1d, nn.Conv2d, nn.Linear)):
-            word = "linear" if isinstance(node.module, nn.Linear) else "convolution"
-            counts[word] += 1
-            layers[f"{word} {counts[word]}"] = node
-    return layers
+    linear = [node for node in nodes if isinstance(node.module, nn.Linear)]
+    convolutions = [node for node in nodes if isinstance(node.module, (nn.Conv1d, nn.Conv2d))]
+    titles = {node.name: f"convolution {n}" for n, node in enumerate(convolutions, start=1)}
+    titles |= {node.name: f"linear {n}" for n, node in enumerate(linear, start=1)}
+    return {titles[node.name]: node for node in nodes if node.name in titles}

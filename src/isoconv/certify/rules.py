@@ -1,7 +1,8 @@
 """What is known of each kind of module: one `Rule` per kind, from which everything else is derived.
 
 The network's Lipschitz bound, the rounding error of its logits, its constants in other norms, what a certificate file
-says of it and what is refused all follow from these rules. The independent checker has its own (`isoconv.check`).
+says of it and what is refused all follow from these rules. How a node's settings are spelt out in a certificate stands in
+`isoconv.certify.settings`. The independent checker has its own rules (`isoconv.check`).
 
 Note [Kinds]
 A rule is about one class exactly. For the kinds without weights the bounds are matters of counting and of slopes:
@@ -92,46 +93,19 @@ with n, A and c the rounding's `terms`, `absolute` and `constant`; γ_k = ku/(1 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import isoconv.nn as ours
+from isoconv.certify import settings
 from isoconv.certify.activations import CURVES
-from isoconv.certify.convolutions import (
-    Pads,
-    absolute_sums,
-    convolution_bound,
-    is_transposed,
-    most_copies,
-    padding_of,
-    per_axis,
-)
+from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, is_transposed, most_copies
 from isoconv.certify.separable import axis_taps, separable_bound
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn import (
-    Abs,
-    Add,
-    BatchCentering,
-    ChannelShift,
-    Concat,
-    ConvexPotential2d,
-    GroupSort,
-    HalfAbs,
-    Householder,
-    L2NormPool2d,
-    LayerCentering,
-    MaxMin,
-    Normalize,
-    Permute,
-    PositionBias,
-    Reshape,
-    Scale,
-    Slice,
-    Translate,
-)
 from isoconv.nn.trace import OPAQUE, REFUSED
 from isoconv.records import require
 
@@ -248,29 +222,19 @@ def _one(node: Node) -> float:
     return 1.0
 
 
+def _root(count: int) -> float:
+    return sqrt_up(float(count)) if count != 1 else 1.0
+
+
 def _copies(node: Node) -> float:
     """Return √m for a map that copies a pixel m times at the most."""
-    copies = most_copies(node.module, node.input_shape)
-    return sqrt_up(float(copies)) if copies != 1 else 1.0
-
-
-def _linear(node: Node) -> float:
-    return matrix_norm_bound(node.module.weight)
-
-
-def _slope(node: Node) -> float:
-    return max(1.0, abs(node.settings["negative_slope"]))
-
-
-def _factor(node: Node) -> float:
-    return abs(node.settings["factor"])
+    return _root(most_copies(node.module, node.input_shape))
 
 
 def _max_pool(node: Node) -> float:
     """Return √m for the m windows, at most Π⌈k/s⌉, that a pixel lies in."""
     axes = zip(*(node.settings[name] for name in ("kernel_size", "stride", "dilation")), strict=True)
-    windows = math.prod(min(k, -(-((k - 1) * d + 1) // s)) for k, s, d in axes)
-    return sqrt_up(float(windows)) if windows > 1 else 1.0
+    return _root(math.prod(min(k, -(-((k - 1) * d + 1) // s)) for k, s, d in axes))
 
 
 def _average_pool(node: Node) -> float:
@@ -282,23 +246,15 @@ def _average_pool(node: Node) -> float:
     return div_up(bound, abs(float(node.settings["divisor_override"] or math.prod(sizes))))
 
 
-def _divides_evenly(settings: Mapping[str, Any]) -> bool:
+def _divides_evenly(options: Mapping[str, Any]) -> bool:
     """Return whether average pooling divides every sum by the same number."""
-    counted = not settings["ceil_mode"] and (settings["count_include_pad"] or not any(settings["padding"]))
-    return counted or settings["divisor_override"] is not None
+    counted = not options["ceil_mode"] and (options["count_include_pad"] or not any(options["padding"]))
+    return counted or options["divisor_override"] is not None
 
 
 def _is_linear(node: Node) -> bool:
     """Return whether upsampling interpolates, instead of copying nearest neighbours."""
     return isinstance(node.settings["factors"][0], dict)
-
-
-def _upsample(node: Node) -> float:
-    return separable_bound(node) if _is_linear(node) else _copies(node)
-
-
-def _steepest(node: Node) -> float:
-    return CURVES[type(node.module)](node.settings).slope
 
 
 def _narrowest(node: Node) -> float:
@@ -320,10 +276,6 @@ def _gains(node: Node) -> list[float]:
     return gains
 
 
-def _largest_gain(node: Node) -> float:
-    return up(max(_gains(node), default=1.0))
-
-
 def _reflection(node: Node) -> float:
     vectors = node.module.vectors.double()
     squares = vectors.reshape(2, -1).square().sum(0) if vectors.dim() == 1 else vectors.new_zeros(1)
@@ -333,14 +285,18 @@ def _reflection(node: Node) -> float:
 
 
 def _potential(node: Node) -> float:
-    mode = node.settings["padding_mode"]
-    norm = conv_norm_bound(node.module.weight, 1, tuple(node.input_shape[1:]), mode)
+    norm = conv_norm_bound(node.module.weight, 1, tuple(node.input_shape[1:]), node.settings["padding_mode"])
     return max(1.0, up(mul_up(norm, norm) - 1))
 
 
 def _ones(node: Node) -> tuple[float, float]:
     """Each output is an input or a constant, and no input is copied; or a function of one input with slopes up to 1."""
     return 1.0, 1.0
+
+
+def _twice(node: Node) -> tuple[float, float]:
+    """Return the L2 bound for p = 1 and ∞ too: of functions of each number, and of Softmax."""
+    return node.rule.lipschitz(node), node.rule.lipschitz(node)
 
 
 def _absolute_sums(node: Node) -> tuple[float, float]:
@@ -356,15 +312,13 @@ def _exact(node: Node, bound: float, arithmetic: str) -> Rounding:
 
 
 def _weighted(node: Node, bound: float, arithmetic: str) -> Rounding:
-    (columns, rows), weight, bias = _absolute_sums(node), node.module.weight, node.module.bias
-    constant = 0.0 if bias is None else _norm_over_positions(bias, node)
+    (columns, rows), weight = _absolute_sums(node), node.module.weight
     terms = weight[:, 0].numel() // node.module.groups if is_transposed(node) else weight[0].numel()
-    return Rounding(terms, sqrt_up(mul_up(rows, columns)), constant)
+    return Rounding(terms, sqrt_up(mul_up(rows, columns)), _norm_over_positions(node.module.bias, node))
 
 
 def _average(node: Node, bound: float, arithmetic: str) -> Rounding:
-    sizes = node.settings.get("kernel_size") or [places.shape[1] for places, *_ in axis_taps(node)]
-    count = math.prod(sizes)
+    count = math.prod(node.settings.get("kernel_size") or [places.shape[1] for places, *_ in axis_taps(node)])
     if "output_size" in node.settings or not _divides_evenly(node.settings):
         return Rounding(count + 2, bound, 0.0, float(count))
     divisor = max(1.0, abs(float(node.settings["divisor_override"] or count)))
@@ -394,13 +348,11 @@ def _normalised(node: Node, bound: float, arithmetic: str) -> Rounding:
     gains = [add_up(gain, tiny) for gain in _gains(node)]
     shifts = [0.0] * len(gains) if norm.bias is None else norm.bias.double().abs().tolist()
     sizes = [add_up(mul_up(gain, 2 * mean), shift) for gain, mean, shift in zip(gains, means, shifts, strict=True)]
-    return Rounding(7, max(gains), _norm_over_positions(torch.tensor(sizes, dtype=torch.float64), node))
+    return Rounding(7, max(gains), _norm_over_positions(sizes, node))
 
 
 def _interpolated(node: Node, bound: float, arithmetic: str) -> Rounding:
-    if not _is_linear(node):
-        return Rounding()
-    return Rounding(80 * sum(size + 1 for size in node.input_shape[1:]) + 9, bound)
+    return Rounding(80 * sum(size + 1 for size in node.input_shape[1:]) + 9 if _is_linear(node) else None, bound)
 
 
 def _curved(node: Node, bound: float, arithmetic: str) -> Rounding:
@@ -422,8 +374,8 @@ def _standardised(node: Node, bound: float, arithmetic: str) -> Rounding:
     held = float(std.min()) >= tiny and max(float(std.max()), float(mean.max())) < huge
     require(held, f"means and stds that {arithmetic} can hold", "some outside its range")
     shifts = [div_up(m, s) if m else 0.0 for m, s in zip(mean.tolist(), std.tolist(), strict=True)]
-    constant = _norm_over_positions(torch.tensor(shifts, dtype=torch.float64), node)
-    return Rounding(3, bound, constant, max(1.0, float(std.max())), _repeated(node, mul_up(bound, tiny)))
+    vanished = _repeated(node, mul_up(bound, tiny))
+    return Rounding(3, bound, _norm_over_positions(shifts, node), max(1.0, float(std.max())), vanished)
 
 
 def _translated(node: Node, bound: float, arithmetic: str) -> Rounding:
@@ -434,6 +386,11 @@ def _norm_pool(node: Node, bound: float, arithmetic: str) -> Rounding:
     _, tiny, huge = ARITHMETICS[arithmetic]
     vanished = sqrt_up(mul_up(float(4 * node.input_shape.numel()), tiny))
     return Rounding(_pooled(node), divisor=math.sqrt(huge), vanished=vanished)
+
+
+def _pooled(node: Node) -> int:
+    """Return the number of positions that a norm is taken over."""
+    return math.prod(node.settings.get("kernel_size", node.input_shape[1:]))
 
 
 def _centred(node: Node, bound: float, arithmetic: str) -> Rounding:
@@ -478,327 +435,128 @@ def _repeated(node: Node, value: float) -> float:
     return mul_up(abs(value), sqrt_up(float(node.output_shape.numel()))) if value else 0.0
 
 
-def _norm_over_positions(vector: Tensor, node: Node) -> float:
-    """Return an upper bound of the norm of a vector that is added at every position."""
-    (largest, _), positions = largest_absolute_sums(vector.reshape(-1, 1)), node.output_shape.numel() // vector.numel()
+def _norm_over_positions(vector: Tensor | list[float] | None, node: Node) -> float:
+    """Return an upper bound of the norm of a vector that is added at every position; 0 for none."""
+    numbers = torch.as_tensor([0.0] if vector is None else vector, dtype=torch.float64)
+    largest, _ = largest_absolute_sums(numbers.reshape(-1, 1))
     if largest == 0:
         return 0.0
     # Scaled, so that neither the squares of tiny numbers vanish nor those of huge ones overflow.
-    scaled = (vector.detach().double() / largest).square().sum()
-    length = sqrt_up(up(float(scaled) * (1 + (vector.numel() + 4) * 2.0**-52)))
-    return mul_up(largest, length, sqrt_up(float(positions)))
-
-
-# Settings ---------------------------------------------------------------------------------------------------------
-
-
-def _spell(node: Node, *names: str) -> dict[str, Any]:
-    """Return these attributes of a module: sizes for each axis, flags, and numbers, which must be finite."""
-    settings, axes = {name: getattr(node.module, name) for name in names}, len(node.input_shape) - 1
-    for name, value in settings.items():
-        if name in ("kernel_size", "stride", "padding", "dilation", "output_padding"):
-            settings[name] = sizes = per_axis(value, axes)
-            whole = len(sizes) == axes and all(isinstance(size, Integral) for size in sizes)
-            require(whole, f"a whole number for each axis as {name} of {node.kind}", value)
-        elif name not in ("ceil_mode", "count_include_pad"):
-            require(math.isfinite(value), f"a finite {name} of {node.kind}", value)
-            settings[name] = float(value)
-    return settings
-
-
-def _hardtanh_settings(node: Node) -> dict[str, Any]:
-    settings = _spell(node, "min_val", "max_val")
-    low, high = settings.values()
-    require(low < high, "Hardtanh with min_val below max_val", f"{low} and {high}")
-    return settings
-
-
-def _axis(node: Node, dim: int) -> int:
-    """Return an axis without the batch, given one as torch counts."""
-    axes = len(node.input_shape) + 1
-    require(-axes < dim < axes and dim != 0, f"an axis of {node.kind} behind the batch", dim)
-    return dim % axes - 1
-
-
-def _along(node: Node) -> dict[str, Any]:
-    """Return the axis of an activation if it is not the usual one, that of the channels."""
-    axis = _axis(node, node.module.dim)
-    return {"axis": axis} if axis else {}
-
-
-def _group_sort_settings(node: Node) -> dict[str, Any]:
-    size = node.module.group_size
-    require(size is None or size >= 1, "a group size of at least 1, or None for all channels", size)
-    axis = _axis(node, node.module.dim)
-    return {"group_size": node.input_shape[axis] if size is None else size} | _along(node)
-
-
-def _norm_pool_settings(node: Node) -> dict[str, Any]:
-    if node.module.kernel_size is None:
-        return {}
-    settings = _spell(node, "kernel_size", "stride")
-    apart = all(1 <= k <= s for k, s in zip(*settings.values(), strict=True))
-    require(apart, "windows that do not overlap", f"kernel_size and stride {tuple(settings.values())}")
-    return settings
-
-
-def _pooled(node: Node) -> int:
-    """Return the number of positions that a norm is taken over."""
-    return math.prod(node.settings.get("kernel_size", node.input_shape[1:]))
-
-
-def _layer_centring_settings(node: Node) -> dict[str, Any]:
-    dims = range(1, len(node.input_shape) + 1) if node.module.dim is None else node.module.dim
-    require(len(dims) > 0, "at least one axis to centre over", "none")
-    return {"axes": sorted(_axis(node, dim) for dim in dims)}
-
-
-def _batch_centring_settings(node: Node) -> dict[str, Any]:
-    tensors = [tensor for tensor in (node.module.running_mean, node.module.bias) if tensor is not None]
-    fits = all(tensor.shape == node.input_shape[:1] for tensor in tensors)
-    require(fits, "one mean and one bias for each channel", [tuple(tensor.shape) for tensor in tensors])
-    return {}
-
-
-def _relu6_settings(node: Node) -> dict[str, Any]:
-    limits = node.module.min_val, node.module.max_val
-    require(limits == (0, 6), "ReLU6 between 0 and 6", limits)
-    return {}
-
-
-def _convolution_settings(node: Node) -> dict[str, Any]:
-    module, pads = node.module, padding_of(node.module)
-    require(min(map(min, pads)) >= 0, f"padding of at least 0 for {node.kind}", module.padding)
-    mode = module.padding_mode if any(map(any, pads)) else "zeros"
-    settings = _spell(node, "stride") | {"padding": pads} | _spell(node, "dilation")
-    return settings | {"groups": module.groups, "padding_mode": mode}
-
-
-def _potential_settings(node: Node) -> dict[str, Any]:
-    weight, bias, mode = node.module.weight, node.module.bias, node.module.padding_mode
-    fits = (
-        weight.dim() == 4
-        and weight.shape[1] == node.input_shape[0]
-        and (bias is None or bias.shape == weight.shape[:1])
-    )
-    require(fits, f"a kernel of {node.input_shape[0]} channels and a bias for each hidden one", tuple(weight.shape))
-    require(mode in ("circular", "zeros"), "padding_mode 'circular' or 'zeros'", repr(mode))
-    inside = mode == "zeros" or all(k <= n for k, n in zip(weight.shape[2:], node.input_shape[1:], strict=True))
-    require(inside, "a kernel that is not larger than the image", tuple(weight.shape[2:]))
-    return {"padding": [[k // 2, (k - 1) // 2] for k in weight.shape[2:]], "padding_mode": mode}
-
-
-def _pad_settings(node: Node) -> dict[str, Any]:
-    axes, constant = len(node.input_shape) - 1, type(node.module) in (nn.ConstantPad1d, nn.ConstantPad2d)
-    zeros = type(node.module) in (nn.ZeroPad1d, nn.ZeroPad2d)
-    require(not zeros or node.module.value == 0, f"{node.kind} to pad with 0", getattr(node.module, "value", None))
-    flat = per_axis(node.module.padding, 2 * axes)  # torch's order: the last axis comes first
-    # torch would pad, or cut, the channels and the batch too
-    require(len(flat) <= 2 * axes, f"padding of the image alone for {node.kind}", tuple(flat))
-    # torch may fill what is cut off at one end and padded at the other with whatever lies in memory
-    require(constant or zeros or min(flat) >= 0, f"padding of at least 0 for {node.kind}", tuple(flat))
-    flat += [0] * (2 * axes - len(flat))
-    pads = {"padding": [flat[2 * axis : 2 * axis + 2] for axis in reversed(range(axes))]}
-    return pads | _spell(node, "value") if constant else pads
-
-
-def _max_pool_settings(node: Node) -> dict[str, Any]:
-    seen = bool(node.module(torch.zeros(1, *node.input_shape)).isfinite().all())
-    require(seen, "every window to reach the image", "one that sees padding alone")
-    return _spell(node, "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-
-
-def _average_pool_settings(node: Node) -> dict[str, Any]:
-    settings = _spell(node, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
-    divisor = node.module.divisor_override if type(node.module) is nn.AvgPool2d else None
-    return settings | {"divisor_override": divisor}
-
-
-def _batch_norm_settings(node: Node) -> dict[str, Any]:
-    measured = node.module.running_var is not None and node.module.running_mean is not None
-    require(measured, "batch normalisation with running statistics", "one that uses the batch's own")
-    return _spell(node, "eps")
-
-
-def _upsample_settings(node: Node) -> dict[str, Any]:
-    """Nearest neighbours by whole numbers: of others it is a matter of rounding, and so of the device, which are taken."""
-    module, sizes, resized = node.module, node.input_shape[1:], node.output_shape[1:]
-    linear = module.mode == {1: "linear", 2: "bilinear"}.get(len(sizes))
-    known = linear or (module.mode == "nearest" and len(sizes) <= 2)
-    require(known, "mode 'nearest', 'linear' or 'bilinear' on one or two axes", f"{module.mode!r} on {len(sizes)}")
-    scales = None if module.recompute_scale_factor else module.scale_factor
-    ratios = [after / before for after, before in zip(resized, sizes, strict=True)]
-    factors = ratios if scales is None else [float(scale) for scale in per_axis(scales, len(sizes))]
-    if linear:
-        steps = [
-            before / after if scales is None else 1 / f
-            for before, after, f in zip(sizes, resized, factors, strict=True)
-        ]
-        if module.align_corners:
-            steps = [(before - 1) / max(after - 1, 1) for before, after in zip(sizes, resized, strict=True)]
-        kept = all(step == 1 for before, after, step in zip(sizes, resized, steps, strict=True) if before == after > 1)
-        require(kept, "another size, or a factor of 1", f"{factors}: libraries differ on whether that copies an axis")
-        firsts = [0.0 if module.align_corners else 0.5 * step - 0.5 for step in steps]
-        axes = zip(resized, firsts, steps, strict=True)
-        return {"factors": [{"outputs": after, "first": first, "step": step} for after, first, step in axes]}
-    whole, shown = all(f == int(f) >= 1 for f in factors), ", ".join(f"{f:g}" for f in factors)
-    require(whole, "upsampling by whole numbers", f"{shown}, of which no bound is known")
-    return {"factors": [int(factor) for factor in factors]}
-
-
-def _transposed_settings(node: Node) -> dict[str, Any]:
-    settings = _spell(node, "stride", "padding", "output_padding", "dilation")
-    return settings | {"padding": [[p, p] for p in settings["padding"]], "groups": node.module.groups}
-
-
-def _elu_settings(node: Node) -> dict[str, Any]:
-    settings = _spell(node, "alpha")
-    require(node.kind != "CELU" or settings["alpha"] > 0, "an alpha above 0 for CELU", settings["alpha"])
-    return settings
-
-
-def _gelu_settings(node: Node) -> dict[str, Any]:
-    approximate = node.module.approximate
-    require(approximate in ("none", "tanh"), "GELU by 'none' or 'tanh'", approximate)
-    return {"approximate": approximate}
-
-
-def _softplus_settings(node: Node) -> dict[str, Any]:
-    settings = _spell(node, "beta", "threshold")
-    require(settings["beta"] > 0, "a beta above 0 for Softplus", settings["beta"])
-    # Below, the jump to the identity is larger than what float32 rounds there.
-    require(settings["threshold"] >= 15, "a threshold of at least 15 for Softplus", settings["threshold"])
-    return settings
-
-
-def _normalize_settings(node: Node) -> dict[str, Any]:
-    channels = tuple(node.module.mean.shape) == tuple(node.module.std.shape) == tuple(node.input_shape[:1])
-    require(channels, "a mean and an std for each channel", f"{len(node.module.mean)} for {node.input_shape[0]}")
-    return {}
-
-
-def _softmax_settings(node: Node) -> dict[str, Any]:
-    axis, axes = node.module.dim, len(node.input_shape) + 1
-    require(isinstance(axis, int) and axis % axes != 0, "a dim for Softmax other than the batch", axis)
-    return {"dim": axis % axes}
-
-
-def _flatten_settings(node: Node) -> dict[str, Any]:
-    axes = len(node.input_shape) + 1  # with the batch, as torch counts
-    return {"start_dim": node.module.start_dim % axes, "end_dim": node.module.end_dim % axes}
-
-
-def _unflatten_settings(node: Node) -> dict[str, Any]:
-    axis, shape, output = node.module.dim, node.input_shape, node.output_shape
-    require(isinstance(axis, int), "an nn.Unflatten of an axis that has a number", repr(axis))
-    axis %= len(shape) + 1
-    return {"dim": axis, "unflattened_size": list(output[axis - 1 : len(output) - len(shape) + axis])}
-
-
-def _slice_settings(node: Node) -> dict[str, Any]:
-    module, axes = node.module, len(node.input_shape)
-    inside = 1 <= module.dim <= axes and 0 <= module.start < module.stop <= node.input_shape[module.dim - 1]
-    require(inside and module.step >= 1, "a slice within its input", tuple(node.input_shape))
-    return {"axis": module.dim - 1, "start": module.start, "stop": module.stop, "step": module.step}
-
-
-def _translate_settings(node: Node) -> dict[str, Any]:
-    fits = node.output_shape == node.input_shape and node.module.bias.dim() <= len(node.input_shape)
-    require(fits, f"a tensor that fits into {tuple(node.input_shape)}, to add", tuple(node.module.bias.shape))
-    return {}
+    scaled = (numbers / largest).square().sum()
+    length = sqrt_up(up(float(scaled) * (1 + (numbers.numel() + 4) * 2.0**-52)))
+    return mul_up(largest, length, sqrt_up(float(node.output_shape.numel() // numbers.numel())))
 
 
 # The table --------------------------------------------------------------------------------------------------------
 
 
-def _select(settings: Callable[[Node], dict[str, Any]] = _spell, image: bool = False, selects: bool = False) -> Rule:
+def _select(spell: Callable[[Node], settings.Settings] = settings.spell, **options: bool) -> Rule:
     """Return the rule of a kind that only chooses among its inputs, or moves them, with constant 1."""
-    return Rule(_one, _exact, _ones, settings, image, selects=selects)
+    return Rule(_one, _exact, _ones, spell, **options)  # type: ignore[arg-type]
 
 
 _AFFINE = ("weight", "bias")
 _NORM = (*_AFFINE, "running_mean", "running_var", "num_batches_tracked")
-_CONVOLUTION = Rule(
-    convolution_bound, _weighted, _absolute_sums, _convolution_settings, True, _AFFINE, from_weights=True
-)
-_AVERAGE = Rule(_average_pool, _average, None, _average_pool_settings, True, from_weights=True)
-_BATCH_NORM = Rule(_largest_gain, _normalised, None, _batch_norm_settings, False, _NORM, from_weights=True)
-_ADAPTIVE = Rule(
-    separable_bound, _average, None, lambda node: {"output_size": list(node.output_shape[1:])}, True, from_weights=True
-)
-_UPSAMPLE = Rule(_upsample, _interpolated, None, _upsample_settings)
-_CURVE_SETTINGS: dict[type[nn.Module], Callable[[Node], dict[str, Any]]] = {
-    **dict.fromkeys((nn.ELU, nn.CELU), _elu_settings),
-    nn.GELU: _gelu_settings,
-    nn.Softplus: _softplus_settings,
+_bounded = partial(Rule, from_weights=True)
+_CONVOLUTION = _bounded(convolution_bound, _weighted, _absolute_sums, settings.spell_convolution, True, _AFFINE)
+_CURVE_SETTINGS: dict[type[nn.Module], Callable[[Node], settings.Settings]] = {
+    **dict.fromkeys((nn.ELU, nn.CELU), settings.spell_elu),
+    nn.GELU: settings.spell_gelu,
+    nn.Softplus: settings.spell_softplus,
 }
 _COPYING_PADS = [
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d),
 ]
 RULES: dict[type[nn.Module], Rule] = {
-    **dict.fromkeys((Abs, nn.ReLU, nn.Identity, nn.Dropout), _select()),
-    MaxMin: _select(_along),
-    nn.ReLU6: _select(_relu6_settings),
-    GroupSort: _select(_group_sort_settings),
-    HalfAbs: _select(),
-    ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
-    PositionBias: Rule(_one, _translated, _ones, _spell, True, ("bias",)),
-    L2NormPool2d: Rule(_one, _norm_pool, lambda node: (1.0, sqrt_up(float(_pooled(node)))), _norm_pool_settings, True),
-    LayerCentering: Rule(_one, _centred, lambda _: (2.0, 2.0), _layer_centring_settings),
-    BatchCentering: Rule(_one, _centred_batch, _ones, _batch_centring_settings, tensors=("bias", "running_mean")),
-    Householder: Rule(_reflection, _reflected, lambda _: (sqrt_up(2.0),) * 2, _spell, tensors=("vectors",)),
-    nn.Flatten: _select(_flatten_settings, selects=True),
-    nn.Unflatten: _select(_unflatten_settings, selects=True),
-    Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, _spell, joins="sum"),
-    Concat: Rule(_one, _exact, _ones, lambda node: {"axis": node.module.dim - 1}, joins="concat"),
-    Slice: _select(_slice_settings, selects=True),
-    Reshape: _select(lambda node: {"shape": list(node.module.shape)}, selects=True),
-    Permute: _select(lambda node: {"order": list(node.module.order)}, selects=True),
-    Translate: Rule(_one, _translated, _ones, _translate_settings, tensors=("bias",)),
+    **dict.fromkeys((ours.Abs, nn.ReLU, nn.Identity, nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout), _select()),
+    **dict.fromkeys((nn.Dropout1d, nn.Dropout2d), _select(image=True)),
+    nn.ReLU6: _select(settings.spell_relu6),
+    ours.MaxMin: _select(settings.spell_axis),
+    ours.GroupSort: _select(settings.spell_group_sort),
+    ours.HalfAbs: _select(),
+    ours.ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
     nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),
     nn.PixelUnshuffle: _select(lambda node: {"factor": node.module.downscale_factor}, image=True),
-    nn.Hardtanh: Rule(_one, _clipped, _ones, _hardtanh_settings),
-    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, _spell),
-    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, _spell, assumption=ULP_ASSUMPTION),
-    nn.Sigmoid: Rule(
-        _one, lambda n, *_: Rounding(15, 0.0, _repeated(n, 1.0)), _ones, _spell, assumption=ULP_ASSUMPTION
+    nn.Flatten: _select(settings.spell_flatten, selects=True),
+    nn.Unflatten: _select(settings.spell_unflatten, selects=True),
+    ours.Slice: _select(settings.spell_slice, selects=True),
+    ours.Reshape: _select(lambda node: {"shape": list(node.module.shape)}, selects=True),
+    ours.Permute: _select(lambda node: {"order": list(node.module.order)}, selects=True),
+    ours.Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, settings.spell, joins="sum"),
+    ours.Concat: Rule(_one, _exact, _ones, lambda node: {"axis": node.module.dim - 1}, joins="concat"),
+    ours.PositionBias: Rule(_one, _translated, _ones, settings.spell, True, ("bias",)),
+    ours.Translate: Rule(_one, _translated, _ones, settings.spell_translate, tensors=("bias",)),
+    ours.L2NormPool2d: Rule(
+        *(_one, _norm_pool, lambda node: (1.0, sqrt_up(float(_pooled(node)))), settings.spell_norm_pool), image=True
     ),
-    nn.LeakyReLU: Rule(
-        _slope, lambda node, bound, _: Rounding(1, bound), None, lambda node: _spell(node, "negative_slope")
+    ours.LayerCentering: Rule(_one, _centred, lambda _: (2.0, 2.0), settings.spell_layer_centring),
+    ours.BatchCentering: Rule(
+        *(_one, _centred_batch, _ones, settings.spell_batch_centring), tensors=("bias", "running_mean")
     ),
-    Scale: Rule(_factor, _scaled, lambda node: (_factor(node), _factor(node)), lambda node: _spell(node, "factor")),
-    nn.Linear: Rule(_linear, _weighted, _absolute_sums, _spell, tensors=_AFFINE, from_weights=True),
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d), _CONVOLUTION),
-    ConvexPotential2d: replace(
+    ours.Householder: Rule(
+        _reflection, _reflected, lambda _: (sqrt_up(2.0),) * 2, settings.spell, tensors=("vectors",)
+    ),
+    ours.Scale: Rule(lambda node: abs(node.settings["factor"]), _scaled, _twice, lambda n: settings.spell(n, "factor")),
+    ours.Normalize: _bounded(_narrowest, _standardised, _twice, settings.spell_normalize, tensors=("mean", "std")),
+    ours.ConvexPotential2d: replace(
         _CONVOLUTION,
         lipschitz=_potential,
         rounding=_descended,
         norms=lambda node: (add_up(1.0, mul_up(*largest_absolute_sums(node.module.weight))),) * 2,
-        settings=_potential_settings,
+        settings=settings.spell_potential,
     ),
-    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d), Rule(_copies, _exact, _ones, _pad_settings, True)),
-    **dict.fromkeys((nn.ConstantPad1d, nn.ConstantPad2d), Rule(_copies, _constant_pad, _ones, _pad_settings, True)),
-    **dict.fromkeys(_COPYING_PADS, Rule(_copies, _exact, None, _pad_settings, True)),
-    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), Rule(_max_pool, _exact, None, _max_pool_settings, True)),
-    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), _AVERAGE),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _BATCH_NORM),
-    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _UPSAMPLE),
-    **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), _select()),
-    **dict.fromkeys((nn.Dropout1d, nn.Dropout2d), _select(image=True)),
-    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _ADAPTIVE),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d), replace(_CONVOLUTION, settings=_transposed_settings)),
+    nn.Hardtanh: Rule(_one, _clipped, _ones, settings.spell_hardtanh),
+    nn.Softsign: Rule(_one, lambda *_: Rounding(2), _ones, settings.spell),
+    nn.Tanh: Rule(_one, lambda *_: Rounding(15), _ones, settings.spell, assumption=ULP_ASSUMPTION),
+    nn.Sigmoid: Rule(
+        *(_one, lambda n, *_: Rounding(15, 0.0, _repeated(n, 1.0)), _ones, settings.spell), assumption=ULP_ASSUMPTION
+    ),
+    nn.LeakyReLU: Rule(
+        lambda node: max(1.0, abs(node.settings["negative_slope"])),
+        lambda node, bound, _: Rounding(1, bound),
+        settings=lambda node: settings.spell(node, "negative_slope"),
+    ),
     **{
         kind: Rule(
-            *(_steepest, _curved, lambda node: (_steepest(node), _steepest(node)), _CURVE_SETTINGS.get(kind, _spell)),
+            lambda node: CURVES[type(node.module)](node.settings).slope,
+            *(_curved, _twice, _CURVE_SETTINGS.get(kind, settings.spell)),
             assumption=None if kind in (nn.Hardswish, nn.Hardsigmoid) else ULP_ASSUMPTION,
         )
         for kind in CURVES
     },
-    nn.Softmax: Rule(lambda _: 0.5, _softmax, lambda _: (0.5, 0.5), _softmax_settings, assumption=ULP_ASSUMPTION),
-    Normalize: Rule(
-        *(_narrowest, _standardised, lambda node: (_narrowest(node), _narrowest(node)), _normalize_settings),
-        tensors=("mean", "std"),
-        from_weights=True,
+    nn.Softmax: Rule(lambda _: 0.5, _softmax, _twice, settings.spell_softmax, assumption=ULP_ASSUMPTION),
+    nn.Linear: _bounded(
+        lambda node: matrix_norm_bound(node.module.weight), _weighted, _absolute_sums, settings.spell, tensors=_AFFINE
+    ),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d), _CONVOLUTION),
+    **dict.fromkeys(
+        (nn.ConvTranspose1d, nn.ConvTranspose2d), replace(_CONVOLUTION, settings=settings.spell_transposed)
+    ),
+    **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d), Rule(_copies, _exact, _ones, settings.spell_pad, True)),
+    **dict.fromkeys(
+        (nn.ConstantPad1d, nn.ConstantPad2d), Rule(_copies, _constant_pad, _ones, settings.spell_pad, True)
+    ),
+    **dict.fromkeys(_COPYING_PADS, Rule(_copies, _exact, None, settings.spell_pad, True)),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), Rule(_max_pool, _exact, None, settings.spell_max_pool, True)),
+    **dict.fromkeys(
+        (nn.AvgPool1d, nn.AvgPool2d), _bounded(_average_pool, _average, None, settings.spell_average_pool, True)
+    ),
+    **dict.fromkeys(
+        (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+        _bounded(separable_bound, _average, None, lambda node: {"output_size": list(node.output_shape[1:])}, True),
+    ),
+    **dict.fromkeys(
+        (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+        Rule(
+            lambda n: separable_bound(n) if _is_linear(n) else _copies(n), _interpolated, None, settings.spell_upsample
+        ),
+    ),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d),
+        _bounded(
+            *(lambda node: up(max(_gains(node), default=1.0)), _normalised, None, settings.spell_batch_norm),
+            tensors=_NORM,
+        ),
     ),
 }

@@ -86,10 +86,9 @@ def _interpolation(size: int, outputs: int, first: float, step: float) -> tuple[
 def _axis_bound(places: Tensor, weights: Tensor, size: int) -> float:
     vector = torch.ones(len(places), dtype=torch.float64)
     for _ in range(_STEPS):
-        seen = torch.zeros(size, dtype=torch.float64).index_add_(
-            0, places.flatten(), (weights * vector[:, None]).flatten()
-        )
+        terms, seen = (weights * vector[:, None]).flatten(), torch.zeros(size, dtype=torch.float64)
+        seen.index_add_(0, places.flatten(), terms)
         product = (weights * seen[places]).sum(dim=1)
         ratio, vector = float((product / vector).max()), (product / product.max()).clamp(min=1e-200)
-    terms = places.shape[1] + int(torch.bincount(places.flatten()).max()) + 8
-    return sqrt_up(mul_up(ratio, up(1 + _ROOM * gamma(terms))))
+    count = places.shape[1] + int(torch.bincount(places.flatten()).max()) + 8
+    return sqrt_up(mul_up(ratio, up(1 + _ROOM * gamma(count))))

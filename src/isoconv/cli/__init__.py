@@ -74,7 +74,9 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError):  # the disk is full, a folder is write-protected, a file vanished
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return _BAD_INPUT, f"Cannot continue: {path}{error.strerror or error}."
-    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
+    # torch raises a class of its own on a GPU, on the CPU a RuntimeError that says so.
+    cpu_full = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or cpu_full:
         return _BAD_INPUT, "Not enough memory. Use smaller images, batches or networks."
     return None
 
@@ -83,10 +85,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _is_torch_out_of_memory(error: BaseException) -> bool:
-    """Return True if torch lacks memory: it raises a class of its own on a GPU, on the CPU a RuntimeError that says so."""
-    return type(error).__name__ == "OutOfMemoryError" or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    )

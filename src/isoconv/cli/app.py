@@ -21,6 +21,7 @@ COMMANDS = {
     "wasserstein": "Prove a lower bound of the distance of two distributions.",
     "gan": "Train a generator, to measure its distance from its data.",
 }
+_FILES = {"demo": "demo", "train": "train", "wasserstein": "wasserstein", "gan": "wasserstein"}  # all others: runs
 _STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,  # plain help: rich would take longer to load than all else
@@ -30,9 +31,9 @@ _STYLE: dict[str, Any] = {
 
 
 def load_command(name: str) -> Any:
-    """Return a command with its options, as click has them. It is the function of its name in `isoconv.cli`."""
+    """Return a command with its options, as click has them. It is a function of its name."""
     app = typer.Typer(**_STYLE)
-    app.command()(getattr(import_module(f"isoconv.cli.{name}"), name))
+    app.command()(getattr(import_module(f"isoconv.cli.{_FILES.get(name, 'runs')}"), name))
     return get_command(app)
 
 

@@ -1,6 +1,5 @@
 """Options that commands share, and their values: 36/255, 0,1,2, 1e-3,1e-2, 32x48."""
 
-import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -21,52 +20,49 @@ def given(values: dict[str, Any], *others: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and name not in others}
 
 
-def parse_number(text: str) -> float:
-    """Return a non-negative number, which may be a fraction: 0.1, 36/255."""
+def split_numbers(text: str, convert: Callable[[str], Any] = float, separator: str = ",") -> list[Any]:
+    """Return the numbers between separators; none if one is not a number."""
     try:
-        value = float(Fraction(text.strip()))
+        return [convert(part) for part in text.split(separator)]
     except (ValueError, ZeroDivisionError, OverflowError):
-        value = math.nan
-    require(0 <= value < math.inf, "a number of at least 0, such as 0.1 or 36/255", repr(text))
-    return value
+        return []
 
 
 def parse_numbers(text: str) -> list[float]:
-    """Return numbers separated by commas."""
-    return [parse_number(part) for part in text.split(",")]
+    """Return non-negative numbers separated by commas, which may be fractions: 0.1, 36/255."""
+    numbers = split_numbers(text, lambda part: float(Fraction(part.strip())))
+    require(len(numbers) > 0 and min(numbers) >= 0, "numbers of at least 0, such as 0.1 or 36/255", repr(text))
+    return numbers
+
+
+def parse_number(text: str) -> float:
+    """Return one non-negative number."""
+    numbers = parse_numbers(text)
+    require(len(numbers) == 1, "one number, such as 0.1 or 36/255", repr(text))
+    return numbers[0]
 
 
 def parse_seeds(text: str) -> list[int]:
     """Return different whole numbers separated by commas."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = [-1]
-    different = len(set(seeds)) == len(seeds) and 0 <= min(seeds) <= max(seeds) < 2**32
-    require(different, "different seeds from 0 to 2³² − 1, such as 0 or 0,1,2", repr(text))
+    seeds = split_numbers(text, int)
+    different = seeds and len(set(seeds)) == len(seeds) and 0 <= min(seeds) <= max(seeds) < 2**32
+    require(bool(different), "different seeds from 0 to 2³² − 1, such as 0 or 0,1,2", repr(text))
     return seeds
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
     """Return the side of a square, or height and width: 32, 32x48."""
-    try:
-        sides = [int(part) for part in text.lower().replace("×", "x").split("x")]
-    except ValueError:
-        sides = []
+    sides = split_numbers(text.lower().replace("×", "x"), int, "x")
     require(len(sides) in (1, 2), "a size such as 32 or 32x48 (height x width)", repr(text))
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
-def parse_interval(text: str, name: str) -> tuple[float, float]:
+def parse_interval(text: str) -> tuple[float, float]:
     """Return two numbers, the smaller first: -1,1."""
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        low = high = math.nan
-    require(
-        -1e8 <= low < high <= 1e8, f"two numbers such as -1,1, up to 1e8, the smaller first, for {name}", repr(text)
-    )
-    return low, high
+    ends = split_numbers(text)
+    is_interval = len(ends) == 2 and -1e8 <= ends[0] < ends[1] <= 1e8
+    require(is_interval, "two numbers such as -1,1, up to 1e8, the smaller first", repr(text))
+    return ends[0], ends[1]
 
 
 def parse_augmentation(text: str) -> tuple[float, float]:
@@ -79,10 +75,9 @@ def parse_augmentation(text: str) -> tuple[float, float]:
 def parse_setting(text: str) -> tuple[str, float]:
     """Return a name and its number: temperature=0.5."""
     name, _, number = text.partition("=")
-    try:
-        return name, float(number)
-    except ValueError:
-        raise IsoconvError(f"Expected NAME=NUMBER, such as temperature=0.5. Got {text!r}.") from None
+    numbers = split_numbers(number)
+    require(len(numbers) == 1, "NAME=NUMBER, such as temperature=0.5", repr(text))
+    return name, numbers[0]
 
 
 def parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -> Any:

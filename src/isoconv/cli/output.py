@@ -1,11 +1,12 @@
 """What commands show: tables on stdout, the progress of long work on stderr."""
 
+import json
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from isoconv.data import ProgressLine
 if TYPE_CHECKING:
     from isoconv.train.classifier import TrainResult
     from isoconv.train.engine import EpochReport
-    from isoconv.train.runs import AttackRecord, CertifiedRecord
+    from isoconv.train.runs import AttackRecord, CertifiedRecord, Prediction
     from isoconv.wasserstein import CriticConfig
 
 _WIDE = 160  # characters of a table in a pipe or a file
@@ -49,6 +50,11 @@ def print_table(title: str, words: Sequence[str], figures: Sequence[str], rows: 
         else:
             table.add_section()
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def print_json(records: Iterable[Any]) -> None:
+    """Print records as one JSON document."""
+    print(json.dumps([record.to_fields() for record in records]))
 
 
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
@@ -86,6 +92,18 @@ def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
     print_table(title, ("seed", "attack"), headings, rows)
 
 
+def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[int, ...]) -> None:
+    """Print the class and the certified radius of each picture."""
+    channels, height, width = input_shape
+    rows = []
+    for x in predictions:
+        radii = (f"{x.radius:.4f}", f"{x.radius_255:.2f}") if x.radius > 0 else ("none", "none")
+        rows.append([x.image, x.label, *radii])
+    title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
+    print_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"), rows)
+    print_line("The radius is for the resized picture, not for the file.")
+
+
 def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the demo's table, and what its columns mean."""
     count, epsilon = rows[0]["images"], rows[0]["epsilon"]
@@ -104,30 +122,26 @@ def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
 show_reading = ProgressLine("pictures", 1)
 
 
-class TrainingProgress:
+class TrainingProgress(AbstractContextManager["TrainingProgress"]):
     """Shows epochs, loss, training accuracy, images per second and the time left.
 
-    quiet : show nothing, in all but the first of several processes
     events : a folder for TensorBoard events of the same figures
     """
 
-    def __init__(self, steps: int, done: int = 0, quiet: bool = False, events: Path | None = None) -> None:
-        self.steps, self.done, self.quiet, self.writer = steps, done, quiet, None
+    def __init__(self, steps: int, done: int = 0, events: Path | None = None) -> None:
+        self.steps, self.done, self.writer = steps, done, None
         self.line = ProgressLine("steps", 1, interval=_SECONDS_WITHIN_AN_EPOCH)
-        if events is not None and not quiet:
+        if events is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> "TrainingProgress":
-        return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def step(self, steps: int) -> None:
         self.done += steps
-        if not self.quiet and self.done < self.steps:  # the line ends with the figures of the last epoch
+        if self.done < self.steps:  # the line ends with the figures of the last epoch
             self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
@@ -135,9 +149,9 @@ class TrainingProgress:
 
     def epoch(self, report: "EpochReport") -> None:
         self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"
-        if not self.quiet and sys.stderr.isatty():
+        if sys.stderr.isatty():
             self.line("training", self.done, self.steps)
-        elif not self.quiet:
+        else:
             self.line.shown = time.monotonic()
             print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
         if self.writer is not None:

@@ -1,6 +1,5 @@
 """isoconv train"""
 
-import json
 import shlex
 from functools import partial
 from importlib.util import find_spec
@@ -16,8 +15,7 @@ from isoconv.data.datasets import DATASETS, NAMES
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
-from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES
-from isoconv.train.schedules import SCHEDULES
+from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, SCHEDULES
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"
@@ -73,24 +71,22 @@ def train(
         options["loss_options"] = dict(loss_options)
     if tensorboard and find_spec("tensorboard") is None:
         raise IsoconvError("--tensorboard needs the package tensorboard: pip install 'isoconv[tensorboard]'.")
-    from isoconv.cli.output import TrainingProgress, print_results, resumable
+    from isoconv.cli.output import TrainingProgress, print_json, print_results, resumable
     from isoconv.train import train as train_networks
     from isoconv.train.distributed import Processes, choose_device
 
     processes = Processes.join(choose_device(device))
-    quiet = not processes.first
-    watch = partial(TrainingProgress, quiet=quiet, events=out if tensorboard else None)
+    if processes.first:  # the others show nothing
+        options["watch"] = partial(TrainingProgress, events=out if tensorboard else None)
     try:
-        with resumable(out, resume, quiet) as should_stop:
-            results, config = train_networks(
-                **options, watch=watch, should_stop=should_stop, say=print_line, processes=processes
-            )
+        with resumable(out, resume, quiet=not processes.first) as should_stop:
+            results, config = train_networks(**options, should_stop=should_stop, say=print_line, processes=processes)
     finally:
         processes.leave()
-    if quiet:
+    if not processes.first:
         return
     if as_json:
-        print(json.dumps([result.to_fields() for result in results]))
+        print_json(results)
         return
     if results[0].clean is not None:
         epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"

@@ -1,31 +1,33 @@
-"""isoconv wasserstein"""
+"""isoconv wasserstein and gan: distances between distributions, and a generator to measure."""
 
 import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from isoconv.cli.options import Data, Device, Download, Json, Overwrite, Resume, Seed, list_choices, parse_interval
+from isoconv.cli import options as cli
+from isoconv.cli.options import list_choices, parse_interval, parsed
 from isoconv.data.datasets import NAMES
+from isoconv.errors import require
 from isoconv.nn.methods import ACTIVATIONS, METHODS
-from isoconv.records import require
 from isoconv.train.config import OPTIMISERS, RECIPES
 
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
 _METHODS = [name for name in METHODS if name != "standard"]
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _SOURCE = f"{list_choices(NAMES)}, a folder of images, a .npy file of vectors, or a generator's run folder"
+_RANGE = "range of all coordinates of vectors: 0,1"
 
 
 def wasserstein(
-    first: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
-    second: Annotated[str, typer.Argument(metavar="B", help="another of these")],
-    out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/wasserstein"),
-    data: Data = None,
-    download: Download = False,
+    a: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="another of these")],
+    folder: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/wasserstein"),
+    data: cli.Data = None,
+    download: cli.Download = False,
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
     critic: Annotated[str | None, typer.Option(help="dcgan, small, large, fc, anchors; vectors: fc, anchors")] = None,
@@ -43,58 +45,63 @@ def wasserstein(
     whole: Annotated[str, typer.Option(help="sides that are distributions, not samples: none, a, b, both")] = "none",
     held_out: Annotated[float, typer.Option(help="fraction of each sample held out for evaluation")] = 0.25,
     repeats: Annotated[str, typer.Option(help="what equal samples are: copies, draws, or either")] = "either",
-    samples: Annotated[int, typer.Option(help="images of a generator to evaluate on")] = 6400,
-    pixels: Annotated[str, typer.Option(help="values of black and white, for images")] = "-1,1",
-    bounds: Annotated[str | None, typer.Option("--range", help="range of all coordinates of vectors: 0,1")] = None,
+    count: Annotated[int, typer.Option("--samples", help="images of a generator to evaluate on")] = 6400,
+    pixels: Annotated[
+        Any, parsed(parse_interval, "--pixels", "<low,high>", "values of black and white, for images")
+    ] = "-1,1",
+    value_range: Annotated[Any, parsed(parse_interval, "--range", "<low,high>", _RANGE)] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the lower bound and of the interval")] = 0.95,
     method: Annotated[str, typer.Option(help="auto, betting (a bound) or asymptotic (an estimate)")] = "auto",
-    seed: Seed = 0,
-    device: Device = "auto",
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    seed: cli.Seed = 0,
+    device: cli.Device = "auto",
+    resume: cli.Resume = False,
+    overwrite: cli.Overwrite = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Prove a lower bound of the Wasserstein-1 distance between two distributions.
 
     Example: isoconv wasserstein photos/ paintings/ --size 64
     """
+    options = cli.given(locals(), "as_json", "whole")
     require(whole in _WHOLE, f"--whole to be one of {', '.join(_WHOLE)}", repr(whole))
-    network = {"conv": conv, "activation": activation, "width": width, "depth": depth}
-    network |= {"anchors": anchors, "upsample": upsample}
-    training = {"recipe": recipe, "epochs": epochs, "batch_size": batch_size, "optimiser": optimiser, "lr": lr}
-    split = {"whole": _WHOLE[whole], "held_out": held_out, "repeats": repeats, "seed": seed}
     from isoconv.cli.output import resumable, show_reading, watch_critic
     from isoconv.wasserstein import distance_bound
 
-    with resumable(out, resume) as should_stop:
-        result = distance_bound(
-            first,
-            second,
-            confidence=confidence,
-            critic=critic,
-            value_range=None if bounds is None else parse_interval(bounds, "--range"),
-            pixels=parse_interval(pixels, "--pixels"),
-            method=method,
-            count=samples,
-            data=data,
-            download=download,
-            size=size,
-            channels=channels,
-            device=device,
-            folder=out,
-            resume=resume,
-            overwrite=overwrite,
-            watch=watch_critic,
-            progress=show_reading,
-            should_stop=should_stop,
-            **network,
-            **training,
-            **split,
-        )
+    with resumable(folder, resume) as should_stop:
+        options |= {"whole": _WHOLE[whole], "progress": show_reading}
+        result = distance_bound(**options, watch=watch_critic, should_stop=should_stop)
     if find_spec("matplotlib") is None:
         print("No plot: that needs matplotlib, pip install 'isoconv[plots]'.", file=sys.stderr)
     for warning in result.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     print(json.dumps(result.to_fields()) if as_json else result)
     if not as_json:
-        print(f"The run is in {out}", file=sys.stderr)
+        print(f"The run is in {folder}", file=sys.stderr)
+
+
+def gan(
+    data: Annotated[str, typer.Argument(help=f"{list_choices(NAMES)}, or a folder of images")],
+    folder: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/gan"),
+    files: cli.Data = None,
+    download: cli.Download = False,
+    size: Annotated[int | None, typer.Option(help="resize images; stl10: 64 by default")] = None,
+    channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for a folder of images")] = None,
+    epochs: Annotated[int, typer.Option(help="passes over the training images")] = 128,
+    batch_size: Annotated[int, typer.Option(help="images per update")] = 64,
+    lr: Annotated[float, typer.Option(help="learning rate of both networks")] = 2e-4,
+    seed: cli.Seed = 0,
+    device: cli.Device = "auto",
+    resume: cli.Resume = False,
+    overwrite: cli.Overwrite = False,
+) -> None:
+    """Train the paper's WGAN-GP, a generator whose distance from the data isoconv wasserstein can measure.
+
+    Example: isoconv gan stl10 --data DIR --out runs/gan
+    """
+    options = cli.given(locals())
+    from isoconv.cli.output import DifferenceProgress, resumable, show_reading
+    from isoconv.wasserstein import train_generator
+
+    with resumable(folder, resume) as should_stop:
+        train_generator(**options, watch=DifferenceProgress, progress=show_reading, should_stop=should_stop)
+    print(f"The generator is in {folder}, and a grid of its images in {folder / 'samples.png'}")

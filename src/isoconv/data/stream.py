@@ -1,17 +1,17 @@
 """Shuffled, augmented batches: the same ones wherever the data lives and however many processes share them.
 
 Random crops, mirror images and distortions are made on the device that holds the images, where they fit for a whole
-epoch at once.
+epoch at once. Every random choice of an epoch depends on (seed, epoch) alone, and on nothing that happened before.
 """
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from isoconv.data.image_set import ImageSet
-from isoconv.data.seeds import epoch_generator
 from isoconv.errors import require
 
 Batch = tuple[Tensor, Tensor]
@@ -20,6 +20,18 @@ Batch = tuple[Tensor, Tensor]
 # a piece takes eight bytes for each pixel.
 _PIECE = {"cpu": 1 << 21, "other": 1 << 27}
 _NUMBERS = 11  # that decide how an image is distorted
+
+
+def epoch_generator(seed: int, epoch: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator for one purpose in one epoch, so that a resumed run draws what it would have drawn.
+
+    Generators of different purposes, epochs or seeds are independent. On the CPU they draw the same on every machine; a
+    CUDA generator draws other numbers than one on the CPU.
+    """
+    require(min(seed, epoch) >= 0, "a seed and an epoch that are not negative", f"{seed} and {epoch}")
+    # SeedSequence mixes its numbers well; sums or products of seed and epoch would let (0, 1) and (1, 0) meet.
+    mixed = np.random.SeedSequence([seed, epoch, *purpose.encode()]).generate_state(1, np.uint64)[0]
+    return torch.Generator(device).manual_seed(int(mixed))
 
 
 def draw(count: int, padding: int, flip: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:

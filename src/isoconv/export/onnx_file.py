@@ -25,12 +25,10 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,16 +111,20 @@ def _linear(node: Node, module: Any, x: Tensor) -> Tensor:
 
 
 def _convolution(node: Node, module: Any, x: Tensor) -> Tensor:
-    stride, dilation, groups = (node.settings[name] for name in ("stride", "dilation", "groups"))
-    x, weight, bias = _pad(node, x), _cast(module.weight, x), _cast(module.bias, x)
+    geometry = [node.settings[name] for name in ("stride", "dilation", "groups")]
+    return _convolve(_pad(node, x), module.weight, module.bias, node.output_shape[1:], geometry)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Any, size: Sequence[int], geometry: Any = ((1, 1), (1, 1), 1)) -> Tensor:
+    """Return the convolution of padded images, whose outputs have this size. `geometry` is stride, dilation, groups."""
+    weight, bias, (stride, dilation, groups) = _cast(weight, x), _cast(bias, x), geometry
     if x.dtype == torch.float32:
         convolve: Any = F.conv1d if weight.dim() == 3 else F.conv2d
         return convolve(x, weight, bias, stride, 0, dilation, groups)
     kernel = weight.reshape(groups, weight.shape[0] // groups, -1)
     columns = _columns(x, weight.shape[2:], stride, dilation)
     columns = columns.reshape(-1, groups, kernel.shape[2], columns.shape[3])
-    y = (kernel @ columns).reshape(-1, *node.output_shape)
-    return y if bias is None else y + _per_channel(bias, node)
+    return _add_bias((kernel @ columns).reshape(-1, len(weight), *size), bias)
 
 
 def _transposed(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -133,10 +135,8 @@ def _transposed(node: Node, module: Any, x: Tensor) -> Tensor:
         convolve: Any = F.conv_transpose1d if weight.dim() == 3 else F.conv_transpose2d
         return convolve(x, weight, bias, stride, [before for before, _ in pads], extra, groups, dilation)
     size, outputs = node.input_shape[1:], node.output_shape[1:]
-    under, inside = (
-        np.zeros((1, 1), np.int64),
-        np.ones((1, 1), bool),
-    )  # (taps, positions): the pixel that a tap brings there
+    # (taps, positions): the pixel that a tap brings there, and whether there is one
+    under, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
     for n, m, k, s, d, (before, _) in zip(size, outputs, weight.shape[2:], stride, dilation, pads, strict=True):
         reached = np.arange(m) + before - d * np.arange(k)[:, None]
         here = (reached % s == 0) & (reached >= 0) & (reached < n * s)
@@ -146,21 +146,13 @@ def _transposed(node: Node, module: Any, x: Tensor) -> Tensor:
     columns = F.pad(x.flatten(2), (0, 1)).index_select(2, places.flatten())
     kernel = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1).transpose(1, 2).flatten(2)
     y = (kernel @ columns.reshape(-1, groups, kernel.shape[2], places.shape[1])).reshape(-1, *node.output_shape)
-    return y if bias is None else y + _per_channel(bias, node)
+    return _add_bias(y, bias)
 
 
 def _potential(node: Node, module: Any, x: Tensor) -> Tensor:
-    weight, bias, mode = _cast(module.weight, x), _cast(module.bias, x), node.settings["padding_mode"]
-    geometry = {"stride": [1, 1], "dilation": [1, 1], "groups": 1, "padding_mode": mode}
-
-    def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None, pads: list[list[int]]) -> Tensor:
-        shape = torch.Size((len(kernel), *node.output_shape[1:]))
-        inner = replace(node, settings={**geometry, "padding": pads}, output_shape=shape)
-        return _convolution(inner, SimpleNamespace(weight=kernel, bias=bias), x)
-
-    pads = node.settings["padding"]
-    hidden = convolve(x, weight, bias, pads).relu()
-    return x - convolve(hidden, weight.transpose(0, 1).flip(2, 3), None, [pair[::-1] for pair in pads])
+    weight, bias, size = _cast(module.weight, x), _cast(module.bias, x), node.output_shape[1:]
+    hidden, mirrored = _convolve(_pad(node, x), weight, bias, size).relu(), weight.transpose(0, 1).flip(2, 3)
+    return x - _convolve(_pad(node, hidden, [pair[::-1] for pair in node.settings["padding"]]), mirrored, None, size)
 
 
 def _separable(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -184,8 +176,8 @@ def _cast(tensor: Any, x: Tensor) -> Any:
     return None if tensor is None else tensor.to(x.dtype)
 
 
-def _pad(node: Node, x: Tensor) -> Tensor:
-    pads = [[p, p] if isinstance(p, int) else p for p in node.settings["padding"]]
+def _pad(node: Node, x: Tensor, pads: Any = None) -> Tensor:
+    pads = [[p, p] if isinstance(p, int) else p for p in pads or node.settings["padding"]]
     mode = node.settings.get("padding_mode", "zeros").replace("zeros", "constant")
     flat = [amount for pair in reversed(pads) for amount in pair]
     return F.pad(x, flat, mode=mode) if any(flat) else x
@@ -212,12 +204,15 @@ def _batch_norm(node: Node, module: Any, x: Tensor) -> Tensor:
     weight, bias, mean, variance = (_cast(getattr(module, name), x) for name in names)
     slope = 1 / (variance + node.settings["eps"]).sqrt()
     slope = slope if weight is None else slope * weight
-    y = (x - _per_channel(mean, node)) * _per_channel(slope, node)
-    return y if bias is None else y + _per_channel(bias, node)
+    return _add_bias((x - _per_channel(mean, x)) * _per_channel(slope, x), bias)
 
 
-def _per_channel(values: Tensor, node: Node) -> Tensor:
-    return values.reshape(-1, *[1] * (len(node.output_shape) - 1))
+def _add_bias(y: Tensor, bias: Any) -> Tensor:
+    return y if bias is None else y + _per_channel(bias, y)
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def _leaky(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -225,7 +220,7 @@ def _leaky(node: Node, module: Any, x: Tensor) -> Tensor:
 
 
 def _normalize(node: Node, module: Any, x: Tensor) -> Tensor:
-    return (x - _per_channel(_cast(module.mean, x), node)) / _per_channel(_cast(module.std, x), node)
+    return (x - _per_channel(_cast(module.mean, x), x)) / _per_channel(_cast(module.std, x), x)
 
 
 def _elu(node: Node, module: Any, x: Tensor) -> Tensor:

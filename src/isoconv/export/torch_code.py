@@ -16,7 +16,6 @@ import isoconv.nn
 from isoconv.certify import Node
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
-from isoconv.nn import Abs
 from isoconv.nn import graph as nn_graph
 from isoconv.records import require
 from isoconv.version import __version__
@@ -130,7 +129,8 @@ def _literal(name: str, value: Any) -> str:
     return repr(value[0] if sized and len(set(value)) == 1 else value)
 
 
-# The modules of isoconv that a plain network may hold, as an exported file defines them: with torch alone ------------
+# The modules of isoconv that a plain network may hold, as an exported file defines them, with torch alone and in this
+# order. Each class of this file is one of them.
 
 
 class MaxMin(nn.Module):
@@ -175,31 +175,7 @@ class Householder(nn.Module):
         return torch.cat([first - along * v, second - along * w], dim=1)
 
 
-class BatchCentering(nn.Module):
-    """Subtracts a number from each channel, and adds one."""
-
-    running_mean: Tensor
-
-    def __init__(self, num_features: int, momentum: float = 0.1, bias: bool = True) -> None:
-        super().__init__()
-        self.num_features, self.momentum = num_features, momentum
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features)) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        shift = self.running_mean if self.bias is None else self.running_mean - self.bias
-        return x - shift.view(-1, *[1] * (x.dim() - 2))
-
-
-class LayerCentering(nn.Module):
-    """Subtracts the mean over the axes `dim` of each sample, or over all."""
-
-    def __init__(self, dim: list[int] | None = None) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(self.dim or list(range(1, x.dim())), keepdim=True)
+Abs = isoconv.nn.Abs
 
 
 class Scale(nn.Module):
@@ -277,6 +253,33 @@ class L2NormPool2d(nn.Module):
         columns = nn.functional.unfold(x, self.kernel_size, stride=self.stride).unflatten(1, (x.shape[1], -1))
         norms = torch.linalg.vector_norm(columns, dim=2)
         return norms.unflatten(2, ((x.shape[2] - height) // down + 1, -1))
+
+
+class BatchCentering(nn.Module):
+    """Subtracts a number from each channel, and adds one."""
+
+    running_mean: Tensor
+
+    def __init__(self, num_features: int, momentum: float = 0.1, bias: bool = True) -> None:
+        super().__init__()
+        self.num_features, self.momentum = num_features, momentum
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.running_mean if self.bias is None else self.running_mean - self.bias
+        return x - shift.view(-1, *[1] * (x.dim() - 2))
+
+
+class LayerCentering(nn.Module):
+    """Subtracts the mean over the axes `dim` of each sample, or over all."""
+
+    def __init__(self, dim: list[int] | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(self.dim or list(range(1, x.dim())), keepdim=True)
 
 
 class ConvexPotential2d(nn.Module):
@@ -388,11 +391,4 @@ class Graph(nn.Module):
         return x
 
 
-_OURS: dict[str, type[nn.Module]] = {
-    kind.__name__: kind
-    for kind in (
-        *(MaxMin, GroupSort, Householder, Abs, Scale, Normalize, ChannelShift, PositionBias, HalfAbs, L2NormPool2d),
-        *(BatchCentering, LayerCentering, ConvexPotential2d),
-        *(Add, Concat, Slice, Reshape, Permute, Translate, Graph),
-    )
-}
+_OURS = {name: kind for name, kind in tuple(vars().items()) if isinstance(kind, type) and issubclass(kind, nn.Module)}

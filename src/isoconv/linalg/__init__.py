@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from isoconv.linalg.bounds import conv_norm_bound as conv_norm_bound
     from isoconv.linalg.bounds import fold_stride as fold_stride
     from isoconv.linalg.bounds import matrix_norm_bound as matrix_norm_bound
-    from isoconv.linalg.manifold import is_orthonormal as is_orthonormal
-    from isoconv.linalg.manifold import on_manifold as on_manifold
-    from isoconv.linalg.manifold import project_to_tangent as project_to_tangent
-    from isoconv.linalg.manifold import retract as retract
     from isoconv.linalg.matrices import norm_upper_bound as norm_upper_bound
     from isoconv.linalg.orthogonalisation import bjorck as bjorck
+    from isoconv.linalg.orthogonalisation import is_orthonormal as is_orthonormal
+    from isoconv.linalg.orthogonalisation import on_manifold as on_manifold
     from isoconv.linalg.orthogonalisation import polar as polar
+    from isoconv.linalg.orthogonalisation import project_to_tangent as project_to_tangent
+    from isoconv.linalg.orthogonalisation import retract as retract
     from isoconv.linalg.spectrum import circular_singular_values as circular_singular_values
     from isoconv.linalg.spectrum import circular_symbol as circular_symbol
 

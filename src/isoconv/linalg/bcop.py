@@ -149,16 +149,12 @@ def append_pair(taps: Tensor, projector: Tensor, dim: int) -> Tensor:
     return far + (near - far) @ projector
 
 
-def append_pair_from_basis(taps: Tensor, basis: Tensor, dim: int) -> Tensor:
+class _AppendPair(Function):
     """The same for P = R Rᵀ given by its orthonormal basis R (c_in, rank), with a gradient of few, large products.
 
     A batch of kernels (b, taps…, c_out, c_in), each with a basis of its own (b, c_in, rank), is one call too.
-    """
-    return _AppendPair.call(taps, basis, dim)  # type: ignore[no-any-return]
 
-
-class _AppendPair(Function):
-    """Forward: with A = W P, the taps A_i + (W − A)_{i−1}. Backward: with D_i = G_i − G_{i+1} for the gradient G of the
+    Forward: with A = W P, the taps A_i + (W − A)_{i−1}. Backward: with D_i = G_i − G_{i+1} for the gradient G of the
     result, that of W is G_{i+1} + D_i P, that of P is S = Σ W_iᵀ D_i, and that of R is (S + Sᵀ) R. All rows of a
     kernel's taps are one matrix; one for each kernel, where the basis is a batch.
     """
@@ -192,3 +188,6 @@ class _AppendPair(Function):
                 inner = taps.flatten(basis.dim() - 2, -2).mT @ rows
                 of_basis = (inner + inner.mT) @ basis
         return of_taps, of_basis, None
+
+
+append_pair_from_basis = _AppendPair.call

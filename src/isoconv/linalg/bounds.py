@@ -127,11 +127,10 @@ def fold_stride(kernel: Tensor, strides: Sequence[int]) -> Tensor:
     (c_out, c_in, K…) becomes (c_out, c_in·Πs, ⌈K/s⌉…), torch's channel order; K is filled up with zeros if need be.
     """
     strides = _per_axis("stride", strides, kernel.dim() - 2)
-    for axis, s in enumerate(strides, start=2):
-        padding = [0, 0] * (kernel.dim() - 1 - axis) + [0, -kernel.shape[axis] % s]
-        kernel = torch.nn.functional.pad(kernel, padding)
     c_out, c_in, *sizes = kernel.shape
-    taps = [k // s for k, s in zip(sizes, strides, strict=True)]
+    taps = [-(-k // s) for k, s in zip(sizes, strides, strict=True)]
+    missing = [n * s - k for n, s, k in zip(taps, strides, sizes, strict=True)]
+    kernel = torch.nn.functional.pad(kernel, [zeros for more in reversed(missing) for zeros in (0, more)])
     split = kernel.reshape(c_out, c_in, *[n for pair in zip(taps, strides, strict=True) for n in pair])
     phases, positions = range(3, split.dim(), 2), range(2, split.dim(), 2)
     return split.permute(0, 1, *phases, *positions).reshape(c_out, c_in * math.prod(strides), *taps)
@@ -211,8 +210,7 @@ def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float, near: bool
     c_out, c_in = folded.shape[:2]
     cosines, sines = _twiddles(folded.shape[2:], grid, folded.device)
     flat = folded.flatten(2).permute(2, 0, 1).reshape(taps, -1)
-    real = (cosines @ flat).reshape(-1, c_out, c_in)
-    imaginary = (sines @ flat).reshape(-1, c_out, c_in)
+    real, imaginary = ((waves @ flat).reshape(-1, c_out, c_in) for waves in (cosines, sines))
     # Folding and summing: at most 2T roundings for T taps, in the real and in the imaginary part. A twiddle: its angle,
     # up to 2π, is rounded three times (π, the quotient, the product), 2π·2.4u, its two parts to 2 ulp: below 18u ≤ 2γ_16.
     magnitude = add_up(*(_frobenius(kernel.flatten(2)[:, :, t]) for t in range(kernel[0, 0].numel())))
@@ -223,7 +221,7 @@ def _per_frequency(kernel: Tensor, grid: Sequence[int], known: float, near: bool
     rows = torch.cat([real, imaginary], dim=-1)
     gram_real = rows @ rows.mT
     gram_imaginary = torch.cat([imaginary, -real], dim=-1) @ rows.mT
-    largest = max(math.sqrt(float((rows * rows).sum(dim=(-2, -1)).amax())), 0.0)
+    largest = math.sqrt(float((rows * rows).sum(dim=(-2, -1)).amax()))
     size = add_up(mul_up(largest, 1 + gamma(rows[0].numel() + 8)), _TINY)
     of_symbol = mul_up(symbol_error, add_up(2 * size, symbol_error))
     error = add_up(mul_up(sqrt_up(2.0), gamma(2 * length), size, size), of_symbol, _TINY)

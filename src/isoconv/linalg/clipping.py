@@ -96,8 +96,10 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
             blind = float(largest) <= _TAME
             if blind:  # almost always; otherwise these steps are repeated with eigenvectors
                 kernels, left = found, left - steps
-        else:
-            excess, chosen = _excess_where(exceeding, gram)
+        else:  # h(G) at those frequencies where any kernel exceeds 1; zero for one that does not
+            chosen = exceeding.any(1)
+            excess = gram.new_zeros(int(chosen.sum()), *gram.shape[1:])
+            excess[exceeding[chosen]] = _by_eigenvectors(gram[exceeding])
             kernels, left, blind = _minus_excess(kernels, excess, waves, chosen), left - 1, by_products
     return _with_rows(result, rows, kernels)
 
@@ -105,14 +107,6 @@ def _iterate(kernels: Tensor, waves: "_Waves", iterations: int, by_products: boo
 def _with_rows(kernels: Tensor, rows: Tensor, new: Tensor) -> Tensor:
     """The kernels, those in `rows` (ascending) replaced; where that is all of them, the new ones themselves."""
     return new if len(new) == len(kernels) else kernels.index_copy(0, rows, new)
-
-
-def _excess_where(exceeding: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
-    """h(G) at those frequencies where any kernel exceeds 1 (zero for one that does not), and which these are."""
-    chosen = exceeding.any(1)
-    excess = gram.new_zeros(int(chosen.sum()), *gram.shape[1:])
-    excess[exceeding[chosen]] = _by_eigenvectors(gram[exceeding])
-    return excess, chosen
 
 
 def _blindly(kernels: Tensor, gram: Tensor, waves: "_Waves", steps: int) -> tuple[Tensor, Tensor]:

@@ -83,16 +83,15 @@ def identity_like(gram: Tensor) -> Tensor:
     key = (gram.shape[-1], gram.dtype, gram.device)
     if torch.compiler.is_compiling() or type(gram) not in (Tensor, torch.nn.Parameter):  # traced, or some tracer's own
         return torch.eye(key[0], dtype=key[1], device=key[2])
-    found = _IDENTITIES.get(key)
-    if found is None:
+    if key not in _IDENTITIES:
         with torch.inference_mode(False):
-            found = torch.eye(key[0], dtype=key[1], device=key[2])
+            identity = torch.eye(key[0], dtype=key[1], device=key[2])
         if gram.is_cuda:
             if torch.cuda.is_current_stream_capturing():  # holds its numbers only after a replay
-                return found
+                return identity
             torch.cuda.current_stream(gram.device).synchronize()  # other streams will read it
-        _IDENTITIES[key] = found
-    return found
+        _IDENTITIES[key] = identity
+    return _IDENTITIES[key]
 
 
 def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1, base_factor: float = 1) -> Tensor:

@@ -14,6 +14,8 @@ from isoconv.nn import InvertibleDownsampling, MaxMin, Normalize, Slice
 from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.records import require
 
+_SIZES = "an image that each strided convolution can halve: multiples of 4 for small and large, of 16 for dcgan"
+
 
 class Classifier(nn.Sequential):
     """Convolutions (channels, kernel size, stride), hidden linear layers (features), and one to the classes.
@@ -41,19 +43,11 @@ class Classifier(nn.Sequential):
         layers: list[nn.Module] = []
         for out_channels, kernel_size, stride in self.convolutions:
             channels, height, width = shape
-            require(
-                height % stride == 0 and width % stride == 0,
-                "an image whose height and width can be halved by each strided convolution: multiples of 4 for small and "
-                "large, of 16 for dcgan",
-                f"{height}×{width} before a convolution of stride {stride}",
-            )
+            divides, problem = height % stride == width % stride == 0, f"{height}×{width} before stride {stride}"
+            require(divides, _SIZES, problem)
+            size = height, width
             convolution = method.make(
-                channels,
-                out_channels,
-                kernel_size,
-                stride,
-                orthogonalisation=orthogonalisation,
-                input_size=(height, width),
+                channels, out_channels, kernel_size, stride, orthogonalisation=orthogonalisation, input_size=size
             )
             layers += [convolution, ACTIVATIONS[activation].make(out_channels)]
             shape = out_channels, height // stride, width // stride

@@ -121,8 +121,8 @@ class Normalize(nn.Module):
         listed = listed and all(isinstance(value, (int, float)) and abs(value) < 1e38 for value in (*mean, *std))
         expected = "lists of a finite mean and an std above 0 for each channel"
         require(listed and min(std) >= 1e-37, expected, f"{mean} and {std}")  # as float32 can hold them
-        self.register_buffer("mean", torch.tensor([float(value) for value in mean]))
-        self.register_buffer("std", torch.tensor([float(value) for value in std]))
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.get_default_dtype()))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.get_default_dtype()))
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.mean, self.std)
@@ -149,7 +149,7 @@ def max_min(x: Tensor, dim: int = 1) -> Tensor:
     return _select(first, second, second > first, dim)
 
 
-def _max_min_with_one_bit(x: Tensor, dim: int) -> Tensor:
+def _max_min_with_one_bit(x: Tensor, dim: int) -> Tensor:  # a function of its own, which TorchScript does not look into
     return _MaxMin.apply(x, dim)  # type: ignore[no-any-return,no-untyped-call]
 
 

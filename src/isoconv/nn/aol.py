@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from isoconv.linalg.bounds import fold_stride
 from isoconv.nn.built_weight import constraint_dtype
-from isoconv.nn.convolution import Conv2dWithKernel, unfold_stride
+from isoconv.nn.convolution import Conv2dWithKernel
+from isoconv.nn.downsampling import unfold_stride
 
 
 class AOLConv2d(Conv2dWithKernel):

@@ -29,9 +29,8 @@ from isoconv.nn.convolution import (
     pad_module,
     per_axis,
     plain_convolution,
-    unfold_stride,
 )
-from isoconv.nn.downsampling import upsample
+from isoconv.nn.downsampling import unfold_stride, upsample
 from isoconv.records import require
 
 
@@ -67,10 +66,8 @@ class _BCOP(OrthogonalisedConvolution):
         self._swapped = block == 1 and c_out > c_in
         self.O = self._make_matrix(min(c_out, c_in) if block == 1 else c_out, c * block, factory)
         # One pair of projectors along each axis in turn, as in Algorithm 1; where one axis has more, the rest of them.
-        turns = range(max(taps))
-        self._axes = tuple(
-            a for i in turns for a, k, r in zip(self._tap_axes, taps, self._rest, strict=True) if i < k - r
-        )
+        pairs = [(axis, k - r) for axis, k, r in zip(self._tap_axes, taps, self._rest, strict=True)]
+        self._axes = tuple(axis for turn in range(max(taps)) for axis, count in pairs if turn < count)
         self._make_bases(factory)
         self.E = self._make_matrix(c_in, c, factory) if block > 1 and c > c_in else None
         self._matrix_names += ("E",) if self.E is not None else ()
@@ -184,11 +181,10 @@ class BCOPConvTranspose2d(_BCOP2d):
         fits = all(p <= limit for p, limit in zip(self.output_padding, most, strict=True))
         require(fits, f"output_padding of at most {most}", output_padding)
         # The image has so many blocks of s pixels more than the input has pixels, and the last block misses so many.
-        over = [
-            r + extra - p - q for r, extra, (p, q) in zip(self.reaches, self.output_padding, self._pads, strict=True)
-        ]
-        self._more = (0, 0) if self._same else tuple(-(-n // s) - 1 for n, s in zip(over, self.stride, strict=True))
-        self._missing = (0, 0) if self._same else tuple(-n % s for n, s in zip(over, self.stride, strict=True))
+        axes = zip(self.reaches, self.output_padding, self._pads, self.stride, strict=True)
+        over = [(r + extra - sum(pads), s) for r, extra, pads, s in axes]
+        self._more = (0, 0) if self._same else tuple(-(-n // s) - 1 for n, s in over)
+        self._missing = (0, 0) if self._same else tuple(-n % s for n, s in over)
         #: Blocks that the convolution's outputs left out: zeros to its adjoint.
         self._left_out = [(0, more if self.padding_mode == "circular" else 0) for more in self._more]
 
@@ -234,10 +230,9 @@ class BCOPConvTranspose2d(_BCOP2d):
         sizes: Any = (self.in_channels, self.out_channels, self.kernel_size, self.stride)
         options: dict[str, Any] = {"groups": self.groups, "bias": False, "dilation": self.dilation, "device": "meta"}
         grown = with_parameters(nn.ConvTranspose2d(*sizes, **options), weight, self.bias)
+        axes = zip(pads, self._pads, self.reaches, self.stride, self._more, self._left_out, missing, strict=True)
         cut = []  # what the convolution's padding was, and that of the blocks here
-        for (ahead, behind), (before, _), reach, s, more, (_, zeros), (_, less) in zip(
-            pads, self._pads, self.reaches, self.stride, self._more, self._left_out, missing, strict=True
-        ):
+        for (ahead, behind), (before, _), reach, s, more, (_, zeros), (_, less) in axes:
             cut.append((-ahead * s - before, before - reach - (behind - more + zeros - 1) * s + less))
         return chain(left_out, pad_module(pads, self.padding_mode), grown, pad_module(cut, "zeros"))
 

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoconv.nn.torus import TorusConv2d, approach_unitary, identity_of
+from isoconv.linalg.matrices import identity_like
+from isoconv.nn.torus import TorusConv2d, approach_unitary
 from isoconv.records import require
 
 
@@ -36,6 +37,6 @@ class BROConv2d(TorusConv2d):
         basis = symbol / symbol.detach().abs().amax().clamp_min(numbers.tiny)  # the scale does not matter
         gram = basis.mH @ basis
         trace = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)[..., None, None]
-        room = (100 * numbers.eps * trace).clamp_min(numbers.tiny) * identity_of(gram)
+        room = (100 * numbers.eps * trace).clamp_min(numbers.tiny) * identity_like(gram)
         projector = basis @ torch.linalg.inv_ex(gram + room).inverse @ basis.mH
-        return approach_unitary(identity_of(projector) - 2 * projector, 3)
+        return approach_unitary(identity_like(projector) - 2 * projector, 3)

@@ -24,7 +24,7 @@ offloading) do not see this graph: it outlives the pass that they are for.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import compress
 from operator import attrgetter
@@ -38,9 +38,8 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.manifold import on_manifold, retract
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.orthogonalisation import bjorck
+from isoconv.linalg.orthogonalisation import bjorck, on_manifold, retract
 from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.records import require
 
@@ -50,6 +49,7 @@ class BuiltWeight(nn.Module):
 
     #: Set for the time of a training step or of `fixed_weights`: called whenever the weight is asked for.
     weight_source: Callable[[], Tensor] | None
+    bias: nn.Parameter | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +121,10 @@ class BuiltWeight(nn.Module):
 
     # How it is done -----------------------------------------------------------------------------------------------
 
+    def _reset_bias(self, fan: int) -> None:
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
+
     def _weight_under_transform(self, sources: Sequence[Tensor]) -> Tensor:
         """For torch.func: a constant to the transform, unless it is the parameters that are transformed."""
         if not any(torch._C._functorch.is_functorch_wrapped_tensor(source) for source in sources):
@@ -162,9 +166,8 @@ class BuiltWeight(nn.Module):
         self._refuse("torch.jit.script")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise IsoconvError(
-            f"Expected ordinary layers for {what}. Got {type(self).__name__}: use it on isoconv.plain(model)."
-        )
+        got = f"{type(self).__name__}: use it on isoconv.plain(model)"
+        raise IsoconvError(f"Expected ordinary layers for {what}. Got {got}.")
 
 
 @contextmanager
@@ -190,7 +193,7 @@ class OrthogonalisedLayer(BuiltWeight):
     There are two ways to have them:
 
     * "manifold" (the default): the parameter itself stays orthonormal; see Note [Staying on the manifold] in
-      `isoconv.linalg.manifold`. After any optimiser's step the next training pass moves it back.
+      `isoconv.linalg.orthogonalisation`. After any optimiser's step the next training pass moves it back.
     * "bjorck": the paper's way. The parameter is unconstrained; 20 first-order Björck steps, differentiated through.
     """
 
@@ -217,10 +220,8 @@ class OrthogonalisedLayer(BuiltWeight):
     @property
     def _writes_back(self) -> bool:
         # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
-        for matrix in self._sources():
-            if not (matrix.requires_grad and matrix.dtype in (torch.float32, torch.float64)):
-                return False
-        return self.orthogonalisation == "manifold"
+        movable = [m.requires_grad and m.dtype in (torch.float32, torch.float64) for m in self._sources()]
+        return self.orthogonalisation == "manifold" and all(movable)
 
     def _orthonormal(self, point: Tensor) -> Tensor:
         """Return the orthonormal matrix (or matrices) of a settled parameter, differentiable."""
@@ -245,22 +246,21 @@ class _Build:
     def __init__(self, layer: BuiltWeight, sources: Sequence[Tensor], updating: bool) -> None:
         self.layer, self.dtype = layer, sources[0].dtype
         self.key = _key(layer, sources)
-        self.wanted = list(map(_REQUIRES_GRAD, sources))
-        self.graph: tuple[Tensor, list[Tensor]] | None = None
+        self.wanted = [source.requires_grad for source in sources]
+        self.graph: tuple[Tensor, list[Tensor]] | None = None  # of the weight, and its leaves
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
-            self.copies: Sequence[Tensor] = [
-                source.detach().clone(memory_format=torch.contiguous_format) for source in sources
-            ]
-            precise = [copy.to(torch.promote_types(copy.dtype, torch.float32)) for copy in self.copies]
+            copies = [source.detach().clone(memory_format=torch.contiguous_format) for source in sources]
+            precise = [copy.to(constraint_dtype(copy)) for copy in copies]
             self.points = layer._settle(*precise)
             if updating and layer._writes_back:
                 for source, before, point in zip(sources, precise, self.points, strict=True):
                     if point is not before:
                         source.copy_(point)
-                self.copies = self.points
+                copies = list(self.points)
+            self.copies = copies
             if updating and any(self.wanted):
-                self.value = self._make_graph()[0].detach()
+                self.value = self.make_graph()[0].detach()
             else:
                 self.value = layer._build(*self.points).to(self.dtype)
         self.version = self.value._version
@@ -269,25 +269,17 @@ class _Build:
         """Compare the layer's parameters with those that this was built from."""
         if self.value._version != self.version:
             self.layer.refresh()
-            name = type(self.layer).__name__
-            raise IsoconvError(
-                f"Expected a change of parameters. Got one of the weight that {name} computes from them."
-            )
+            got = f"one of the weight that {type(self.layer).__name__} computes from them"
+            raise IsoconvError(f"Expected a change of parameters. Got {got}.")
         return self.key == _key(self.layer, sources) and all(map(torch.equal, sources, self.copies))
 
-    def _make_graph(self) -> tuple[Tensor, list[Tensor]]:
-        with torch.enable_grad(), _unseen_by_hooks():
+    def make_graph(self) -> tuple[Tensor, list[Tensor]]:
+        # Hooks on saved tensors are kept away; torch.func forbids them altogether.
+        enabled = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+        with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, Tensor.detach) if enabled else nullcontext():
             leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
             self.graph = self.layer._build(*self.layer._join(leaves, leaves)).to(self.dtype), leaves
         return self.graph
-
-    def pull_back(self, gradient: Tensor) -> list[Tensor | None]:
-        """Return the gradient of each source, given that of the weight."""
-        with full_precision(gradient) if self.graph is None else nullcontext():
-            weight, leaves = self.graph or self._make_graph()
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
-        return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
 
 
 class _Built(torch.autograd.Function):
@@ -299,25 +291,22 @@ class _Built(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_sources = ctx.build.pull_back(gradient)
-        return None, None, *(g if g is None else g.to(ctx.build.dtype) for g in of_sources)
+        build = ctx.build
+        with full_precision(gradient) if build.graph is None else nullcontext():
+            weight, leaves = build.graph or build.make_graph()
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
+        of_sources = (next(gradients) if leaf.requires_grad else None for leaf in leaves)
+        return None, None, *(g if g is None else g.to(build.dtype) for g in of_sources)
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad")
 _SETTINGS = frozenset((bool, int, str, tuple))  # the mode, and what a method may be told: a number of iterations, say
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def _key(layer: BuiltWeight, sources: Sequence[Tensor]) -> tuple[Any, ...]:
     values = vars(layer).values()
     return *compress(values, map(_SETTINGS.__contains__, map(type, values))), *map(_KIND, sources)
-
-
-def _unseen_by_hooks() -> AbstractContextManager[None]:
-    """Keep hooks on saved tensors away; torch.func forbids them altogether."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
-        return nullcontext()
-    return saved_tensors_hooks(Tensor.detach, Tensor.detach)
 
 
 def constraint_dtype(tensor: Tensor) -> torch.dtype:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from isoconv.nn.torus import TorusConv2d, approach_unitary, identity_of
+from isoconv.linalg.matrices import identity_like
+from isoconv.nn.torus import TorusConv2d, approach_unitary
 
 _LARGEST = 100.0
 
@@ -27,7 +28,7 @@ class CayleyConv2d(TorusConv2d):
         is_wide = symbol.shape[-2] < symbol.shape[-1]
         tall = symbol.mH if is_wide else symbol
         square, rest = tall.split([tall.shape[-1], tall.shape[-2] - tall.shape[-1]], dim=-2)
-        identity = identity_of(square)
+        identity = identity_like(square)
         inverse = torch.linalg.inv_ex(identity + square - square.mH + rest.mH @ rest).inverse
         isometry = approach_unitary(torch.cat([2 * inverse - identity, -2 * rest @ inverse], dim=-2), 1)
         return isometry.mH if is_wide else isometry

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from operator import floordiv, gt, le, mod, mul
+from operator import floordiv, ge, gt, le, mod
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from isoconv.errors import IsoconvError
 from isoconv.linalg.spectrum import fold_kernel, spread_kernel
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, with_parameters
-from isoconv.nn.downsampling import downsample
+from isoconv.nn.downsampling import downsample, unfold_stride
 from isoconv.records import require
 
 Pads = Sequence[tuple[int, int]]  # pixels before and after, for each axis
@@ -43,7 +43,6 @@ class LipschitzConvolution(BuiltWeight):
     dimensions = 2
     _is_adjoint = False  # whether the kernel is that of the convolution from outputs to inputs
     padding: str | tuple[int, ...]
-    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -80,24 +79,22 @@ class LipschitzConvolution(BuiltWeight):
         self._factors = tuple(n if taps % n == 0 else 1 for n, taps in zip(self._own_stride, k, strict=True))
         #: In how many patches a pixel can occur.
         self.overlap = math.prod(-(-taps // n) for taps, n in zip(k, self._own_stride, strict=True))
+        self.padding, self._same = "same", True
         if padding != "same":
             self.padding = per_axis(0 if padding == "valid" else padding, "padding", d, least=0)
             most = [(r - 1) // 2 for r in reaches]
             single = self.padding_mode == "zeros" or all(map(le, self.padding, most))
             require(single, f"padding 'same' or at most {most}, else outputs would repeat", f"padding={padding}")
-            self._same = set(s) == {1} and amounts == [(p, p) for p in self.padding]
-            amounts = [(p, p) for p in self.padding]
-        else:
-            self.padding, self._same = "same", True
+            same, amounts = amounts, [(p, p) for p in self.padding]
+            self._same = set(s) == {1} and amounts == same
         self.folded = len(set(s)) == 1 and self._factors == s and set(self.dilation) == {1}
         if self.folded and self._same:  # of the downsampled image
             amounts = [same_padding(taps // s[0]) for taps in k]
         self._pads, self._extension, self.fits_always = tuple(amounts), [0] * d, self._same and set(s) == {1}
-        factor, (c_out, c_in) = s[0] if self.folded else 1, (out_channels, in_channels)
-        c_out, c_in = (c_in, c_out) if self._is_adjoint else (c_out, c_in)
-        #: The shape of `weight`.
-        self.kernel_shape = (c_out, c_in // groups * factor**d, *(taps // factor for taps in k))
+        c_out, c_in = (in_channels, out_channels) if self._is_adjoint else (out_channels, in_channels)
         self._built_shape = (c_out, c_in // groups * math.prod(self._factors), *map(floordiv, k, self._factors))
+        #: The shape of `weight`.
+        self.kernel_shape = self._built_shape if self.folded else (c_out, c_in // groups, *k)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._make_parameters(factory)
         self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
@@ -112,10 +109,6 @@ class LipschitzConvolution(BuiltWeight):
     def reset_parameters(self) -> None:
         """Draw the parameters anew."""
         raise NotImplementedError
-
-    def _reset_bias(self, fan: int) -> None:
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -1 / math.sqrt(fan), 1 / math.sqrt(fan))
 
     def forward(self, x: Tensor) -> Tensor:
         batch = self._as_batch(x)
@@ -140,10 +133,8 @@ class LipschitzConvolution(BuiltWeight):
         channels = self.in_channels
         if x.dim() not in (self.dimensions + 1, self.dimensions + 2) or x.shape[-self.dimensions - 1] != channels:
             axes = "L" if self.dimensions == 1 else "H, W"
-            raise IsoconvError(
-                f"{type(self).__name__}: Expected input (N, {channels}, {axes}) or ({channels}, {axes}). "
-                f"Got shape {tuple(x.shape)}."
-            )
+            expected = f"Expected input (N, {channels}, {axes}) or ({channels}, {axes})"
+            raise IsoconvError(f"{type(self).__name__}: {expected}. Got shape {tuple(x.shape)}.")
         return x if x.dim() == self.dimensions + 2 else x[None]
 
     def _extend(self, batch: Tensor) -> Tensor:
@@ -153,9 +144,8 @@ class LipschitzConvolution(BuiltWeight):
             if any(self._extension):
                 self._extension = [0] * self.dimensions
             return batch
-        covered = self._same or all(
-            n + p + q >= r for n, (p, q), r in zip(sizes, self._pads, self.reaches, strict=True)
-        )
+        padded = [n + sum(amounts) for n, amounts in zip(sizes, self._pads, strict=True)]
+        covered = self._same or all(map(ge, padded, self.reaches))
         require(covered, f"{type(self).__name__}: padded images of at least {self.reaches}", f"images of {sizes}")
         unwrapped = not self._same and (self.padding_mode == "zeros" or not any(self.padding))
         self._extension = [0 if unwrapped else -n % s for n, s in zip(sizes, self.stride, strict=True)]
@@ -216,8 +206,8 @@ class Conv2dWithKernel(LipschitzConvolution):
         return (self.kernel,)
 
 
-class StandardConv2d(Conv2dWithKernel):
-    """An unconstrained convolution: not 1-Lipschitz. Arguments as for `torch.nn.Conv2d`, with "same" padding."""
+class UnbuiltConv2d(Conv2dWithKernel):
+    """A 2-D convolution whose parameter is its weight."""
 
     @property
     def weight(self) -> Tensor:
@@ -225,6 +215,10 @@ class StandardConv2d(Conv2dWithKernel):
 
     def _sources(self) -> tuple[Tensor, ...]:
         return ()  # nothing is built
+
+
+class StandardConv2d(UnbuiltConv2d):
+    """An unconstrained convolution: not 1-Lipschitz. Arguments as for `torch.nn.Conv2d`, with "same" padding."""
 
 
 class SizedConv2d(Conv2dWithKernel):
@@ -236,9 +230,8 @@ class SizedConv2d(Conv2dWithKernel):
     def __init__(self, *arguments: Any, input_size: int | tuple[int, int], **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         usual = "one group, no dilation, padding 'same' and one stride for all axes that divides the kernel size"
-        require(
-            self.folded and self._same and self.groups == 1, f"{type(self).__name__} with {usual}", self.extra_repr()
-        )
+        fits = self.folded and self._same and self.groups == 1
+        require(fits, f"{type(self).__name__} with {usual}", self.extra_repr())
         size = tuple(input_size) if isinstance(input_size, (tuple, list)) else (input_size, input_size)
         fits = len(size) == 2 and all(isinstance(n, int) and n >= 1 for n in size)
         require(fits, "input_size to be a number or (height, width)", repr(input_size))
@@ -255,9 +248,8 @@ class SizedConv2d(Conv2dWithKernel):
         batch = super()._as_batch(x)
         if tuple(batch.shape[2:]) != self.input_size:
             own, got = ("×".join(map(str, size)) for size in (self.input_size, batch.shape[2:]))
-            raise IsoconvError(
-                f"{type(self).__name__}: Expected images of size {own}, for which its norm is constrained. Got {got}."
-            )
+            expected = f"Expected images of size {own}, for which its norm is constrained"
+            raise IsoconvError(f"{type(self).__name__}: {expected}. Got {got}.")
         return batch
 
     def extra_repr(self) -> str:
@@ -383,17 +375,6 @@ def _wrap(x: Tensor, pads: Pads) -> Tensor:
     return x
 
 
-def unfold_stride(weight: Tensor, factors: Sequence[int]) -> Tensor:
-    """The kernel (…, c_out, c_in, k…) of one strided convolution that equals downsampling by factors and then `weight`."""
-    d = len(factors)
-    *outer, channels = weight.shape[:-d]
-    taps = weight.shape[-d:]
-    split = weight.reshape(*outer, channels // math.prod(factors), *factors, *taps)
-    first = split.dim() - 2 * d
-    pairs = [first + axis for k in range(d) for axis in (k + d, k)]  # each axis of taps before its pixels of a block
-    return split.permute(*range(first), *pairs).reshape(*split.shape[:first], *map(mul, taps, factors))
-
-
 def plain_convolution(
     weight: Tensor,
     bias: Tensor | None,
@@ -406,14 +387,11 @@ def plain_convolution(
     """nn.Conv1d or nn.Conv2d with this weight, after a padding module where the convolution's own would not do."""
     kind: Any = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
     padding_mode, even = _checked_mode(padding_mode), all(before == after >= 0 for before, after in pads)
-    own = (
-        {"padding": tuple(before for before, _ in pads), "padding_mode": padding_mode}
-        if even and any(map(any, pads))
-        else {}
-    )
     sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]), stride)
-    options = {"dilation": dilation, "groups": groups, "bias": False, "device": "meta"}
-    convolution = with_parameters(kind(*sizes, **options, **own), weight, bias)
+    options: dict[str, Any] = {"dilation": dilation, "groups": groups, "bias": False, "device": "meta"}
+    if even and any(map(any, pads)):
+        options |= {"padding": tuple(before for before, _ in pads), "padding_mode": padding_mode}
+    convolution = with_parameters(kind(*sizes, **options), weight, bias)
     return chain(None if even else pad_module(pads, padding_mode), convolution)
 
 

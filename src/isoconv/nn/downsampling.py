@@ -1,6 +1,7 @@
 """Invertible downsampling (the paper's appendix D.3): pixels of a block become channels. A permutation, so orthogonal."""
 
 import math
+from collections.abc import Sequence
 from operator import mul
 
 from torch import Tensor, nn
@@ -54,15 +55,27 @@ def upsample(x: Tensor, factor: int | tuple[int, ...]) -> Tensor:
     if factor == 1:
         return x
     size = _image_size(x)
-    d, factors = len(size), (factor,) * len(size) if isinstance(factor, int) else factor
+    factors = (factor,) * len(size) if isinstance(factor, int) else factor
     block = math.prod(factors)
     if x.shape[1] % block:
         raise IsoconvError(f"Expected a number of channels that {block} divides. Got {x.shape[1]}.")
-    if x.numel() and d == 2 and factors[0] == factors[1]:
+    if x.numel() and len(size) == 2 and factors[0] == factors[1]:
         return F.pixel_shuffle(x, factors[0])
-    split = x.unflatten(1, (x.shape[1] // block, *factors))
-    pairs = [axis for k in range(2, 2 + d) for axis in (k + d, k)]  # each axis of blocks before its pixels
-    return split.permute(0, 1, *pairs).reshape(len(x), x.shape[1] // block, *map(mul, size, factors))
+    return unfold_stride(x, factors)
+
+
+def unfold_stride(weight: Tensor, factors: Sequence[int]) -> Tensor:
+    """The kernel (…, c_out, c_in, k…) of one strided convolution that equals downsampling by factors and then `weight`.
+
+    Upsampling an image (N, C, size…) is the same rearrangement.
+    """
+    d = len(factors)
+    *outer, channels = weight.shape[:-d]
+    taps = weight.shape[-d:]
+    split = weight.reshape(*outer, channels // math.prod(factors), *factors, *taps)
+    first = split.dim() - 2 * d
+    pairs = [first + axis for k in range(d) for axis in (k + d, k)]  # each axis of taps before its pixels of a block
+    return split.permute(*range(first), *pairs).reshape(*split.shape[:first], *map(mul, taps, factors))
 
 
 def _image_size(x: Tensor) -> tuple[int, ...]:

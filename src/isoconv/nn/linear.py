@@ -1,6 +1,5 @@
 """Linear layers with orthonormal rows or columns, or with rows of norm one."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ class LipschitzLinear(BuiltWeight):
     Subclasses fill in `_reset_matrices` and `_build`; `options` go to the class after this one.
     """
 
-    bias: nn.Parameter | None
     _reset_matrices: Callable[[], None]
 
     def __init__(
@@ -43,9 +41,7 @@ class LipschitzLinear(BuiltWeight):
     def reset_parameters(self) -> None:
         """Draw the matrix anew; the bias uniform within ±1/√in_features."""
         self._reset_matrices()
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.in_features)
-            nn.init.uniform_(self.bias, -bound, bound)
+        self._reset_bias(self.in_features)
 
     def _sources(self) -> tuple[Tensor, ...]:
         return (self.matrix,)

@@ -73,11 +73,10 @@ class OSSNConv2d(SizedConv2d):
             self.power_iterate()
 
     def _settle(self, *sources: Tensor, steps: int | None = None) -> tuple[Tensor, ...]:
-        kernel, vector = sources
         if self.projection == "after_update" or self.training:
-            return kernel, vector
+            return sources
         # The parameters may have moved since the vector was stored. It stays as it is: evaluation has no memory.
-        return kernel, self._iterate(kernel.detach(), vector, self.power_iterations)
+        return sources[0], self._iterate(sources[0].detach(), sources[1], self.power_iterations)
 
     def _build(self, kernel: Tensor, vector: Tensor) -> Tensor:
         return kernel.clone() if self.projection == "after_update" else self._normalise(kernel, vector)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoconv.nn.torus import TorusConv2d, identity_of
+from isoconv.linalg.matrices import identity_like
+from isoconv.nn.torus import TorusConv2d
 from isoconv.records import require
 
 _LARGEST = 2.0  # the norm of the skew convolution, at most
@@ -40,7 +41,7 @@ class SOCConv2d(TorusConv2d):
         norm = torch.linalg.vector_norm(fourth, dim=(-2, -1)).amax()
         scale = rough * (_LARGEST / (rough * norm.clamp_min(tiny) ** 0.25).clamp_min(_LARGEST))
         skew, square, fourth = scale * unit, scale**2 * square, scale**4 * fourth
-        powers = identity_of(skew), skew, square, skew @ square
+        powers = identity_like(skew), skew, square, skew @ square
         starts = range(self.terms // 4 * 4, -1, -4)
         parts = [[power * (1 / math.factorial(start + n)) for n, power in enumerate(powers)] for start in starts]
         polynomial: Tensor = sum(parts[0][: self.terms % 4 + 1])  # type: ignore[assignment]

@@ -3,29 +3,21 @@
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
-from isoconv.nn.convolution import SizedConv2d
+from isoconv.nn.convolution import SizedConv2d, UnbuiltConv2d
 from isoconv.records import require
 
 
-class SVCMConv2d(SizedConv2d):
+class SVCMConv2d(SizedConv2d, UnbuiltConv2d):
     """A convolution whose parameter training projects after every update; the paper does so after every 100 and the last.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding, and `input_size`, the height and width of the layer's input.
     Between projections the norm is free; after one it may still exceed 1 slightly. `isoconv.train.fit` projects; a loop of
     your own calls `project` after the optimiser's step.
     """
-
-    @property
-    def weight(self) -> Tensor:
-        return self.kernel
-
-    def _sources(self) -> tuple[Tensor, ...]:
-        return ()  # nothing is built
 
     @property
     def _projected_size(self) -> tuple[int, int]:

@@ -77,7 +77,3 @@ def approach_unitary(matrices: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         matrices = 1.5 * matrices - 0.5 * matrices @ (matrices.mH @ matrices)
     return matrices
-
-
-def identity_of(matrices: Tensor) -> Tensor:
-    return torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)

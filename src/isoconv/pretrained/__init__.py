@@ -7,7 +7,7 @@ Each is a folder here, named for its data set and network, with the two files of
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,10 +22,8 @@ def pretrained_names() -> list[str]:
 
 def pretrained_folder(name: str) -> Path:
     """Return the folder of a network, which any command takes for a run; it must not be written to."""
-    if name not in pretrained_names():
-        raise IsoconvError(
-            f"Expected a network that comes with isoconv: {', '.join(pretrained_names())}. Got {name!r}."
-        )
+    names = pretrained_names()
+    require(name in names, f"a network that comes with isoconv: {', '.join(names)}", repr(name))
     return _HERE / name
 
 

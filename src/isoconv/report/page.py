@@ -17,8 +17,7 @@ from pathlib import Path
 from isoconv.data.datasets import FROM_FILES
 from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
-from isoconv.report.command import command_of
-from isoconv.report.run_files import RunFiles, read_run_files
+from isoconv.report.run_files import RunFiles, command_of, read_run_files
 from isoconv.train.diagnostics import Gallery
 from isoconv.version import __version__
 

@@ -1,5 +1,7 @@
 """What is impossible: orthogonal zero padding, orthogonal residual connections, spectral normalisation by Euclidean steps.
 
+And what is possible, dynamical isometry.
+
 Note [Zero padding]
 A tap at offset j meets the padding at |j| of the positions, and there its share of the norm is lost. For a kernel
 that is orthogonal with circular padding, the zero-padded operator M is a piece of an orthogonal operator on longer
@@ -25,15 +27,24 @@ Note [Spectral normalisation]
 The paper, appendix "Optimizing under spectral normalization": dividing a matrix by its spectral norm is a projection
 onto {‖A‖₂ ≤ 1} for the operator norm, not for the Frobenius norm. Joined to the Euclidean gradient it can converge to
 a point that is no solution; joined to the steepest direction of its own norm, it reaches the solution.
+
+Note [Dynamical isometry]
+A composition of orthogonal layers and MaxMin has a Jacobian with orthonormal rows wherever no layer enlarges the
+dimension: all its singular values are 1. A layer that enlarges it, say from 3 to 12 channels, has orthonormal columns
+instead; what follows can then remove some of the directions that carry the input, and the network keeps singular
+values of at most 1.
+
+(The paper, appendix D.)
 """
 
+from collections.abc import Callable
 from math import cos, sin
 
 import torch
 from torch import Tensor
 
 from isoconv.records import require
-from isoconv.theory.orthogonality import describe, is_square, require_one_shape
+from isoconv.theory.one_dimensional import describe, is_square, require_one_shape
 
 
 def zero_padded_matrix(kernel: Tensor, length: int) -> Tensor:
@@ -97,13 +108,8 @@ def steepest_direction(gradient: Tensor) -> Tensor:
     return -(left * (values > threshold)[..., None, :]) @ right
 
 
-def spectrally_normalised(matrix: Tensor) -> Tensor:
-    """Return A / max(1, ‖A‖₂): one-sided spectral normalisation."""
-    return matrix / torch.linalg.matrix_norm(matrix, ord=2).clamp_min(1.0)
-
-
 def ascend(D: Tensor, start: Tensor, *, steepest: bool, rate: float = 0.1, steps: int = 500) -> Tensor:
-    """Maximise Tr(ADᵀ) over ‖A‖₂ ≤ 1 from `start`, each step followed by spectral normalisation.
+    """Maximise Tr(ADᵀ) over ‖A‖₂ ≤ 1 from `start`, each step followed by one-sided spectral normalisation, A / max(1, ‖A‖₂).
 
     The paper's counter-example is D = diag(2, 1), whose maximiser is I. With `steepest=False` each step is rate·D, the
     Euclidean gradient. A fixed point then satisfies A + rate·D = cA, so it is D/‖D‖₂ = diag(1, ½) wherever one starts.
@@ -113,5 +119,18 @@ def ascend(D: Tensor, start: Tensor, *, steepest: bool, rate: float = 0.1, steps
     direction = -steepest_direction(D) if steepest else D
     A = start
     for _ in range(steps):
-        A = spectrally_normalised(A + rate * direction)
+        A = A + rate * direction
+        A = A / torch.linalg.matrix_norm(A, ord=2).clamp_min(1.0)
     return A
+
+
+def jacobian_spectrum(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the singular values of the Jacobian of `model` at one input, in descending order: min(outputs, inputs) of them.
+
+    `x` is a batch of one, (1, …). A model with parameters should be in evaluation mode, so that the same function is
+    differentiated for every output. In the precision of the input and the model; one backward pass for each output.
+    """
+    fits = x.dim() >= 2 and x.shape[0] == 1 and x.is_floating_point()
+    require(fits, "a floating-point batch of one input (1, …)", describe(x))
+    jacobian = torch.autograd.functional.jacobian(model, x.detach())
+    return torch.linalg.svdvals(jacobian.reshape(-1, x.numel()))

@@ -53,21 +53,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from isoconv.linalg.bcop import bcop_kernel_1d, projector_from_basis
+from isoconv.linalg.bcop import bcop_kernel_1d, block_convolve, is_projector, projector_from_basis, projector_rank
 from isoconv.linalg.spectrum import circular_symbol
 from isoconv.records import require
-from isoconv.theory.orthogonality import (
-    determinant_sign,
-    leading_projector,
-    nearest_orthogonal,
-    orthogonality_residual,
-    orthogonality_tolerance,
-    range_basis,
-    require_one_shape,
-    require_orthogonal,
-    require_projector,
-    signed_identity,
-)
 
 _MOST_ORDERS = 64
 Factors = tuple[Tensor, list[Tensor]]
@@ -188,20 +176,19 @@ def _orders(count: int) -> Iterator[tuple[bool, ...]]:
 
 
 def _peel(kernel: Tensor, ranks: Sequence[int], order: Sequence[bool]) -> Factors:
-    taps = list(kernel.unbind(-1))
-    remaining = list(ranks)
-    left: list[Tensor] = []
-    right: list[Tensor] = []
+    taps, remaining = kernel.unbind(-1), list(ranks)
+    left, right = list[Tensor](), list[Tensor]()
     for from_right in order:
         if from_right:
             P = _best_projector(taps[0], taps[-1], remaining.pop())
-            taps = [near @ P + (far - far @ P) for near, far in pairwise(taps)]
+            taps = tuple(near @ P + (far - far @ P) for near, far in pairwise(taps))
             right.insert(0, P)
         else:
             P = _best_projector(taps[0].mT, taps[-1].mT, remaining.pop(0))
-            taps = [P @ near + (far - P @ far) for near, far in pairwise(taps)]
+            taps = tuple(P @ near + (far - P @ far) for near, far in pairwise(taps))
             left.append(P)
-    H = nearest_orthogonal(taps[0])
+    factors = torch.linalg.svd(taps[0])
+    H = factors.U @ factors.Vh  # the nearest orthogonal matrix; the tap need not be invertible
     # [P I−P] □ H = H □ [HᵀPH I−HᵀPH]: what was peeled from the left moves to the right of H.
     return H, [_symmetrised(H.mT @ p @ H) for p in left] + right
 
@@ -210,8 +197,7 @@ def _best_projector(first: Tensor, last: Tensor, rank: int) -> Tensor:
     """Return the projector of this rank with `first`·(I − P) ≈ 0 and `last`·P ≈ 0; see Note [Peeling]."""
     n = first.shape[1]
     undecided = torch.eye(n, dtype=first.dtype, device=first.device)
-    inside: list[Tensor] = []
-    outside = 0
+    inside, outside = list[Tensor](), 0
     while len(inside) < rank and outside < n - rank:
         near, far = first @ undecided, last @ undecided
         values, vectors = torch.linalg.eigh(near.mT @ near - far.mT @ far)
@@ -285,8 +271,7 @@ def balancing_moves(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
         step = 1 if low > high else -1
         for donor in range(high, low, step):
             yield donor, donor + step
-        current[high] -= 1
-        current[low] += 1
+        current[high], current[low] = current[high] - 1, current[low] + 1
     for _ in current:
         for i in range(len(current) - 1):
             if current[i] > current[i + 1]:
@@ -309,3 +294,95 @@ def projector_dimension(n: int, rank: int) -> int:
     """Return the dimension of P(n, rank), the symmetric n×n projectors of that rank: rank·(n − rank), largest at n/2."""
     require(0 <= rank <= n, f"a rank between 0 and {n}", rank)
     return rank * (n - rank)
+
+
+# How far a kernel is from orthogonal, and the checks that every theorem begins with -------------------------------
+
+
+def orthogonality_residual(kernel: Tensor) -> float:
+    """Return the largest entry of W □ Wᵀ − I, or of Wᵀ □ W − I if there are more outputs than inputs; computed in float64.
+
+    Wᵀ is the adjoint convolution: matrices transposed, taps reversed. The residual is zero exactly if the circular
+    convolution with this 1-D or 2-D kernel is orthogonal on every image that is large enough for its taps not to meet.
+    """
+    weight = kernel.detach().double()
+    adjoint = weight.transpose(0, 1).flip(tuple(range(2, weight.dim())))
+    product = block_convolve(weight, adjoint) if weight.shape[0] <= weight.shape[1] else block_convolve(adjoint, weight)
+    centre = product.movedim((0, 1), (-2, -1))[tuple(size - 1 for size in weight.shape[2:])]
+    centre -= torch.eye(len(centre), dtype=product.dtype, device=product.device)  # in place, in `product`
+    return float(product.abs().max())
+
+
+def orthogonality_tolerance(kernel: Tensor) -> float:
+    """Return what rounding may leave of `orthogonality_residual`: ten times the terms of one sum times eps of the kernel."""
+    return 10 * kernel[0].numel() * torch.finfo(kernel.dtype).eps
+
+
+def require_orthogonal(kernel: Tensor, dimensions: int, tolerance: float | None = None) -> float:
+    """Raise if this is not the kernel of a square orthogonal convolution to the tolerance, and return that."""
+    shape = "(n, n" + ", K" * dimensions + ")"
+    square = kernel.dim() == 2 + dimensions and kernel.shape[0] == kernel.shape[1] and len(set(kernel.shape[2:])) == 1
+    fits = square and kernel.numel() > 0 and kernel.is_floating_point()
+    require(fits, f"a square floating-point kernel {shape}", describe(kernel))
+    tolerance = orthogonality_tolerance(kernel) if tolerance is None else tolerance
+    residual = orthogonality_residual(kernel)
+    bound = f"an orthogonal kernel, ‖W □ Wᵀ − I‖_max ≤ {tolerance:.1e}"
+    require(residual <= tolerance, bound, f"a residual of {residual:.1e}")  # NaN is refused too
+    return tolerance
+
+
+def require_orthonormal_rows(matrix: Tensor) -> None:
+    """Raise if the rows of H, which BCOP's kernels are built on, are not orthonormal."""
+    residual = orthogonality_residual(matrix[..., None]) if matrix.dim() == 2 and matrix.numel() else float("nan")
+    got = f"a residual of {residual:.1e} at shape {tuple(matrix.shape)}"
+    require(residual <= orthogonality_tolerance(matrix), "H to have orthonormal rows", got)
+
+
+def require_projector(projector: Tensor) -> int:
+    """Return the rank of a symmetric projector, and raise if this is none."""
+    fits = projector.dim() == 2 and projector.is_floating_point() and is_projector(projector)
+    require(fits, "a symmetric projector, P = Pᵀ = P²", describe(projector))
+    return int(projector_rank(projector))
+
+
+def range_basis(projector: Tensor) -> Tensor:
+    """Return an orthonormal basis (n, rank) of the range of a symmetric projector."""
+    rank = require_projector(projector)
+    # Eigenvalues come in ascending order, and a projector's are zeros and ones.
+    return torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, len(projector) - rank :]
+
+
+def leading_projector(n: int, rank: int, dtype: torch.dtype) -> Tensor:
+    """Return diag(1, …, 1, 0, …, 0) with `rank` ones."""
+    return torch.diag((torch.arange(n) < rank).to(dtype))
+
+
+def signed_identity(n: int, sign: int, dtype: torch.dtype) -> Tensor:
+    """Return diag(sign, 1, …, 1)."""
+    return torch.diag(torch.tensor([sign] + [1] * (n - 1), dtype=dtype))
+
+
+def describe(tensor: Tensor) -> str:
+    """Return the type and shape of a tensor in words."""
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def is_square(matrix: Tensor) -> bool:
+    return matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]
+
+
+def require_one_shape(what: str, a: Tensor, b: Tensor) -> None:
+    """Raise if two tensors differ in shape."""
+    require(a.shape == b.shape, f"two {what} of one shape", f"{tuple(a.shape)} and {tuple(b.shape)}")
+
+
+def require_orthogonal_matrix(H: Tensor) -> int:
+    """Raise if H is not a square orthogonal matrix, and return the sign of its determinant."""
+    require(is_square(H), "a square matrix H (n, n)", describe(H))
+    require_orthonormal_rows(H)
+    return determinant_sign(H)
+
+
+def determinant_sign(matrix: Tensor) -> int:
+    """Return +1 or −1 for an orthogonal matrix."""
+    return 1 if float(torch.linalg.det(matrix)) > 0 else -1

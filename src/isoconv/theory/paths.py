@@ -13,11 +13,16 @@ from math import atan2, cos, sin
 import torch
 from torch import Tensor
 
-from isoconv.errors import IsoconvError
 from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
 from isoconv.records import require
-from isoconv.theory.one_dimensional import component, factorise
-from isoconv.theory.orthogonality import range_basis, require_one_shape, require_orthogonal_matrix, require_projector
+from isoconv.theory.one_dimensional import (
+    component,
+    factorise,
+    range_basis,
+    require_one_shape,
+    require_orthogonal_matrix,
+    require_projector,
+)
 from isoconv.theory.two_dimensional import BCOPFactors
 
 Path = Callable[[float], Tensor]
@@ -31,8 +36,7 @@ def path(kernel_a: Tensor, kernel_b: Tensor) -> Path:
     """
     require_one_shape("kernels", kernel_a, kernel_b)
     invariants = component(kernel_a), component(kernel_b)
-    if invariants[0] != invariants[1]:
-        raise IsoconvError(f"Expected two kernels of one component: no path joins others. Got {invariants}.")
+    require(invariants[0] == invariants[1], "two kernels of one component: no path joins others", invariants)
     (H_a, P_a), (H_b, P_b) = factorise(kernel_a), factorise(kernel_b)
     rotate, turn = rotation_path(H_a, H_b), _join(P_a, P_b)
     return lambda t: bcop_kernel_1d(rotate(t), turn(t))
@@ -44,11 +48,12 @@ def path_2d(a: BCOPFactors, b: BCOPFactors) -> Path:
     In the precision of the factors. Kernels whose rank sums differ cannot be joined at all (`component_2d`); whether
     those can that share the sums but not the ranks is left open here.
     """
-    a, b = BCOPFactors(*a), BCOPFactors(*b)
-    signatures = _signature(a), _signature(b)
-    if signatures[0] != signatures[1]:
-        raise IsoconvError(f"Expected factors with one sign of det H and equal ranks of P and Q. Got {signatures}.")
-    rotate, down, across = rotation_path(a.H, b.H), _join(a.P, b.P), _join(a.Q, b.Q)
+    (H_a, *families_a), (H_b, *families_b) = a, b
+    signs = require_orthogonal_matrix(H_a), require_orthogonal_matrix(H_b)
+    ranks = [[[require_projector(p) for p in family] for family in side] for side in (families_a, families_b)]
+    alike = signs[0] == signs[1] and ranks[0] == ranks[1]
+    require(alike, "factors with one sign of det H and equal ranks of P and Q", f"signs {signs} and ranks {ranks}")
+    rotate, (down, across) = rotation_path(H_a, H_b), map(_join, families_a, families_b)
     return lambda t: bcop_kernel(rotate(t), down(t), across(t))
 
 
@@ -60,7 +65,13 @@ def rotation_path(start: Tensor, end: Tensor) -> Path:
     require_one_shape("orthogonal matrices", start, end)
     signs = require_orthogonal_matrix(start), require_orthogonal_matrix(end)
     require(signs[0] == signs[1], "two orthogonal matrices of one determinant", signs)
-    rotations = _plane_rotations(start.mT @ end)
+    # Givens rotations from the left clear the matrix below its diagonal, column by column, each leaving a diagonal entry
+    # of +1; with determinant 1 the last one is +1 too. Multiplied from left to right they give the matrix.
+    remaining, rotations = (start.mT @ end).clone(), list[tuple[int, int, float]]()
+    for i, j in combinations(range(len(start)), 2):
+        angle = atan2(float(remaining[j, i]), float(remaining[i, i]))
+        _rotate_rows(remaining, i, j, angle)
+        rotations.append((i, j, angle))
 
     def at(t: float) -> Tensor:
         matrix = start.clone()
@@ -93,27 +104,7 @@ def _join(start: list[Tensor], end: list[Tensor]) -> Callable[[float], list[Tens
     return lambda t: [turn(t) for turn in turns]
 
 
-def _plane_rotations(rotation: Tensor) -> list[tuple[int, int, float]]:
-    """Return (i, j, angle) of rotations that, multiplied from left to right, give a matrix of SO(n).
-
-    Givens rotations from the left clear the matrix below its diagonal, column by column, each leaving a diagonal
-    entry of +1; with determinant 1 the last one is +1 too.
-    """
-    remaining = rotation.clone()
-    rotations = []
-    for i, j in combinations(range(len(rotation)), 2):
-        angle = atan2(float(remaining[j, i]), float(remaining[i, i]))
-        _rotate_rows(remaining, i, j, angle)
-        rotations.append((i, j, angle))
-    return rotations
-
-
 def _rotate_rows(matrix: Tensor, i: int, j: int, angle: float) -> None:
     """Rotate the plane of rows i and j, in place."""
     (a, b), c, s = matrix[[i, j]], cos(angle), sin(angle)
     matrix[i], matrix[j] = c * a + s * b, c * b - s * a
-
-
-def _signature(factors: BCOPFactors) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    P, Q = (tuple(require_projector(p) for p in family) for family in (factors.P, factors.Q))
-    return require_orthogonal_matrix(factors.H), P, Q

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from isoconv.train.classifier import train_classifiers as train_classifiers
     from isoconv.train.config import OPTIMISERS as OPTIMISERS
     from isoconv.train.config import RECIPES as RECIPES
+    from isoconv.train.config import SCHEDULES as SCHEDULES
     from isoconv.train.config import TrainConfig as TrainConfig
     from isoconv.train.config import recipe_settings as recipe_settings
     from isoconv.train.diagnostics import complete_run as complete_run
@@ -28,6 +29,5 @@ if TYPE_CHECKING:
     from isoconv.train.runs import open_run as open_run
     from isoconv.train.runs import open_runs as open_runs
     from isoconv.train.runs import refuse_violations as refuse_violations
-    from isoconv.train.schedules import SCHEDULES as SCHEDULES
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

@@ -106,13 +106,10 @@ def train_classifiers(
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
+            machine = device_name(target), torch.__version__
             figures = {} if test is None else figures_of(robust_accuracy(model.eval(), test, epsilons))
-            figures |= {
-                "device": device_name(target),
-                "torch": torch.__version__,
-                "peak_memory_mib": _peak_memory(target),
-            }
-            result = TrainResult(config.seed, config.epochs, fitted.seconds, len(configs), **figures)
+            run = config.seed, config.epochs, fitted.seconds, len(configs)
+            result = TrainResult(*run, *machine, _peak_memory(target), **figures)
             if folders and processes.first:
                 folders[k].finish(model.eval(), result.to_fields(), config)
             results.append(result)
@@ -137,9 +134,9 @@ def build_networks(
 
 def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
     """Return the accuracy in percent, clean and certified at each radius, as a record of a run names it."""
-    figures: dict[str, Any] = {"images": len(accuracy.labels), "clean": accuracy.clean}
     robust = {str(radius): percent for radius, percent in accuracy.certified.items()}
-    return figures | {"robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
+    figures = {"clean": accuracy.clean, "robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
+    return {"images": len(accuracy.labels), **figures}
 
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:

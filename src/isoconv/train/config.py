@@ -11,7 +11,6 @@ from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
 from isoconv.records import Record, require
-from isoconv.train.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,6 +19,17 @@ if TYPE_CHECKING:
     from isoconv.train.run_folder import RunFolder
 
 PRECISIONS = ("float32", "bf16")
+#: Learning rates over time, as factors of the initial one: the factor in step `step` of `steps`, counted from 0, as a
+#: function of (step, steps, steps_per_epoch).
+Schedule = Callable[[int, int, int], float]
+SCHEDULES: dict[str, Schedule] = {
+    # The paper's: a tenth every 60 epochs, γ^e with γ = 0.1^(1/60) and e the epoch counted from 1.
+    "exponential": lambda step, steps, steps_per_epoch: float(0.1 ** ((step // steps_per_epoch + 1) / 60)),
+    # From 1 in the first step towards 0 after the last.
+    "linear": lambda step, steps, steps_per_epoch: 1 - step / steps,
+    "cosine": lambda step, steps, steps_per_epoch: (1 + math.cos(math.pi * (step / steps))) / 2,
+    "constant": lambda step, steps, steps_per_epoch: 1.0,
+}
 CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
 #: How the paper projects SVCM's kernels: rarely, and then 50 times. The default recipe does so once after every update.
 PAPERS_PROJECTIONS = {"project_every": 100, "project_iterations": 50}
@@ -51,14 +61,12 @@ class Optimiser:
 
 
 _STEEPEST = "steepest descent under the operator norm"
-OPTIMISERS = {
-    optimiser.name: optimiser
-    for optimiser in (
-        Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
-        Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
-        Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
-    )
-}
+_ALL = (
+    Optimiser("steepest", _STEEPEST, "isoconv.optim:SteepestDescent", warm_up=3, is_ours=True),
+    Optimiser("adam", "Adam", "torch.optim:Adam", on_gpu=("fused", "capturable")),
+    Optimiser("rmsprop", "RMSprop", "torch.optim:RMSprop", on_gpu=("capturable",)),
+)
+OPTIMISERS = {optimiser.name: optimiser for optimiser in _ALL}
 
 
 def is_own(model: str) -> bool:
@@ -82,9 +90,8 @@ class Settings(Record):
 
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
-            require(
-                getattr(self, name) in allowed, f"{name} to be one of {', '.join(allowed)}", repr(getattr(self, name))
-            )
+            value = getattr(self, name)
+            require(value in allowed, f"{name} to be one of {', '.join(allowed)}", repr(value))
         for name in self.counts:
             require(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
         for name in self.positive:
@@ -101,8 +108,8 @@ def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) ->
     """Raise if a run to be resumed was started with other options."""
     for name, value in asked.items():
         if stored[name] != value:
-            values = f"Got {name} {value}, where it has {stored[name]}."
-            raise IsoconvError(f"Expected the options of the run that is resumed. {values}")
+            got = f"{name} {value}, where it has {stored[name]}"
+            raise IsoconvError(f"Expected the options of the run that is resumed. Got {got}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +161,7 @@ class TrainConfig(NetworkSettings):
     """
 
     positive = ("lr", "margin", "temperature")
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **NetworkSettings.choices,
-        "activation": ACTIVATIONS,
-        "loss": LOSSES,
-    }
+    choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES}
 
     data: str
     input_shape: tuple[int, int, int]
@@ -177,21 +180,18 @@ class TrainConfig(NetworkSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own = is_own(self.model)
+        own, methods = is_own(self.model), (self.conv, self.activation)
         require(own or self.model in CLASSIFIERS, f"model to be one of {', '.join(CLASSIFIERS)}", repr(self.model))
-        fits = self.has_methods or (self.conv, self.activation) == ("bcop", "maxmin")
-        got = f"{self.conv} and {self.activation}"
-        require(fits, f"no conv and no activation for {self.model}, which has its own", got)
+        fits = self.has_methods or methods == ("bcop", "maxmin")
+        require(fits, f"no conv and no activation for {self.model}, which has its own", " and ".join(methods))
         fits = not own or self.orthogonalisation == "manifold"
         require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
         require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
-        share, strength = self.augment
+        (share, strength), shape, known = self.augment, self.input_shape, LOSSES[self.loss].options
         require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
-        shape = self.input_shape
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
         for name, value in self.loss_options.items():
-            known = LOSSES[self.loss].options
             require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))
             known[name].check(name, value)
 

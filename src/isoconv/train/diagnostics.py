@@ -10,11 +10,10 @@ import base64
 import copy
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -169,9 +168,8 @@ def complete_run(
 def lacks_images(run: TrainedRun) -> bool:
     """Return True if `complete_run` has something to do that it needs test images for."""
     diagnostics, gallery, _ = _current(run.folder, run.model)
-    complete = is_own(run.config.model) or (diagnostics is not None and diagnostics.gradient_norms is not None)
-    complete = complete and gallery is not None
-    return not (complete and (run.folder / CERTIFIED).exists())
+    diagnosed = is_own(run.config.model) or (diagnostics is not None and diagnostics.gradient_norms is not None)
+    return not (diagnosed and gallery is not None and (run.folder / CERTIFIED).exists())
 
 
 def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Gallery | None, str]:
@@ -198,7 +196,9 @@ def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, we
 def _histograms(before: Tensor, after: Tensor) -> tuple[float, Histogram, Histogram]:
     """Return the bins' width, which both share, and the histograms: the many values at 1, give or take 1e-7, share a bin."""
     largest = max(float(before.max()), float(after.max()))
-    width = _round_number(max(_BIN, largest / _BINS))
+    least = max(_BIN, largest / _BINS)  # about the width: 1, 2 or 5 times a power of ten, so that a bin lies around 1
+    power = 10.0 ** math.floor(math.log10(least))
+    width = min((1.0, 2.0, 5.0, 10.0), key=lambda digit: abs(digit * power - least)) * power
     bins = round(largest / width) + 1
 
     def histogram(values: Tensor) -> Histogram:
@@ -206,12 +206,6 @@ def _histograms(before: Tensor, after: Tensor) -> tuple[float, Histogram, Histog
         return Histogram(float(values.min()), float(values.mean()), float(values.max()), tuple(counts.tolist()))
 
     return width, histogram(before), histogram(after)
-
-
-def _round_number(least: float) -> float:
-    """Return the nearest 1, 2 or 5 times a power of ten: so that below 1, a bin lies around 1."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return min((1.0, 2.0, 5.0, 10.0), key=lambda digit: abs(digit * power - least)) * power
 
 
 def _gradients(fresh: nn.Module, trained: nn.Module, data: ImageSet) -> GradientNorms:
@@ -226,44 +220,31 @@ def _gradients(fresh: nn.Module, trained: nn.Module, data: ImageSet) -> Gradient
     return GradientNorms(len(part), tuple(after.places), summarise(before.norms), summarise(after.norms))
 
 
-def gallery_entries(
-    certifier: Certifier,
-    data: ImageSet,
-    count: int = 12,
-    *,
-    seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[GalleryImage]:
-    """Return the first images of the test set, of all classes in turn, with the nearest adversarial example of each."""
-    indices = _of_all_classes(data.labels, count)
+def gallery_entries(certifier: Certifier, data: ImageSet, count: int = 12, **options: Any) -> list[GalleryImage]:
+    """Return the first images of the test set, of all classes in turn, with the nearest adversarial example of each.
+
+    options : seed and progress of `isoconv.attacks.nearest`
+    """
+    # The first image of each class, in their order, then the second of each, …
+    turns = nn.functional.one_hot(data.labels).cumsum(dim=0).gather(1, data.labels[:, None])[:, 0]
+    indices = turns.argsort(stable=True)[:count].tolist()
     part = data.subset(indices)
     pixels = as_float(part.images, torch.float64)
     certificates = certifier(pixels).cpu()
     radii = torch.where(certificates.prediction == part.labels, certificates.radius, 0.0)
-    attack = nearest(certifier.deployed, pixels, part.labels, certified=radii, seed=seed, progress=progress)
+    attack = nearest(certifier.deployed, pixels, part.labels, certified=radii, **options)
     fooled = certifier(attack.images).cpu().prediction
     entries = []
     for k, index in enumerate(indices):
         adversarial = None
         if bool(attack.clean[k]) and bool(attack.success[k]):
-            change = attack.images[k] - pixels[k]
-            uris = picture_uri(attack.images[k]), picture_uri(_visible(change))
+            change = attack.images[k] - pixels[k]  # its picture is grey where nothing changes
+            visible = 0.5 + change / (2 * float(change.abs().max()) or 1)
+            uris = picture_uri(attack.images[k]), picture_uri(visible)
             adversarial = Adversarial(float(attack.norms[k]), int(fooled[k]), *uris)
         figures = int(part.labels[k]), int(certificates.prediction[k]), float(certificates.radius[k])
         entries.append(GalleryImage(index, *figures, picture_uri(pixels[k]), adversarial))
     return entries
-
-
-def _of_all_classes(labels: Tensor, count: int) -> list[int]:
-    """Return the first image of each class, in their order, then the second of each, …"""
-    turns = nn.functional.one_hot(labels).cumsum(dim=0).gather(1, labels[:, None])[:, 0]
-    return turns.argsort(stable=True)[:count].tolist()
-
-
-def _visible(change: Tensor) -> Tensor:
-    """Return a picture of a change: grey where nothing changes; the largest change becomes black or white."""
-    largest = float(change.abs().max())
-    return 0.5 + change / (2 * largest if largest > 0 else 1)
 
 
 def picture_uri(pixels: Tensor) -> str:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ def choose_device(name: str) -> str:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise IsoconvError(f"Expected device to be auto, cpu or cuda. Got {name!r}.")
+    require(name in ("cpu", "cuda"), "device to be auto, cpu or cuda", repr(name))
     if name == "cuda" and not torch.cuda.is_available():
         raise IsoconvError("Expected a CUDA device. This machine has none, or this PyTorch cannot use it.")
     return name

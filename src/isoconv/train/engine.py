@@ -11,15 +11,22 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from isoconv.data.seeds import epoch_generator
+from isoconv.data import epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record, require
 from isoconv.train.capture import Stepper
-from isoconv.train.config import OPTIMISERS, PAPERS_PROJECTIONS, PRECISIONS, NetworkSettings, Settings
+from isoconv.train.config import (
+    OPTIMISERS,
+    PAPERS_PROJECTIONS,
+    PRECISIONS,
+    SCHEDULES,
+    NetworkSettings,
+    Schedule,
+    Settings,
+)
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, locked, open_runs
-from isoconv.train.schedules import SCHEDULES, Schedule
 
 #: A batch, as the loss takes it.
 Batch = Sequence[Tensor]
@@ -299,11 +306,10 @@ def fit(
     learners = [Learner(*own, *shared, processes.wrap) for own in each]  # type: ignore[call-arg]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
-    owned = [(folders[k], learners[k]) for k, place in enumerate(places) if not isinstance(place, RunFolder)]
+    owned = {folders[k]: learners[k] for k, place in enumerate(places) if not isinstance(place, RunFolder)}
     if processes.first and owned:
-        going_on = resume and any(run.exists for run, _ in owned)
-        configs = [FitConfig.of(learner, seed) for _, learner in owned]
-        open_runs([run for run, _ in owned], configs, going_on, overwrite=False)
+        configs = [FitConfig.of(learner, seed) for learner in owned.values()]
+        open_runs([*owned], configs, resume and any(run.exists for run in owned), overwrite=False)
     processes.wait()
     generators = [learners[0].device] if learners[0].device.type == "cuda" else []
     with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
@@ -313,7 +319,7 @@ def fit(
             learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every, captured
         )
         loop.run()
-        for run, learner in owned if processes.first else ():
+        for run, learner in owned.items() if processes.first else ():
             run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
     return [FitResult(one.done, one.seconds, line) for one, line in zip(learners, loop.lines, strict=True)]
 
@@ -407,9 +413,8 @@ class _Loop:
     def _epoch_line(self, learner: Learner, epoch: int, samples: int, started: float) -> dict[str, float]:
         """Return what goes into a network's metrics after an epoch; raise if it has diverged."""
         self.stepper.wait()
-        sums = learner.take_sums()
+        sums, line = learner.take_sums(), dict[str, float](epoch=epoch)
         totals = self.processes.total([float(value) for value in sums.values()])
-        line: dict[str, float] = {"epoch": epoch}
         for (name, value), total in zip(sums.items(), totals, strict=True):
             mean = total / self.steps if value.is_floating_point() else 100 * total / samples
             line[name] = mean / self.processes.count
@@ -460,7 +465,5 @@ def _restore_random_numbers(learner: Learner) -> None:
 def _check_finite(learner: Learner, epoch: int, loss: float) -> None:
     tensors = (*learner.sums.values(), *learner.model.parameters())
     if not math.isfinite(loss) or not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
-        raise Diverged(
-            f"Training diverged in epoch {epoch}: the loss is {loss:g}. "
-            f"Try a smaller learning rate than {learner.lr:g}."
-        )
+        advice = f"Try a smaller learning rate than {learner.lr:g}."
+        raise Diverged(f"Training diverged in epoch {epoch}: the loss is {loss:g}. {advice}")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
-from isoconv.data.load import FROM_FILES
-from isoconv.data.resizing import Size, height_and_width
+from isoconv.data.datasets import FROM_FILES
+from isoconv.data.pictures import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.records import require
@@ -84,11 +84,8 @@ def train(
     if build is not None:
         first = configs[0]
         graph = hash_graph(models[0], first)
-        require(
-            not resume or graph == first.graph,
-            "the network that the run was started with",
-            f"another from {first.model}",
-        )
+        same = not resume or graph == first.graph
+        require(same, "the network that the run was started with", f"another from {first.model}")
         configs = [replace(config, graph=graph) for config in configs]
     if not resume:
         if len(folders) > 1 and RunFolder(out).exists:
@@ -104,19 +101,15 @@ def train(
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
-    if not resume:
-        say(describe_data(configs[0], splits))
-        if device == "cpu" and "model" not in settings:
-            say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     first, done = configs[0], folders[0].updates_done() if resume else 0
     steps = len(splits.train) // first.batch_size * first.epochs
-    if resume:
-        say(f"Resuming after {done:,} of {steps:,} steps.")
+    say(f"Resuming after {done:,} of {steps:,} steps." if resume else describe_data(first, splits))
+    if not resume and device == "cpu" and "model" not in settings:
+        say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
+    options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
     with watch(steps, done) as observer:
-        options: dict[str, Any] = {"device": device, "processes": processes, "models": models}
-        options |= {"resume": resume, "should_stop": should_stop}
-        return train_classifiers(configs, folders, splits.train, test, radii, observer, **options), first
+        return train_classifiers(configs, folders, splits.train, test, radii, observer, resume=resume, **options), first
 
 
 def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
@@ -182,7 +175,6 @@ def search_learning_rate(
     device: str,
     processes: Processes,
     build: Build | None = None,
-    validation: float = 0.1,
 ) -> tuple[float, dict[float, tuple[float, float]]]:
     """Choose the learning rate on a validation split of the training set, as the paper did; the test set plays no part.
 
@@ -191,7 +183,7 @@ def search_learning_rate(
     Robust accuracy at the data set's first radius decides, clean accuracy where it is tied. A rate that diverges scores
     nothing; if all do, that is an error.
     """
-    kept, held_out = hold_out(train, validation, seed=config.seed)
+    kept, held_out = hold_out(train, 0.1, seed=config.seed)
     radius = default_epsilons(config.data)[0]
     scores: dict[float, tuple[float, float]] = {}
     for trial in [replace(config, lr=rate) for rate in rates]:  # refuses what is no rate, before any is tried
@@ -202,7 +194,6 @@ def search_learning_rate(
             assert result.clean is not None and result.robust is not None
             scores[trial.lr] = result.clean, result.robust[str(radius)]
     if not scores:
-        raise IsoconvError(
-            f"Expected a learning rate that trains. All of {', '.join(f'{r:g}' for r in rates)} diverged."
-        )
+        tried = ", ".join(f"{rate:g}" for rate in rates)
+        raise IsoconvError(f"Expected a learning rate that trains. All of {tried} diverged.")
     return max(scores, key=lambda rate: (scores[rate][1], scores[rate][0])), scores

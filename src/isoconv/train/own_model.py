@@ -87,18 +87,17 @@ def build_network(build: Build | None, config: TrainConfig) -> nn.Module:
 
 def load_weights(network: nn.Module, path: Path) -> None:
     """Load a safetensors file into a network whose tensors it has, all of them and no others, without rounding any."""
-    tensors, own = read_tensors(path), network.state_dict()
+    tensors, state = read_tensors(path), network.state_dict()
     expected = f"the weights of this network in {path}"
-    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    missing, unknown = sorted(state.keys() - tensors.keys()), sorted(tensors.keys() - state.keys())
     require(not missing, expected, f"none called {', '.join(missing)}")
     require(not unknown, expected, f"others, {', '.join(unknown)}")
     for name, tensor in tensors.items():
-        require(
-            tensor.shape == own[name].shape, f"{expected}, {tuple(own[name].shape)} for {name}", tuple(tensor.shape)
-        )
-        kinds = tensor.dtype, own[name].dtype
-        exact = torch.promote_types(*kinds) == kinds[1] and tensor.is_floating_point() == own[name].is_floating_point()
-        require(exact, f"{expected}, numbers that {kinds[1]} can hold for {name}", kinds[0])
+        own = state[name]
+        require(tensor.shape == own.shape, f"{expected}, {tuple(own.shape)} for {name}", tuple(tensor.shape))
+        exact = torch.promote_types(tensor.dtype, own.dtype) == own.dtype
+        exact = exact and tensor.is_floating_point() == own.is_floating_point()
+        require(exact, f"{expected}, numbers that {own.dtype} can hold for {name}", tensor.dtype)
     network.load_state_dict(tensors)
 
 

@@ -17,7 +17,7 @@ from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
-from isoconv.records import Record
+from isoconv.records import Record, require
 from isoconv.train.config import Settings, TrainConfig, is_own, make_model
 from isoconv.train.own_model import from_graph, to_graph
 
@@ -76,24 +76,20 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise IsoconvError(f"Expected a folder for the run. {self.path} is a file.")
         if self.exists and not overwrite:
-            raise IsoconvError(
-                f"{self.path} already holds a run: resume it (--resume), replace it (--overwrite), "
-                f"or name another folder (--out)."
-            )
+            advice = "resume it (--resume), replace it (--overwrite), or name another folder (--out)"
+            raise IsoconvError(f"{self.path} already holds a run: {advice}.")
         if self.path.exists() and not self.exists and any(not f.name.startswith(".") for f in self.path.iterdir()):
             raise IsoconvError(f"Expected a new or empty folder for the run. {self.path} holds other files.")
 
     def start(self, config: Settings, overwrite: bool) -> None:
         """Begin a new run here, where `check_free` allows it, and hold its lock."""
         self.check_free(overwrite)
-        with ExitStack() as failing, self._writing():
-            failing.callback(self.unlock)
-            self.lock()
-            files = self.metrics, self.model, self.graph, self.state, self.result
+        self.lock()
+        files = self.metrics, self.model, self.graph, self.state, self.result
+        with self._writing():
             for old in (*files, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
-            config.write(self.config)
-            failing.pop_all()
+        config.write(self.config)
 
     def lock(self) -> None:
         """Claim the folder, or raise if another process trains in it.
@@ -142,13 +138,10 @@ class RunFolder:
             "progress/random/cpu": torch.get_rng_state(),
             **{f"progress/sums/{name}": value for name, value in learner.sums.items()},
             **{f"model/{name}": value for name, value in learner.model.state_dict().items()},
-            **{
-                f"optimiser/{index}/{key}": torch.as_tensor(value)
-                for index, state in optimiser.items()
-                for key, value in state.items()
-                if value is not None
-            },
         }
+        for index, state in optimiser.items():
+            named = {f"optimiser/{index}/{key}": value for key, value in state.items()}
+            tensors |= {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
         if learner.device.type == "cuda":
             tensors["progress/random/cuda"] = torch.cuda.get_rng_state(learner.device)
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -194,9 +187,9 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the lines of the epochs, up to one that a killed run may have left incomplete."""
         lines: list[dict[str, Any]] = []
-        with suppress(ValueError):  # its epoch is done again
-            for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
-                lines.append(json.loads(line))
+        if self.metrics.exists():
+            with suppress(ValueError):  # its epoch is done again
+                lines.extend(map(json.loads, self.metrics.read_text().splitlines()))
         return lines
 
     # Ending -------------------------------------------------------------------------------------------------------
@@ -253,15 +246,14 @@ def _take_lock(file: Path) -> int | None:
 
 
 def _is_file(handle: int, file: Path) -> bool:
-    try:
+    with suppress(OSError):
         return os.path.samestat(os.fstat(handle), file.stat())
-    except OSError:
-        return False
+    return False
 
 
 def _release_lock(file: Path, handle: int) -> None:
-    if _is_file(handle, file):
-        with suppress(OSError):
+    with suppress(OSError):
+        if _is_file(handle, file):
             file.unlink()
     os.close(handle)
 
@@ -269,27 +261,27 @@ def _release_lock(file: Path, handle: int) -> None:
 @contextmanager
 def locked(folders: Sequence[RunFolder]) -> Iterator[None]:
     """Hold the locks of all folders within this context, and the contexts around it, or raise if one is in use."""
-
-    def leave(folder: RunFolder) -> None:
-        folder._users -= 1
-        if folder._users == 0:
-            folder.unlock()
-
-    with ExitStack() as held:
+    held: list[RunFolder] = []
+    try:
         for folder in folders:
             folder.lock()
             folder._users += 1
-            held.callback(leave, folder)
+            held.append(folder)
         yield
+    finally:
+        for folder in held:
+            folder._users -= 1
+            if folder._users == 0:
+                folder.unlock()
 
 
 def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bool, overwrite: bool) -> None:
     """Start a run per configuration; or resume those that are there, if they have the same one. All of them or none."""
     if resume and not any(run.exists for run in runs):
         raise IsoconvError(f"Expected a run to resume in {runs[0].path}. There is none.")
-    new = [(run, config) for run, config in zip(runs, configs, strict=True) if not (resume and run.exists)]
+    new = {run: config for run, config in zip(runs, configs, strict=True) if not (resume and run.exists)}
     for run, config in zip(runs, configs, strict=True):
-        if (run, config) in new:
+        if run in new:
             run.check_free(overwrite)
         else:
             config.require_same(run)
@@ -297,7 +289,7 @@ def open_runs(runs: Sequence[RunFolder], configs: Sequence[Settings], resume: bo
         for run in runs:  # nothing is deleted before all of them are known to be free
             failing.callback(run.unlock)
             run.lock()
-        for run, config in new:
+        for run, config in new.items():
             run.start(config, overwrite)
         failing.pop_all()
 
@@ -327,15 +319,13 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         try:
             return from_graph(GraphRecord.read(folder.graph), weights, config), config
         except Exception as error:  # whatever torch may have to say of modules and weights that do not fit
-            reason = (str(error).splitlines() or [""])[-1].strip()
-            raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {reason}") from None
-    model = plain(make_model(config)).eval()
+            problem = (str(error).splitlines() or [""])[-1].strip()
+            raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {problem}") from None
+    model, expected = plain(make_model(config)).eval(), f"the weights of a {config.model} network in {folder.model}"
+    odd = any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values())
+    require(not odd, expected, "other weights")
     try:
-        if any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values()):
-            raise RuntimeError
         model.load_state_dict(weights)
     except RuntimeError:
-        raise IsoconvError(
-            f"Expected the weights of a {config.model} network in {folder.model}. Got other weights."
-        ) from None
+        raise IsoconvError(f"Expected {expected}. Got other weights.") from None
     return model, config

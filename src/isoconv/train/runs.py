@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
-from isoconv.data.resizing import Size as Sides
+from isoconv.data.pictures import Size as Sides
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
@@ -144,19 +145,12 @@ class TrainedRun:
         began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
         epsilons = epsilons or default_epsilons(self.config.data)
         accuracy = robust_accuracy(self.model.to(device), data, epsilons, progress=show, **options)
-        certifier = accuracy.certifier
-        record = CertifiedRecord(
-            seed=self.config.seed,
-            **figures_of(accuracy),
-            layers=tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers),
-            arithmetic=certifier.arithmetic,
-            criterion=certifier.criterion,
-            error_offset=certifier.error.offset,
-            error_slope=certifier.error.slope,
-            radii=tuple(accuracy.radii.tolist()),
-            seconds=time.perf_counter() - began,
-        )
-        return accuracy, record
+        certifier, radii = accuracy.certifier, tuple(accuracy.radii.tolist())
+        layers = tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers)
+        figures = figures_of(accuracy) | {"layers": layers, "radii": radii, "seconds": time.perf_counter() - began}
+        figures |= {"arithmetic": certifier.arithmetic, "criterion": certifier.criterion}
+        figures |= {"error_offset": certifier.error.offset, "error_slope": certifier.error.slope}
+        return accuracy, CertifiedRecord(self.config.seed, **figures)
 
     def attack(
         self,
@@ -210,14 +204,12 @@ class TrainedRun:
 
     def keep_attacks(self, records: Sequence[AttackRecord]) -> None:
         """Write records to attacks.json; those of other attacks and budgets stay there."""
-        path = self.folder / "attacks.json"
-        new = {(record.attack, record.epsilon) for record in records}
-        try:
-            known = json.loads(path.read_text()) if path.exists() else []
-            others = [row for row in known if (row["attack"], row["epsilon"]) not in new]
-        except (OSError, ValueError, TypeError, KeyError):  # a file that holds something else is replaced
-            others = []
-        self.keep(path.name, [*others, *(record.to_fields() for record in records)])
+        path, rows = self.folder / "attacks.json", [record.to_fields() for record in records]
+        new = [(row["attack"], row["epsilon"]) for row in rows]
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a file that holds something else is replaced
+            known = json.loads(path.read_text())
+            rows = [row for row in known if (row["attack"], row["epsilon"]) not in new] + rows
+        self.keep(path.name, rows)
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
@@ -281,9 +273,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
     if own and not source.exists():
-        raise IsoconvError(
-            f"Expected the pictures of the run in {source}, which does not exist: say where they are (--data)."
-        )
+        problem = "which does not exist: say where they are (--data)"
+        raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
     splits = load_splits(*where, size=(height, width), channels=channels, download=download, lazy=True)
@@ -291,10 +282,9 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     if part.shape != config.input_shape or part.classes != config.classes:
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
     if config.listing and splits.listing != config.listing:
-        raise IsoconvError(
-            f"Expected the pictures that the run was trained on. {source} has changed since, and which "
-            "of its pictures were held out is unknown: restore the old ones, or train again."
-        )
+        problem = "which of its pictures were held out is unknown: restore the old ones, or train again"
+        expected = "Expected the pictures that the run was trained on."
+        raise IsoconvError(f"{expected} {source} has changed since, and {problem}.")
     return splits
 
 
@@ -349,12 +339,10 @@ def certify_run(
                 write_tensors(model, accuracy.certifier.deployed.state_dict(), {"format": "pt"})
             check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(model)])
             say(f"Written to {certificate}. To check it: {check}")
-        if own is not None:
-            continue
         path, whole = one.folder / "certified.json", (record.arithmetic, record.criterion) == ("float64", "pairs")
-        if path.exists() and (images is not None or not whole):
+        if own is None and path.exists() and (images is not None or not whole):
             say(f"Not kept: {path} holds what was certified before.")
-        else:
+        elif own is None:
             one.keep(path.name, record.to_fields())
     count, most = test.labels.bincount(minlength=len(test.classes)).max(dim=0)
     if count > 1.5 * len(test) / len(test.classes):

@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,11 +53,7 @@ class CriticConfig(NetworkSettings):
 
     counts = (*NetworkSettings.counts, "steps_per_epoch", "width", "anchors", "upsample")
     positive = ("lr", "scale")
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **NetworkSettings.choices,
-        "model": CRITICS,
-        "activation": FC_ACTIVATIONS,
-    }
+    choices: ClassVar = {**NetworkSettings.choices, "model": CRITICS, "activation": FC_ACTIVATIONS}
     not_compared = ("contents",)
 
     first: str
@@ -300,8 +296,7 @@ class DistanceBound(WassersteinBound):
         return replace(best, confidence=confidence, train_seconds=seconds, critics=figures)
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedCritic:
+class TrainedCritic(NamedTuple):
     """A critic after training, and what it proves on samples that it was not trained on."""
 
     critic: nn.Module

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from isoconv.data import EpochBatches, ImageSet, Progress
-from isoconv.data.resizing import import_pillow
-from isoconv.data.seeds import epoch_generator
+from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, read_tensors, write_bytes
 from isoconv.models.generator import Discriminator, Generator
@@ -212,11 +210,12 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
 
 def write_grid(path: Path, images: Tensor, columns: int = 8) -> None:
     """Write images (N, C, H, W) with values in [−1, 1] as one PNG, row by row, two black pixels apart."""
-    pixels = nn.functional.pad(
-        ((images + 1) * 127.5).round().clamp(0, 255), (0, 2, 0, 2, 0, 0, 0, -len(images) % columns)
-    )
+    levels = ((images + 1) * 127.5).round().clamp(0, 255)
+    pixels = nn.functional.pad(levels, (0, 2, 0, 2, 0, 0, 0, -len(images) % columns))
     rows = pixels.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2)
     sheet = rows.flatten(2, 3).flatten(0, 1)[:-2, :-2].to(torch.uint8).numpy()
+    from PIL import Image
+
     buffer = io.BytesIO()
-    import_pillow().fromarray(sheet.squeeze(2) if sheet.shape[2] == 1 else sheet).save(buffer, format="PNG")
+    Image.fromarray(sheet.squeeze(2) if sheet.shape[2] == 1 else sheet).save(buffer, format="PNG")
     write_bytes(path, buffer.getvalue())

@@ -30,15 +30,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isoconv.data import NAMES, ImageSet, Progress, load_splits
+from isoconv.data import NAMES, ImageSet, Progress, epoch_generator, load_splits
 from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
-from isoconv.data.seeds import epoch_generator
 from isoconv.data.stream import fits
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.records import require
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
 
+#: A data set's name, a folder of images, a .npy file; or what is in memory.
+Finite = str | Path | Tensor | NDArray[Any] | ImageSet
 Batches = Iterator[Tensor]
 Draw = Callable[[int, torch.Generator], Tensor]
 
@@ -230,10 +231,9 @@ class GeneratedSamples(DrawnSamples):
 
 def require_one_shape(first: Samples, second: Samples) -> None:
     """Raise if the two distributions do not live in one space."""
-    if first.shape != second.shape:
-        hint = " (--size, --channels)" if len(first.shape) == len(second.shape) == 3 else ""
-        kinds = " and ".join(f"{_describe(side.shape)} in {side.name}" for side in (first, second))
-        raise IsoconvError(f"Expected two distributions of one shape{hint}. Got {kinds}.")
+    hint = " (--size, --channels)" if len(first.shape) == len(second.shape) == 3 else ""
+    kinds = " and ".join(f"{_describe(side.shape)} in {side.name}" for side in (first, second))
+    require(first.shape == second.shape, f"two distributions of one shape{hint}", kinds)
 
 
 def _describe(shape: tuple[int, ...]) -> str:
@@ -271,11 +271,7 @@ def read_images(
 
 
 def read_samples(
-    source: str | Path | Tensor | NDArray[Any] | ImageSet,
-    name: str,
-    pixels: Interval = BYTES_RANGE,
-    reading: dict[str, Any] | None = None,
-    **split: Any,
+    source: Finite, name: str, pixels: Interval = BYTES_RANGE, reading: dict[str, Any] | None = None, **split: Any
 ) -> FiniteSamples:
     """Return a finite set: a data set or its name, a folder of images, a .npy file, or what is in memory.
 
@@ -287,12 +283,12 @@ def read_samples(
     values = source.images if isinstance(source, ImageSet) else source
     known = isinstance(values, (Tensor, np.ndarray))
     require(known, "samples, or the name of a data set or a file", type(source).__name__)
-    array = _as_array(values, name)
-    if array.ndim != 4:
-        return FiniteSamples(name, _check_vectors(array, name), **split)
-    images = torch.from_numpy(array)
-    check_range(images, pixels, name)
-    return FiniteSamples(name, images, **split)
+    samples = torch.from_numpy(_as_array(values, name))
+    if samples.dim() == 4:
+        check_range(samples, pixels, name)
+    else:
+        samples = _check_vectors(samples, name)
+    return FiniteSamples(name, samples, **split)
 
 
 def _as_array(values: Tensor | NDArray[Any], name: str) -> NDArray[Any]:
@@ -322,11 +318,11 @@ def _read_array(path: Path) -> NDArray[Any]:
     return array
 
 
-def _check_vectors(array: NDArray[Any], name: str) -> Tensor:
-    """Return the rows of a two-dimensional array of finite numbers as float64."""
-    shaped = array.ndim == 2 and 0 not in array.shape
-    require(shaped, f"a two-dimensional array in {name}, one vector per row", f"shape {array.shape}")
-    values = torch.from_numpy(array.astype(np.float64, copy=False))
+def _check_vectors(values: Tensor, name: str) -> Tensor:
+    """Return the rows of a matrix of finite numbers as float64."""
+    shaped = values.dim() == 2 and 0 not in values.shape
+    require(shaped, f"a two-dimensional array in {name}, one vector per row", f"shape {tuple(values.shape)}")
+    values = values.double()
     wrong = torch.nonzero(~values.isfinite().all(dim=1)).flatten().tolist()
     rows = f"in {len(wrong)} of {len(values)} rows (first: row {min(wrong, default=0)})"
     require(not wrong, f"finite numbers in {name}", f"NaN or infinity {rows}")

@@ -131,7 +131,8 @@ class _SoftMinimum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchors: Tensor, offsets: Tensor, temperature: Tensor) -> Tensor:
-        distances = _distances(x, anchors)
+        lengths = x.square().sum(dim=1, keepdim=True) + anchors.square().sum(dim=1)
+        distances = torch.addmm(lengths, x, anchors.mT, alpha=-2).clamp_min(1e-12).sqrt()
         weights = distances + offsets
         lowest = weights.amin(dim=1, keepdim=True)
         weights.sub_(lowest).div_(-temperature).exp_()
@@ -148,8 +149,3 @@ class _SoftMinimum(torch.autograd.Function):
         for_x = pulls.sum(dim=1, keepdim=True) * x - pulls @ anchors
         for_anchors = pulls.sum(dim=0)[:, None] * anchors - pulls.mT @ x
         return for_x, for_anchors, shares.sum(dim=0), None
-
-
-def _distances(x: Tensor, anchors: Tensor) -> Tensor:
-    lengths = x.square().sum(dim=1, keepdim=True) + anchors.square().sum(dim=1)
-    return torch.addmm(lengths, x, anchors.mT, alpha=-2).clamp_min(1e-12).sqrt()

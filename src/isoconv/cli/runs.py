@@ -1,0 +1,187 @@
+"""isoconv certify, attack, predict, report and export: the commands on networks that have been trained."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isoconv.cli import print_line
+from isoconv.cli.options import Data, Device, Download, Epsilons, Images, Json, Overwrite, Run, Seed, Sides, given
+from isoconv.data import ProgressLine
+from isoconv.errors import require
+
+_RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
+_DATA = "of FILE.py:FUNCTION: as for isoconv train, or only --data"
+_ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
+_ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
+
+
+def certify(
+    run: Annotated[Path, typer.Argument(help=_RUN)],
+    data: Annotated[str | None, typer.Argument(help=_DATA)] = None,
+    epsilons: Epsilons = None,
+    certificate: Annotated[Path | None, typer.Option(help="file to write the certificates to")] = None,
+    folder: Data = None,
+    weights: Annotated[Path | None, typer.Option(help="of FILE.py:FUNCTION: its .safetensors file")] = None,
+    size: Sides = None,
+    download: Download = False,
+    images: Images = None,
+    arithmetic: Annotated[str, typer.Option(help="float64 or float32: what the network runs in")] = "float64",
+    criterion: Annotated[str, typer.Option(help="pairs, or per-class, as if each class had its own network")] = "pairs",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Certify a trained network: no perturbation below an image's radius changes its prediction.
+
+    Example: isoconv certify runs/large --data DIR --epsilon 36/255 --epsilon 0.1 --certificate large.jsonl
+
+    Your own network: isoconv certify mymodel.py:build --weights w.safetensors --data DIR runs the function build.
+    """
+    options = given(locals(), "as_json")
+    from isoconv.cli.output import print_certified, print_json
+    from isoconv.train import certify_run
+
+    records = certify_run(**options, progress=ProgressLine("images", 1), say=print_line)
+    if as_json:
+        print_json(records)
+    else:
+        print_certified(records, f"{run}: {records[0].images:,} test images, {arithmetic}")
+
+
+def attack(
+    run: Run,
+    names: Annotated[list[str] | None, typer.Option("--attack", metavar="<name>", help=_ATTACKS)] = None,
+    epsilons: Epsilons = None,
+    folder: Data = None,
+    download: Download = False,
+    images: Images = None,
+    steps: Annotated[int, typer.Option(help="steps of PGD and APGD")] = 200,
+    step_size: Annotated[float, typer.Option(help="step size of PGD")] = 0.01,
+    restarts: Annotated[int, typer.Option(help="restarts of PGD and APGD")] = 1,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Attack a trained network, and check that no attack succeeds on a certified image.
+
+    boundary and pointwise attack the first 100 test images unless --images is given. rounding searches each certified
+    ball for a point at which rounding changes the prediction.
+
+    Example: isoconv attack runs/large --data DIR --attack pgd --attack fgsm --epsilon 36/255
+    """
+    options = given(locals(), "as_json")
+    from isoconv.cli.output import print_attacks, print_json
+    from isoconv.train import attack_run, refuse_violations
+
+    records = attack_run(**options, progress=ProgressLine("images", 1))
+    if as_json:
+        print_json(records)
+    else:
+        print_attacks(records, f"{run}: accuracy in percent")
+    refuse_violations(records)
+
+
+def predict(
+    run: Run,
+    images: Annotated[list[Path], typer.Argument(help="pictures: PNG, JPEG, BMP, WebP, GIF")],
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Classify pictures, and print the radius within which each class cannot change.
+
+    The radius is in the L2 norm, for the resized picture that the network sees. It is printed for pixels from 0 to 1 and
+    for pixels from 0 to 255.
+
+    Example: isoconv predict runs/mine photo.png
+    """
+    from isoconv.cli.output import print_json, print_predictions
+    from isoconv.train import open_run
+
+    trained = open_run(run)
+    predictions = trained.predict(images, device)
+    if as_json:
+        print_json(predictions)
+    else:
+        print_predictions(predictions, trained.config.input_shape)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="folders of the runs")],
+    out: Annotated[Path, typer.Option(help="file to write; an earlier report is replaced")] = Path("report.html"),
+    folder: Data = None,
+    download: Download = False,
+    as_is: Annotated[bool, typer.Option("--as-is", help="compute nothing; show only what the folders hold")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write a report of one or several runs: one HTML file that works offline.
+
+    Certified radii, singular values, gradient norms and a gallery are computed and stored if a run lacks them and its test
+    images are found. The curves of attacks come from isoconv attack.
+
+    Example: isoconv report runs/large runs/small --data DIR
+    """
+    from isoconv.pretrained import is_pretrained
+    from isoconv.report import check_replaceable, read_run_files, write_report
+    from isoconv.train import complete_run, open_runs
+    from isoconv.train.diagnostics import find_test_images, lacks_images
+    from isoconv.train.distributed import choose_device
+
+    device = choose_device(device)
+    require(folder is None or folder.exists(), "a folder for --data", f"{folder}, which does not exist")
+    check_replaceable(out)
+    trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
+    for run in trained.values():
+        problem = f"{run.folder.name}, which comes with isoconv, without its training curves"
+        require(not is_pretrained(run.folder), "runs of your own", problem)
+        read_run_files(run.folder)  # raises, before any work is done, if something is wrong with one
+    made: dict[str, list[str]] = {}
+    notes: dict[Path, list[str]] = {}
+    for run in () if as_is else trained.values():
+        images = find_test_images(run, folder, download) if lacks_images(run) else None
+        if isinstance(images, str):
+            notes[run.folder] = [f"Some parts are left out: the test images are missing. {images}"]
+            images = None
+        made[str(run.folder)] = complete_run(run, images, device=device, progress=ProgressLine("rounds", 1))
+    folders = [run.folder for run in trained.values()]
+    size = write_report(folders, out, notes)
+    if as_json:
+        print(json.dumps({"page": str(out), "bytes": size, "runs": [str(path) for path in folders], "made": made}))
+        return
+    for path, sentences in notes.items():
+        print_line(f"{path}: {sentences[0]}")
+    print_line(f"The report is in {out}: open it in a browser.")
+
+
+def export(
+    run: Run,
+    kind: Annotated[str, typer.Option("--format", help="onnx; or torch: weights and the code to load them")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="file to write; by default named like the run")] = None,
+    dtype: Annotated[str, typer.Option(help="arithmetic the network runs in: float32 or float64")] = "float32",
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write a trained network to a file that runs without isoconv.
+
+    The weights are the certified ones, bit for bit, and the file holds their hash. Certificates are for float64 by
+    default: --dtype float64 writes a network that runs in it.
+
+    Example: isoconv export runs/mine --format onnx --out mine.onnx
+    """
+    require(kind in _ENDINGS, f"--format to be one of {', '.join(_ENDINGS)}", repr(kind))
+    from isoconv.export import export_onnx, export_torch
+    from isoconv.export.torch_code import code_path
+    from isoconv.train import open_run
+
+    trained = open_run(run)
+    path = Path(trained.folder.resolve().name + _ENDINGS[kind]) if out is None else out
+    write, config = export_onnx if kind == "onnx" else export_torch, trained.config
+    written = write(trained.model, config.input_shape, path, dtype=dtype, classes=config.classes, overwrite=overwrite)
+    files = [str(path)] if kind == "onnx" else [str(path), str(code_path(path))]
+    if as_json:
+        result = {"format": kind, "files": files, "dtype": dtype, "weights_sha256": written.sha256}
+        print(json.dumps(result | {"input_shape": written.input_shape, "classes": written.classes}))
+    else:
+        print(f"Written to {' and '.join(files)}. {written.claim}", file=sys.stderr)

@@ -1,0 +1,169 @@
+"""isoconv certify, attack, predict and export, on trained runs of every kind of network."""
+
+import json
+import math
+import shutil
+import sys
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from certify.certificates import check
+from isoconv.certify import Certifier, weights_sha256
+from isoconv.data import as_float, load_image
+from isoconv.models import MODELS
+from isoconv.train.config import CLASSIFIERS
+from isoconv.train.run_folder import load_run
+
+
+def read(path: str | Path) -> dict:
+    return json.loads(Path(path).read_text())
+
+
+def imported(path: str):
+    spec = spec_from_file_location("exported_by_the_command", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("words", ["--conv soc", "--conv sll", "--conv cpl", "--model shift-s"])
+def test_every_command(words, isoconv, pictures, monkeypatch):
+    """Trained, certified, checked, attacked, exported, shown, resumed."""
+    small = replace(MODELS["shift-s"], options={"channels": 32, "blocks": (1, 1)})
+    for records in (MODELS, CLASSIFIERS):
+        monkeypatch.setitem(records, "shift-s", small)
+    model = [] if "shift" in words else ["--model", "small"]
+    train = isoconv("train", pictures, *model, *words.split(), "--epochs", 1, "--out", "run", "--device", "cpu")
+    assert train.code == 0 and words.split()[1] in train.out, train
+    assert "shift" not in words or read("run/config.json")["lr"] == 0.003  # the network's own recipe
+    assert isoconv("certify", "run", "--certificate", "c.jsonl", "--device", "cpu").code == 0
+    certified = read("run/certified.json")
+    assert certified["lipschitz_bound"] <= 1.001 and certified["images"] == 16 and check(["c.jsonl", "run"]) == 0
+    attack = isoconv("attack", "run", "--steps", 3, "--images", 4, "--attack", "pgd", "--attack", "rounding", "--json")
+    assert [(row["attack"], row["violations"]) for row in json.loads(attack.out)] == [("pgd", 0), ("rounding", 0)]
+    assert isoconv("export", "run", "--format", "torch", "--out", "net.safetensors").code == 0
+    assert check(["c.jsonl", "net.safetensors"]) == 0
+    assert (
+        json.loads(Path("c.jsonl").read_text().splitlines()[0])["weights_sha256"] == imported("net.py").WEIGHTS_SHA256
+    )
+    if "shift" in words:
+        assert isoconv("report", "run").code == 0
+        shutil.move("run/result.json", "result.json")
+        again = isoconv("train", "--resume", "--out", "run", "--device", "cpu", "--json")
+        assert again.code == 0 and json.loads(again.out)[0]["clean"] == read("result.json")["clean"]
+        return
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert isoconv("export", "run", "--format", "onnx", "--out", "net.onnx").code == 0
+    x = torch.rand(3, 1, 8, 8)
+    (output,) = onnxruntime.InferenceSession("net.onnx").run(None, {"images": x.numpy()})
+    assert np.abs(output - load_run("run")[0](x).detach().numpy()).max() <= 1e-5
+
+
+def test_certify_prints_a_table_and_keeps_the_figures(isoconv, run, tmp_path, monkeypatch):
+    opened, read_image = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *words, **options: opened.append(1) or read_image(*words, **options))
+    words = ["--epsilon", "36/255", "--epsilon", "0.1", "--certificate", "c.json", "--device", "cpu"]
+    outcome = isoconv("certify", run, *words)
+    assert len(opened) == 16  # the test images alone
+    assert outcome.code == 0 and "certified % at 36/255" in outcome.out and "rounding changes the logits" in outcome.out
+    assert "python -m isoconv.check c.json" in outcome.err and check([str(tmp_path / "c.json"), str(run)]) == 0
+    kept = read(run / "certified.json")
+    assert kept["images"] == 16 and set(kept["robust"]) == {str(36 / 255), "0.1"}
+    assert kept["robust"][str(36 / 255)] <= kept["robust"]["0.1"] <= kept["clean"]
+    assert sum(radius >= 0.1 for radius in kept["radii"]) * 100 / 16 == kept["robust"]["0.1"]
+    assert math.prod(layer["bound"] for layer in kept["layers"]) == pytest.approx(kept["lipschitz_bound"])
+    assert kept["clean"] == read(run / "result.json")["clean"] > 50
+    (single,) = json.loads(isoconv("certify", run, "--json", "--arithmetic", "float32").out)
+    assert (kept["arithmetic"], single["arithmetic"]) == ("float64", "float32")
+    assert single["error_slope"] > 1e8 * kept["error_slope"]  # float32 costs something
+    assert all(a <= b + 1e-6 for a, b in zip(single["radii"], kept["radii"], strict=True))
+
+
+def test_attack_keeps_the_order_and_breaks_nothing(isoconv, run):
+    names = [word for name in ("pgd", "fgsm", "apgd") for word in ("--attack", name)]
+    words = ["--epsilon", "0.1", "--epsilon", "1", "--steps", "20", "--step-size", "0.1"]
+    rows = json.loads(isoconv("attack", run, *names, *words, "--json").out)
+    assert len(rows) == 6 and read(run / "attacks.json") == rows
+    for row in rows:
+        assert row["certified"] <= row["accuracy"] <= row["clean"] and row["violations"] == 0
+    assert min(row["accuracy"] for row in rows if row["epsilon"] == 1) < rows[0]["clean"]  # it does attack
+    outcome = isoconv("attack", run, "--attack", "rounding", "--images", "2")
+    assert outcome.code == 0 and "rounding" in outcome.out and "each radius" in outcome.out
+
+
+def test_a_false_certificate_is_an_error(isoconv, run, monkeypatch):
+    """With radii that claim too much the attack finds violations, shows them and fails."""
+    honest = Certifier.__call__
+
+    def boastful(self, x):
+        answer = honest(self, x)
+        return type(answer)(answer.prediction, answer.radius + 3, answer.logits, answer.input_norm)
+
+    monkeypatch.setattr(Certifier, "__call__", boastful)
+    outcome = isoconv("attack", run, "--attack", "pgd", "--epsilon", "2", "--steps", "20", "--step-size", "0.2")
+    assert outcome.code == 2 and "a certificate is false" in outcome.err and "pgd" in outcome.out
+
+
+def test_predict_agrees_with_the_network(isoconv, run, pictures):
+    paths = [sorted((pictures / name).iterdir())[0] for name in "ad"]
+    outcome = isoconv("predict", run, *paths)
+    assert outcome.code == 0 and "certified radius" in outcome.out and "resized" in outcome.err
+    answers, (model, config) = json.loads(isoconv("predict", run, *paths, "--json").out), load_run(run)
+    for answer, path, name in zip(answers, paths, "ad", strict=True):
+        with torch.no_grad():
+            logits = model.double()(as_float(load_image(path, config.input_shape), torch.float64)[None])
+        top, second = logits[0].topk(2).values.tolist()
+        assert answer["class"] == name == config.classes[int(logits.argmax())] and answer["certified"]
+        assert answer["image"] == str(path) and answer["radius_255"] == 255 * answer["radius"]
+        assert 0 < answer["radius"] <= (top - second) / 1.3
+
+
+# Export -------------------------------------------------------------------------------------------------------------
+
+
+def test_export_to_torch(isoconv, world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)  # which it does not need
+    shutil.copytree("run-7", "both/seed-7")
+    outcome = isoconv("export", "both/seed-7", "--format", "torch")
+    model, config = load_run(world / "run-7")
+    assert outcome.code == 0 and outcome.out == ""
+    for part in ("seed-7.safetensors", "seed_7.py", weights_sha256(model), "certificates"):
+        assert part in outcome.err
+    written, kept = load_file("seed-7.safetensors"), load_file("run-7/model.safetensors")
+    assert written.keys() == kept.keys()
+    assert all(written[name].numpy().tobytes() == kept[name].numpy().tobytes() for name in kept)
+    code, images = imported("seed_7.py"), torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(code.load()(images), model(images))
+    assert (config.classes, config.input_shape) == (code.CLASSES, code.INPUT_SHAPE)
+    words = ["--format", "torch", "--out", "net.safetensors", "--dtype", "float64", "--json"]
+    outcome = isoconv("export", "run-7", *words)
+    sizes = {"input_shape": [1, 8, 8], "classes": list("abcd"), "weights_sha256": weights_sha256(model)}
+    files = {"format": "torch", "files": ["net.safetensors", "net.py"], "dtype": "float64"}
+    assert json.loads(outcome.out) == files | sizes and outcome.err == ""
+    assert imported("net.py").load()[5].weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_export_to_onnx(dtype, isoconv, world):
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'isoconv[onnx]'")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'isoconv[onnx]'")
+    outcome = isoconv("export", "run-7", "--dtype", dtype)
+    assert outcome.code == 0 and "run-7.onnx" in outcome.err
+    kept, model = load_file("run-7/model.safetensors"), load_run("run-7")[0].to(getattr(torch, dtype))
+    arrays = {x.name: onnx.numpy_helper.to_array(x) for x in onnx.load("run-7.onnx").graph.initializer}
+    assert all(arrays[name].tobytes() == kept[name].numpy().tobytes() for name in kept)
+    session = onnxruntime.InferenceSession("run-7.onnx", providers=["CPUExecutionProvider"])
+    for batch in (1, 7):
+        images = torch.rand(batch, 1, 8, 8, dtype=getattr(torch, dtype))
+        with torch.no_grad():
+            expected = model(images)
+        output = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+        torch.testing.assert_close(output, expected, atol=1e-5 if dtype == "float32" else 1e-12, rtol=0)

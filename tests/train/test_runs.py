@@ -1,0 +1,262 @@
+"""Run folders: what is in them, where they may begin, how they go on bit for bit, and how the model comes out again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from isoconv.certify import robust_accuracy
+from isoconv.data import as_float
+from isoconv.errors import IsoconvError
+from isoconv.files import read_tensors, write_tensors
+from isoconv.pretrained import pretrained_folder
+from isoconv.train import job
+from isoconv.train.classifier import TrainResult
+from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.distributed import Processes
+from isoconv.train.engine import Stopped
+from isoconv.train.run_folder import RunFolder, load_run, seed_folders
+from train.toys import Watcher, losses, same_run, stop_after, toy, toy_config, train_toy
+
+NAMES = {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
+
+
+def refused(word: str, function, *args, **options):
+    with pytest.raises(IsoconvError, match=word) as caught:
+        function(*args, **options)
+    assert "\n" not in str(caught.value)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_leaves_its_configuration_metrics_model_state_and_result(tmp_path, monkeypatch):
+    config, run, made = toy_config(optimiser="adam", epochs=5), tmp_path / "run", []
+    monkeypatch.setattr("isoconv.train.classifier.make_model", lambda c, *build: made.append(c) or make_model(c))
+    (result,) = train_toy(run, config)
+    assert made == [config]  # each network is built once
+    (untested,) = train_toy(tmp_path / "untested", replace(config, epochs=1), test=None)
+    assert untested.clean is None and "clean" not in untested.to_fields()
+    assert TrainResult.read(tmp_path / "untested" / "result.json").clean is None
+    files = contents(run)
+    assert files.keys() == NAMES and TrainConfig.read(run / "config.json") == config
+    assert replace(TrainResult.read(run / "result.json"), finished="") == result
+    assert (result.seed, result.epochs, result.replicas, result.images) == (0, 5, 1, 64)
+    assert 0 <= result.robust["0.5"] <= result.robust["0.1"] <= result.clean <= 100
+    assert result.clean > 90 and losses(run)[-1][1] < losses(run)[0][1] / 2  # it learns
+    assert 1 - 1e-4 < result.lipschitz_bound < 1 + 1e-4
+    (after,) = train_toy(run, config, resume=True)  # a finished run that is resumed stays as it is
+    assert contents(run) == files and replace(after, finished="") == result
+
+
+def test_where_a_run_may_begin(tmp_path):
+    """An existing run, and files that are none, stay as they are unless told; seeds live in folders of their own."""
+    config, folder, work = toy_config(epochs=1), RunFolder(tmp_path / "run"), tmp_path / "work"
+    train_toy(folder.path, config)
+    before = contents(folder.path)
+    refused("already holds a run", folder.start, config, overwrite=False)
+    assert contents(folder.path) == before
+    folder.start(replace(config, seed=9), overwrite=True)
+    assert contents(folder.path).keys() == {".lock", "config.json"}  # locked until it is trained
+    assert TrainConfig.read(folder.config).seed == 9
+    work.mkdir()
+    (work / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        refused("holds other files", RunFolder(work).start, config, overwrite=overwrite)
+        refused("is a file", RunFolder(work / "thesis.tex").start, config, overwrite=overwrite)
+    refused("Cannot write", RunFolder(work / "thesis.tex" / "run").start, config, overwrite=False)
+    assert contents(work) == {"thesis.tex": b"years of work"}
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
+        RunFolder(path).start(config, overwrite=False)
+        assert RunFolder(path).exists
+    assert [folder.path for folder in seed_folders(tmp_path, [4])] == [tmp_path]
+    assert [folder.path for folder in seed_folders(tmp_path, [4, 0])] == [tmp_path / "seed-4", tmp_path / "seed-0"]
+
+
+# Going on -------------------------------------------------------------------------------------------------------------
+
+SVCM: dict[str, Any] = {"conv": "svcm", "optimiser": "adam", "project_every": 5, "project_iterations": 3}
+AUGMENTED: dict[str, Any] = {"flip": True, "crop_padding": 1, "loss": "cross-entropy", "schedule": "cosine"}
+# Four steps an epoch: 4 and 12 are the ends of epochs. The steps of a part are counted from where it begins.
+CASES: list[tuple[dict[str, Any], list[int]]] = [
+    ({}, [3, 2, 4]),
+    ({"optimiser": "adam", "orthogonalisation": "bjorck", "schedule": "exponential"}, [12]),
+    ({"precision": "bf16"}, [1]),
+    ({"conv": "ossn", "optimiser": "rmsprop"}, [4]),
+    (SVCM, [6]),
+    (AUGMENTED, [11]),
+]
+
+
+@pytest.mark.parametrize(("options", "stops"), CASES, ids=str)
+def test_stopped_anywhere_and_more_than_once(options, stops, tmp_path):
+    """The weights, bit for bit, and the losses are those of a run that was never stopped."""
+    config, watchers = toy_config(**options), [Watcher() for _ in (*stops, 0)]
+    train_toy(tmp_path / "whole", config)
+    for k, steps in enumerate(stops):
+        with pytest.raises(Stopped):
+            train_toy(tmp_path / "parts", config, resume=k > 0, should_stop=stop_after(steps), observer=watchers[k])
+        assert not (tmp_path / "parts" / "model.safetensors").exists()
+    train_toy(tmp_path / "parts", config, resume=True, observer=watchers[-1])
+    assert same_run(tmp_path / "whole", tmp_path / "parts")
+    assert [epoch for epoch, _, _ in losses(tmp_path / "parts")] == [1, 2, 3]
+    assert [watcher.steps for watcher in watchers] == [*stops, 12 - sum(stops)]  # each step is counted once
+    reports = [report for watcher in watchers for report in watcher.reports]
+    assert [(report.epoch, report.epochs) for report in reports] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_svcm_trained_by_the_default_is_about_1_lipschitz(tmp_path):
+    (result,) = train_toy(tmp_path, toy_config(conv="svcm", optimiser="adam"))
+    assert result.lipschitz_bound is not None and 0.5 < result.lipschitz_bound < 1.002
+
+
+def test_a_run_is_resumed_with_the_projections_that_it_was_started_with(tmp_path):
+    """By the command's function, which is told nothing but the folder."""
+    settings: dict[str, Any] = {"model": "small", "conv": "svcm", "size": 8, "epochs": 1, "batch_size": 512}
+    for recipe, projections in (("default", (1, 1)), ("paper", (100, 50))):
+        whole, parts = tmp_path / recipe / "whole", tmp_path / recipe / "parts"
+        job.train("digits", whole, recipe=recipe, device="cpu", **settings)
+        with pytest.raises(Stopped):
+            job.train("digits", parts, recipe=recipe, device="cpu", **settings, should_stop=stop_after(3))
+        _, config = job.train(out=parts, device="cpu", resume=True)
+        assert (config.project_every, config.project_iterations) == projections
+        assert TrainConfig.read(parts / "config.json") == config and same_run(whole, parts)
+
+
+@pytest.mark.parametrize("options", [AUGMENTED, SVCM], ids=["augmented", "svcm"])
+def test_seeds_side_by_side_are_each_alone_also_if_they_were_saved_at_different_steps(options, tmp_path):
+    """As a kill between two files leaves them; one here is even an epoch ahead. torch's generator changes nothing."""
+    config, seeds = toy_config(**options), (3, 0)
+    results = train_toy(tmp_path / "together", config, seeds=seeds)
+    assert [result.seed for result in results] == list(seeds)
+    (tmp_path / "parts").mkdir()
+    for seed, steps in zip(seeds, (2, 6), strict=True):
+        torch.manual_seed(seed)
+        train_toy(tmp_path / f"alone-{seed}", replace(config, seed=seed))
+        with pytest.raises(Stopped):
+            train_toy(tmp_path / "parts" / f"seed-{seed}", replace(config, seed=seed), should_stop=stop_after(steps))
+    train_toy(tmp_path / "parts", config, seeds=seeds, resume=True)
+    for seed in seeds:
+        for folder in ("together", "parts"):
+            assert same_run(tmp_path / f"alone-{seed}", tmp_path / folder / f"seed-{seed}")
+    assert not same_run(tmp_path / "alone-0", tmp_path / "alone-3")
+
+
+def test_states_of_an_older_version_and_of_another_network(tmp_path):
+    """An old one has other names for the sums, and holds neither the state of torch's random numbers nor a checksum."""
+    train_toy(tmp_path / "whole", toy_config())
+    with pytest.raises(Stopped):
+        train_toy(tmp_path / "run", toy_config(), should_stop=stop_after(6))
+    refused("saved state of this network", train_toy, tmp_path / "run", toy_config(conv="standard"), resume=True)
+    folder = RunFolder(tmp_path / "run")
+    old = {"progress/sums/loss": "progress/loss_sum", "progress/sums/accuracy": "progress/right"}
+    tensors = {old.get(name, name): value for name, value in read_tensors(folder.state).items()}
+    write_tensors(folder.state, {k: v for k, v in tensors.items() if "random" not in k and "checksum" not in k})
+    train_toy(folder.path, toy_config(), resume=True)
+    assert losses(tmp_path / "whole") == losses(folder.path)
+    model, config = load_run(pretrained_folder("mnist-small"))  # and so is a finished run
+    assert config.model == "small" and not model.training
+
+
+@pytest.mark.parametrize(("loss", "epochs", "batch_size"), [("cross-entropy", 4, 64), ("hinge", 1, 256)])
+def test_divergence_is_said_and_leaves_the_folder_as_it_was(loss, epochs, batch_size, tmp_path):
+    """The loss of a step is that of the weights before it: with one step in all, the update shows in no loss."""
+    options = {"conv": "standard", "optimiser": "adam", "schedule": "constant", "lr": 1e20 if epochs > 1 else 1e38}
+    config = toy_config(loss=loss, epochs=epochs, batch_size=batch_size, **options)
+    for resume in (False, True):
+        refused(r"diverged .* than 1e\+", train_toy, tmp_path / "run", config, resume=resume)
+        assert TrainConfig.read(tmp_path / "run" / "config.json") == config
+        assert not contents(tmp_path / "run").keys() & {"model.safetensors", "result.json"}
+
+
+# Coming out -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conv", ["bcop", "ossn", "svcm", "rkl2ne", "aol", "cayley", "soc", "bro", "sll", "cpl"])
+def test_load_run_gives_the_plain_model_that_was_trained(conv, tmp_path):
+    config = toy_config(conv=conv, optimiser="adam", lr=1e-3, epochs=1)
+    trained, test = make_model(config), toy(64, seed=1)
+    (result,) = train_toy(tmp_path / "run", config, models=[trained])
+    model, read = load_run(str(tmp_path / "run"))
+    assert read == config and not model.training
+    kinds = {type(module).__module__.split(".")[0] for module in model.modules() if list(module.parameters(False))}
+    assert kinds == ({"torch", "isoconv"} if conv in ("sll", "cpl") else {"torch"})
+    images = as_float(test.images)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), trained.eval()(images), rtol=0, atol=1e-5)
+    assert robust_accuracy(model, test).clean == result.clean
+
+
+def test_load_run_of_what_is_no_finished_run(tmp_path):
+    refused("config.json", load_run, tmp_path)
+    refused("does not exist", load_run, tmp_path / "missing")
+    folder = RunFolder(tmp_path)
+    folder.start(toy_config(epochs=1), overwrite=False)
+    refused("not finished", load_run, tmp_path)
+    folder.unlock()
+    refused("512 images", train_toy, tmp_path, toy_config(batch_size=512), resume=True)
+    train_toy(tmp_path, toy_config(epochs=1), resume=True)
+    good = folder.model.read_bytes()
+    folder.model.write_bytes(good[: len(good) // 2])
+    refused("model.safetensors", load_run, folder.path)
+    folder.model.write_bytes(good)
+    write_tensors(folder.model, {name: value.half() for name, value in read_tensors(folder.model).items()})
+    refused("weights of a small", load_run, folder.path)
+    folder.model.write_bytes(good)
+    for text, word in ((toy_config(model="fc3").to_json(), "fc3"), ("{", "config.json")):
+        folder.config.write_text(text)
+        refused(word, load_run, folder.path)
+
+
+def test_bf16_is_not_float32_and_keeps_the_constraint(tmp_path):
+    for precision in ("float32", "bf16"):
+        (result,) = train_toy(tmp_path / precision, toy_config(precision=precision, optimiser="adam"))
+        assert result.lipschitz_bound < 1 + 1e-4
+    models = [load_run(tmp_path / name)[0] for name in ("float32", "bf16")]
+    a, b = (model.state_dict() for model in models)
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+    assert all(value.dtype == torch.float32 for value in b.values())
+    for W in (module.weight.detach().double() for module in models[1].modules() if isinstance(module, nn.Linear)):
+        short = W @ W.T if W.shape[0] <= W.shape[1] else W.T @ W
+        torch.testing.assert_close(short, torch.eye(len(short), dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+# Choosing a learning rate ---------------------------------------------------------------------------------------------
+
+
+def find(rates, **options):
+    config = toy_config(optimiser="adam", epochs=2, **options)
+    return job.search_learning_rate(config, toy(), rates, "cpu", Processes())
+
+
+def test_the_better_rate_is_chosen_on_a_part_of_the_training_set_that_is_not_trained_on(tmp_path, monkeypatch):
+    calls, train_classifiers = [], job.train_classifiers
+
+    def watched(configs, folders, train, test, *args, **options):
+        calls.append((configs[0].lr, train, test))
+        return train_classifiers(configs, folders, train, test, *args, **options)
+
+    monkeypatch.setattr(job, "train_classifiers", watched)
+    monkeypatch.chdir(tmp_path)
+    rates = [1e-7, 1e-2, 1e-6]
+    best, scores = find(rates)
+    assert best == 1e-2 and list(tmp_path.iterdir()) == []  # nothing is written
+    assert scores.keys() == set(rates) and scores[1e-2] > scores[1e-7]
+    assert all(0 <= robust <= clean <= 100 for clean, robust in scores.values())
+    assert [lr for lr, _, _ in calls] == rates
+    for _, train, test in calls:
+        kept, held_out = ({image.numpy().tobytes() for image in part.images} for part in (train, test))
+        assert kept | held_out == {image.numpy().tobytes() for image in toy().images} and not kept & held_out
+        assert len(test) == 26
+
+
+def test_rates_that_diverge_are_skipped_and_those_that_are_none_refused():
+    best, scores = find([1e20, 1e-3], conv="standard")
+    assert best == 1e-3 and scores.keys() == {1e-3}
+    refused(r"1e\+20, 1e\+25 diverged", find, [1e20, 1e25], conv="standard", loss="cross-entropy")
+    refused("positive", find, [1e-3, 0.0])
