@@ -67,6 +67,9 @@ ACCEPTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "functions of sums": lambda net, x: torch.add(torch.sub(x, net.conv(x)), x.mul(0.5).neg().div(2)),
     "constants": lambda net, x: x + net.shift - net.bias[:, None, None].type_as(x) + (net.shift - x) * net.share,
     "mixing": lambda net, x: torch.sigmoid(net.share) * x + (1 - torch.sigmoid(net.share)) * net.conv(x),
+    "factors of channels": lambda net, x: (
+        ((x * net.bias[:, None, None]).flatten(2) * net.bias[:, None]).mean(2) * net.bias[None]
+    ),
     "twice": lambda net, x: net.conv(net.conv(x)),
     "cat": lambda net, x: torch.cat([x, net.conv(x), x], dim=1),
     "chunk": lambda net, x: torch.concat(x.chunk(2, 1)[::-1], 1),
@@ -137,7 +140,8 @@ def overwritten(net: Function, x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "numbers": (lambda net, x: x if x.mean((2, 3))[:, 0] > 0 else -x, "gt"),
     "a number": (lambda net, x: x * float(x.mean((2, 3))), "float"),
-    "products": (lambda net, x: x * x, "products with a number"),
+    "products": (lambda net, x: x * x, "products with constants"),
+    "products with a map": (lambda net, x: x * torch.ones(x.shape[2:]), "one for each channel"),
     "matrices": (lambda net, x: x @ x, "matmul"),
     "unknown": (lambda net, x: torch.cumsum(x, 1), "cumsum"),
     "layer norm": (lambda net, x: F.layer_norm(x, (6,)), "layer_norm, which divides"),

@@ -347,10 +347,21 @@ def _dropout(r: _Recorder, x: Tensor, p: float = 0.5, training: bool = True, inp
 
 
 def _scaled(r: _Recorder, x: Tensor, factor: Any) -> str:
-    """Multiply by a number, or by a tensor of one."""
-    if r.is_value(factor) or (isinstance(factor, Tensor) and (factor.numel() != 1 or factor.dim() > x.dim())):
-        r.refuse("products with a number", f"{r.function} of a tensor")
-    return r.emit("scale", Scale(float(factor)), r.name(x))
+    """Multiply by a number, or by one for each channel: that is a convolution of channels on their own."""
+    if r.is_value(factor):
+        r.refuse("products with constants", f"{r.function} of two values")
+    if not isinstance(factor, Tensor) or (factor.numel() == 1 and factor.dim() <= x.dim()):
+        return r.emit("scale", Scale(float(factor)), r.name(x))
+    channels, column = x.shape[1], (*x.shape[1:2], *(1 for _ in x.shape[2:]))
+    if factor.shape not in (column, (1, *column)) or x.dim() > 4:
+        expected = f"products with a number, or with one for each channel, of shape {column}"
+        r.refuse(expected, f"{r.function} with {tuple(factor.shape)}")
+    kind, taps = (nn.Conv1d, (1,)) if x.dim() == 3 else (nn.Conv2d, (1, 1))
+    layer = kind(channels, channels, 1, groups=channels, bias=False, device="meta")
+    weight = factor.detach().to(r.device, r.dtype).reshape(channels, 1, *taps)
+    value = r.name(x) if x.dim() > 2 else r.emit("reshape", Reshape((channels, 1, 1)), r.name(x))
+    value = r.emit("scale", with_parameters(layer, weight, None), value)
+    return value if x.dim() > 2 else r.emit("reshape", Reshape((channels,)), value)
 
 
 def _plus(sign: int, r: _Recorder, x: Any, other: Any, *, alpha: Any = 1) -> str:
