@@ -124,7 +124,7 @@ class Stepper:
         On a GPU like layers of all networks take hardly longer together than those of one. On a CPU they are projected
         one by one: what is trained beside others is bit for bit what is trained alone.
         """
-        due = [(layer, one.project_iterations) for one in learners for layer in one.projected_rarely]
+        due = [(layer, one.clippings) for one in learners for layer in one.projected_rarely]
         if due:
             self.wait()  # the next step waits for the current stream, so for what is launched here
         for iterations in dict.fromkeys(number for _, number in due):
