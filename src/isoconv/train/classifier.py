@@ -23,7 +23,7 @@ from isoconv.train.run_folder import Finding, RunFolder, locked
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
 Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
 
-_CERTIFIED_AT_ONCE = 500  # images in a batch
+_CERTIFIED_AT_ONCE = 500  # images in a batch, as `robust_accuracy` has them
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,11 @@ def share_certifying(
     Each takes whole batches of those that one alone would certify, so that the answer is the same bit for bit where the
     arithmetic of one batch is. `options` are those of `robust_accuracy`.
     """
-    size, progress = _CERTIFIED_AT_ONCE, options.pop("progress", None)
+    progress = options.pop("progress", None)
     certifier = Certifier(model, data.shape, **options)
     if processes is None or processes.count == 1:
-        return robust_accuracy(certifier, data, epsilons, batch_size=size, progress=progress)
+        return robust_accuracy(certifier, data, epsilons, progress=progress)
+    size = _CERTIFIED_AT_ONCE
     share = processes.share(len(data), size)
     own = []
     if share:
