@@ -54,6 +54,7 @@ from isoconv.records import require
 #: what `_describe` says of a module
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
 _ROUNDING = 1e-12
+_SUMMED = 2**24  # weights at most of what stands for an average over whole images
 _TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
 _Sizes = Sequence[int]
 _STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
@@ -395,9 +396,15 @@ def _activate(module: nn.Module, before: _Shape, after: Any, method: Method) -> 
 
 
 def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
-    """Averages over whole images become L2 norms: as good for gradients, and signs that differ do not cancel."""
+    """Averages over whole images become learned sums, which know places as zeros at the border made them known before.
+
+    Where that takes too many weights they become L2 norms: as good for gradients, and signs that differ do not cancel.
+    """
     sizes = list(zip(before[2:], after[2:], strict=True))
     if after[2:] == (1, 1):
+        if before[1] ** 2 * math.prod(before[2:]) <= _SUMMED:
+            channels, window = (before[1], before[1]), before[2:]
+            yield BCOPConv2d(*channels, window, window, padding=0, bias=False), "learned sums over all positions"
         yield L2NormPool2d((before[2], before[3])), "the norm over all positions"
     if after[2:] != before[2:] and not any(m % n for n, m in sizes):
         yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
