@@ -198,7 +198,7 @@ def _evaluation_weights(layers: Sequence[BuiltWeight]) -> Iterator[Tensor]:
     flags: dict[BuiltWeight, list[Tensor]] = {}
     for layer in layers:
         with layer._in_evaluation():
-            flags[layer] = layer._kept.compare(layer._sources(), _equal_later) if layer._kept and ordinary else []
+            flags[layer] = layer._kept.compare(layer._sources()) if layer._kept and ordinary else []
     answers = iter(_read([flag for each in flags.values() for flag in each]))
     for layer, each in flags.items():
         kept = layer._kept
@@ -288,17 +288,18 @@ class _Build:
     def is_of(self, sources: Sequence[Tensor]) -> bool:
         """Compare the layer's parameters with those that this was built from."""
         if self.value.is_cuda:
-            return self.is_unchanged(_read(self.compare(sources, _equal_later)))
-        return self.is_unchanged(self.compare(sources, torch.equal))
+            return self.is_unchanged(_read(self.compare(sources)))
+        same = self.key == _key(self.layer, sources)
+        pairs = ((self.value, *sources), (self.original, *self.copies)) if same else ((), ())
+        return self.is_unchanged(list(map(torch.equal, *pairs)))
 
-    def compare(self, sources: Sequence[Tensor], equal: Callable[[Tensor, Tensor], Any]) -> list[Any]:
-        """Compare the weight and the sources with what they were. Return nothing if the sources are of another kind."""
-        if self.key != _key(self.layer, sources):
-            return []
-        return list(map(equal, (self.value, *sources), (self.original, *self.copies)))
+    def compare(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """Compare without waiting, the weight first. Return nothing if the sources are of another kind."""
+        same = self.key == _key(self.layer, sources)
+        return list(map(_equal_later, (self.value, *sources), (self.original, *self.copies))) if same else []
 
     def is_unchanged(self, flags: Sequence[bool]) -> bool:
-        """Return whether all of `compare`'s answers are yes. Raise if somebody has written into the weight."""
+        """Return whether all comparisons, the weight's first, say yes. Raise if somebody has written into the weight."""
         edited = self.value._version != self.version
         if flags and not flags[0]:  # or there are NaN in it, which equal nothing
             edited = edited or not torch.allclose(self.value, self.original, 0.0, 0.0, equal_nan=True)
