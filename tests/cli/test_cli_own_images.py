@@ -52,6 +52,10 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path):
     assert [answer["class"] for answer in answers] == ["dark", "bright"]
     assert all(answer["certified"] for answer in answers)
     assert "as 12×16 pixels in colour" in isoconv("predict", "mine", "photo.png").out
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter turn, after which it is 12×16
+    Image.new("RGB", (12, 16)).save("turned.png", exif=turned)
+    assert "resized" not in isoconv("predict", "mine", "turned.png").err
     outcome = isoconv("certify", "mine")
     assert outcome.code == 0 and "71.4 %" in outcome.err and "dark" in outcome.err  # what guessing would reach
     outcome = isoconv("report", "mine")

@@ -114,7 +114,19 @@ def test_a_false_certificate_is_an_error(isoconv, run, monkeypatch):
 def test_predict_agrees_with_the_network(isoconv, run, pictures):
     paths = [sorted((pictures / name).iterdir())[0] for name in "ad"]
     outcome = isoconv("predict", run, *paths)
-    assert outcome.code == 0 and "certified radius" in outcome.out and "resized" in outcome.err
+    assert outcome.code == 0 and "certified radius" in outcome.out and "resized" not in outcome.err
+    large = paths[0].with_name("large.png")
+    with Image.open(paths[0]) as picture:
+        picture.resize((9, 8)).save(large)
+    try:
+        found = isoconv("predict", run, *paths, large)
+        assert "1 of the pictures is for the resized" in found.err
+        assert [x["resized"] for x in json.loads(isoconv("predict", run, paths[0], large, "--json").out)] == [
+            False,
+            True,
+        ]
+    finally:
+        large.unlink()
     answers, (model, config) = json.loads(isoconv("predict", run, *paths, "--json").out), load_run(run)
     for answer, path, name in zip(answers, paths, "ad", strict=True):
         with torch.no_grad():

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import LAYERS, is_built, is_manifold, made, singular_values
 from isoconv import IsoconvError
 from isoconv.models import Small
-from isoconv.nn import fixed_weights
+from isoconv.nn import fixed_weights, plain
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": torch.enable_grad,
@@ -165,16 +166,54 @@ def test_fixed_weights_compare_on_entry_only():
     assert all(getattr(layer, "weight_source", None) is None for layer in model)
 
 
+class Waits(TorchDispatchMode):
+    """Counts the operations after which the host must know a number."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += function in (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default)
+        return function(*arguments, **(keywords or {}))
+
+
+def test_fixed_weights_of_layers_that_are_built_wait_for_none_of_them():
+    """All comparisons are read at once; only what has changed is built, and looks at its numbers."""
+    model, x = Small((1, 8, 8)).eval(), torch.rand(2, 1, 8, 8)
+    expected, counts = model(x), []
+    for change in (lambda: None, lambda: model[2].O.data.neg_()):
+        change()
+        with Waits() as waits, fixed_weights(model):
+            counts.append(waits.count)
+            found = model(x)
+        torch.testing.assert_close(found, copy.deepcopy(model)(x), rtol=0, atol=0)
+    assert counts[0] == 0 < counts[1] and not torch.allclose(found, expected)
+
+
+WRITES = {
+    "init": nn.init.normal_,
+    "clipping": lambda weight: weight.detach().clamp_(-0.01, 0.01),
+    "data": lambda weight: weight.data.add_(1),
+    "numpy": lambda weight: weight.detach().numpy().fill(1),
+}.values()
+
+
 @built
 def test_writing_into_the_weight_is_refused(name):
     """As `nn.init` does, or clipping: the weight is computed, so that it would be lost with the next change."""
     layer, x = made(name)
     layer.eval()
-    for write in (nn.init.normal_, lambda weight: weight.detach().clamp_(-0.01, 0.01)):
+    for write in WRITES:
+        for training in (False, True) if name in STEADY else (False,):
+            layer.train(training)(x)
+            write(layer.weight)
+            with pytest.raises(IsoconvError, match="parameters"):
+                layer(x)
+            assert_current(layer.eval(), None)
+    for use in (plain, lambda layer: fixed_weights(layer).__enter__()):
         layer(x)
-        write(layer.weight)
+        layer.weight.data.add_(1)
         with pytest.raises(IsoconvError, match="parameters"):
-            layer(x)
+            use(layer)
         assert_current(layer, None)
 
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import isoconv
@@ -18,7 +20,7 @@ from helpers import polar_by_svd
 from isoconv import IsoconvError, convert
 from isoconv.certify import lipschitz_bound
 from isoconv.export import export_onnx
-from isoconv.nn import BCOPConv2d, ConvexSum, Graph, MaxMin, RKOConv2d, Scale
+from isoconv.nn import BCOPConv2d, ConvexSum, Graph, MaxMin, OrthogonalLinear, RKOConv2d, Scale
 
 
 def jacobian(network: nn.Module, x: Tensor) -> Tensor:
@@ -338,3 +340,28 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(IsoconvError, match=match):
             convert(model, method, input_shape=(3, 8, 8))
+    integers = nn.Linear(4, 2)
+    integers.weight = nn.Parameter(torch.ones(2, 4, dtype=torch.int32), requires_grad=False)
+    others = nn.Linear(4, 2, device="meta"), nn.Linear(4, 2, dtype=torch.complex64), integers
+    for layer in others:
+        with pytest.raises(IsoconvError, match=r"Got 0\.weight"):
+            convert(nn.Sequential(layer), input_shape=(4,))
+
+
+@pytest.mark.parametrize("name", ["default", "context", "fake"])
+def test_where_tensors_have_no_numbers(name: str) -> None:
+    model, modes = vgg(), {"context": torch.device("meta"), "fake": FakeTensorMode(allow_non_fake_inputs=True)}
+    if name == "default":
+        torch.set_default_device("meta")
+    try:
+        with modes.get(name, nullcontext()):
+            for call in (convert, lipschitz_bound):
+                with pytest.raises(IsoconvError, match=r"meta|FakeTensorMode"):
+                    call(model, input_shape=(3, 8, 8))
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_network_that_is_one_module() -> None:
+    converted, table = convert(nn.Linear(4, 3), input_shape=(4,))
+    assert type(converted[0]) is OrthogonalLinear and len(table.rows) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from helpers import CONVOLUTIONS
 from isoconv import IsoconvError
@@ -27,6 +28,7 @@ from isoconv.nn import (
     SOCConv2d,
     StandardConv2d,
     SVCMConv2d,
+    plain,
 )
 from isoconv.nn.convolution import SizedConv2d
 
@@ -145,6 +147,24 @@ def test_geometries(kind):
             elif 2 * padding == k - 1:  # "same", which every method takes
                 assert kind(2, 2, k, padding=padding).padding == kind(2, 2, k, padding=(padding,)).padding
     assert_refused(kind, 2, 2, 3, padding="reflect", match="padding .*Got 'reflect'")
+
+
+@convolutions
+def test_numbers_that_parameters_cannot_be(kind):
+    for dtype in (torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        for make in (partial(kind, 2, 2, 3), partial(OrthogonalLinear, 2, 2)):
+            assert_refused(make, dtype=dtype, match=f"Got {dtype}")
+
+
+@manifold_layers
+def test_parameters_without_numbers(make):
+    layer, fake = make(), FakeTensorMode()
+    assert_refused(lambda: layer.to("meta").weight, match="meta")
+    assert_refused(lambda: plain(layer), match="meta")
+    with fake:
+        assert_refused(lambda: make().weight, match="FakeTensorMode")
+        without = make()
+    assert_refused(lambda: without.weight, match="numbers")
 
 
 @manifold_layers

@@ -2,12 +2,15 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import isoconv
 from helpers import LAYERS, SHAPES_1D, SHAPES_2D, convolution, made, randomised
+from isoconv import IsoconvError
+from isoconv.certify import lipschitz_bound
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, GroupSort, MaxMin, OrthogonalLinear, RKOConv2d
 
 # torch's own circular padding wraps around the image once, so its padding may be as wide as the image and no wider.
@@ -126,3 +129,34 @@ def test_convolutions_keep_channels_side_by_side(kernel_size, stride):
     assert y.is_contiguous(memory_format=torch.channels_last)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.is_contiguous(memory_format=torch.channels_last)
+
+
+def contain(key: object, module: object) -> nn.Module:
+    """A sequence with one more entry, put there behind torch's back."""
+    model = nn.Sequential(OrthogonalLinear(4, 4))
+    model._modules[key] = model if module is None else module
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [None, contain("1", None), contain("1", torch.relu), *(contain(key, nn.ReLU()) for key in (7, None, "a.b", ""))],
+    ids=["none", "itself", "function", "number", "no name", "dot", "empty"],
+)
+def test_what_is_no_tree_of_modules_is_one_line(model):
+    for call in (isoconv.plain, isoconv.convert, lipschitz_bound):
+        with pytest.raises(IsoconvError, match=r"^Expected [^\n]* Got [^\n]*$"):
+            call(model, input_shape=(4,))
+
+
+def test_shapes_of_inputs():
+    model = nn.Sequential(BCOPConv2d(3, 2, 3), nn.Flatten(), OrthogonalLinear(50, 4))
+    for shape in ((np.int64(3), np.int32(5), 5), torch.Size((3, 5, 5)), [3, 5, 5]):
+        for call in (isoconv.plain, isoconv.convert, lipschitz_bound):
+            call(model, input_shape=shape)
+    for shape in ((3, 5, 0), (3, -5, 5), (3, 5.0, 5), (3, True, 5), (None, 3, 5, 5), 5, "355", (3, 5, np.float32(5))):
+        for call in (isoconv.plain, isoconv.convert, lipschitz_bound):
+            with pytest.raises(IsoconvError, match="without the batch"):
+                call(model, input_shape=shape)
+    with pytest.raises(IsoconvError, match="without the batch"):
+        lipschitz_bound(model, (1, 3, 5, 5))

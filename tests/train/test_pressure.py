@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from isoconv.cli.output import interruptible
 from isoconv.errors import IsoconvError
+from isoconv.train.config import TrainConfig
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.train.runs import open_run
@@ -164,6 +166,42 @@ def test_findings_are_not_kept_beside_another_network(tmp_path):
         next(run.model.parameters()).mul_(0.5)  # as if the folder had been trained anew since
     with pytest.raises(IsoconvError, match="another"):
         run.keep("certified.json", {})
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_two_interrupts_while_saving_lose_nothing(after, whole, tmp_path, monkeypatch):
+    """The second one cuts a save short; what was saved before is kept."""
+    run, fsync, count = tmp_path / "run", os.fsync, itertools.count()
+    RunFolder(run).start(toy_config(), overwrite=False)
+
+    def interrupt(handle: int) -> None:
+        fsync(handle)
+        for _ in range(2) if next(count) == after else ():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch, interruptible() as should_stop:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train_toy(run, toy_config(), resume=True, save_every=0.0, should_stop=should_stop)
+    assert steps_done(run) == after
+    train_toy(run, toy_config(), resume=True)
+    assert same_run(whole, run) and not [file for file in run.iterdir() if file.name.startswith(".")]
+
+
+def test_settings_that_were_edited_are_refused_and_what_is_saved_is_kept(whole, tmp_path):
+    with pytest.raises(Stopped):
+        train_toy(tmp_path, toy_config(), should_stop=stop_after(2))
+    file, watcher = tmp_path / "config.json", Watcher()
+    text, saved = file.read_text(), (tmp_path / "state.safetensors").read_bytes()
+    for change in ({"lr": 0.5}, {"epochs": 9}, {"batch_size": 32}, {"seed": 1}):
+        fields = json.loads(text) | change
+        file.write_text(json.dumps(fields))
+        with pytest.raises(IsoconvError, match=r"config\.json has changed"):
+            train_toy(tmp_path, TrainConfig.read(file), resume=True, observer=watcher)
+    assert watcher.steps == 0 and (tmp_path / "state.safetensors").read_bytes() == saved
+    file.write_text(json.dumps(dict(reversed(json.loads(text).items()))))  # the same settings in another order
+    train_toy(tmp_path, toy_config(), resume=True)
+    assert same_run(whole, tmp_path)
 
 
 def raise_full(*arguments: object) -> None:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
+from isoconv.nn.built_weight import require_numbers
 from isoconv.nn.graph import INPUT, Graph, check_shape
 from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, replace_peers, unwrap
 from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
@@ -107,7 +108,7 @@ def _node(node: Node, shapes: Sequence[torch.Size]) -> Node:
     require(single, f"one input of {node.place}", len(shapes))
     axes = ("channels", "length") if node.kind.endswith("1d") else ("channels", "height", "width")
     image = not node.rule.image or len(node.input_shape) == len(axes)
-    require(image, f"an input ({', '.join(axes)}) for {node.place}", tuple(node.input_shape))
+    require(image, f"an input ({', '.join(axes)}) for {node.place}, without the batch", tuple(node.input_shape))
     tensors = node.module.state_dict().values()
     probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
     try:
@@ -158,6 +159,7 @@ def refuse_global_hooks() -> None:
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     others = [type(mode).__name__ for mode in modes if type(mode) is not DeviceContext]
     require(not others, "no mode that may compute something else", ", ".join(others))
+    require_numbers()
 
 
 def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bool) -> None:

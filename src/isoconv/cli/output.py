@@ -101,7 +101,10 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
         rows.append([x.image, x.label, *radii])
     title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
     print_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"), rows)
-    print_line("The radius is for the resized picture, not for the file.")
+    resized = sum(x.resized for x in predictions)
+    if resized:
+        which = "" if resized == len(predictions) else f" of {resized:,} of the pictures"
+        print_line(f"The radius{which} is for the resized picture, not for the file.")
 
 
 def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -98,8 +98,8 @@ def predict(
 ) -> None:
     """Classify pictures, and print the radius within which each class cannot change.
 
-    The radius is in the L2 norm, for the resized picture that the network sees. It is printed for pixels from 0 to 1 and
-    for pixels from 0 to 255.
+    The radius is in the L2 norm, for the picture that the network sees, resized if need be. It is printed for pixels from
+    0 to 1 and for pixels from 0 to 255.
 
     Example: isoconv predict runs/mine photo.png
     """

@@ -10,9 +10,9 @@ Note [When a weight is rebuilt]
 A built weight is kept together with a copy of the numbers that it was built from, and every forward pass compares. So
 whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
 fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
-wait for its result; within `fixed_weights(model)` each layer compares once and not again. A compiled
-function builds in its graph, and keeps nothing. The weight itself is no parameter: writing into it is refused as soon as
-the layer is used again.
+wait for its result, once per layer; on entry to `fixed_weights(model)` it waits once for all of them, and not again. A
+compiled function builds in its graph, and keeps nothing. The weight itself is no parameter: writing into it, also through
+`.data` or numpy, is refused as soon as the layer is used again, which a second copy of the weight makes known.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -26,13 +26,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 from operator import attrgetter
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
@@ -97,6 +98,10 @@ class BuiltWeight(nn.Module):
         updating = self.training and torch.is_grad_enabled() and not recomputing
         if not compiling and torch._C._get_tracing_state() is not None:
             self._refuse("torch.jit.trace")
+        if not compiling and torch._C._get_dispatch_mode(_FAKE) is not None:
+            self._refuse("FakeTensorMode")
+        if not compiling and (sources[0].is_meta or isinstance(sources[0], FakeTensor)):
+            raise IsoconvError(f"Expected parameters with numbers. Got {type(self).__name__} on the meta device.")
         if not compiling and torch._C._are_functorch_transforms_active():
             return self._weight_under_transform(sources)
         if updating:
@@ -179,12 +184,26 @@ def fixed_weights(model: nn.Module) -> Iterator[None]:
     """
     layers = [module for module in model.modules() if isinstance(module, BuiltWeight) and not module.weight_source]
     try:
-        for layer in layers:
-            layer.weight_source = partial(Tensor.detach, layer.evaluation_weight())
+        for layer, weight in zip(layers, _evaluation_weights(layers), strict=True):
+            layer.weight_source = partial(Tensor.detach, weight)
         yield
     finally:
         for layer in layers:
             layer.weight_source = None
+
+
+def _evaluation_weights(layers: Sequence[BuiltWeight]) -> Iterator[Tensor]:
+    """Yield the weights that layers apply in evaluation. On a GPU the host waits once for all comparisons."""
+    ordinary = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    flags: dict[BuiltWeight, list[Tensor]] = {}
+    for layer in layers:
+        with layer._in_evaluation():
+            flags[layer] = layer._kept.compare(layer._sources()) if layer._kept and ordinary else []
+    answers = iter(_read([flag for each in flags.values() for flag in each]))
+    for layer, each in flags.items():
+        kept = layer._kept
+        unchanged = kept is not None and kept.is_unchanged(list(islice(answers, len(each))))
+        yield kept.value if kept is not None and unchanged else layer.evaluation_weight()
 
 
 class OrthogonalisedLayer(BuiltWeight):
@@ -263,15 +282,32 @@ class _Build:
                 self.value = self.make_graph()[0].detach()
             else:
                 self.value = layer._build(*self.points).to(self.dtype)
+            self.original = self.value.clone()
         self.version = self.value._version
 
     def is_of(self, sources: Sequence[Tensor]) -> bool:
         """Compare the layer's parameters with those that this was built from."""
-        if self.value._version != self.version:
+        if self.value.is_cuda:
+            return self.is_unchanged(_read(self.compare(sources)))
+        same = self.key == _key(self.layer, sources)
+        pairs = ((self.value, *sources), (self.original, *self.copies)) if same else ((), ())
+        return self.is_unchanged(list(map(torch.equal, *pairs)))
+
+    def compare(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """Compare without waiting, the weight first. Return nothing if the sources are of another kind."""
+        same = self.key == _key(self.layer, sources)
+        return list(map(_equal_later, (self.value, *sources), (self.original, *self.copies))) if same else []
+
+    def is_unchanged(self, flags: Sequence[bool]) -> bool:
+        """Return whether all comparisons, the weight's first, say yes. Raise if somebody has written into the weight."""
+        edited = self.value._version != self.version
+        if flags and not flags[0]:  # or there are NaN in it, which equal nothing
+            edited = edited or not torch.allclose(self.value, self.original, 0.0, 0.0, equal_nan=True)
+        if edited:
             self.layer.refresh()
             got = f"one of the weight that {type(self.layer).__name__} computes from them"
             raise IsoconvError(f"Expected a change of parameters. Got {got}.")
-        return self.key == _key(self.layer, sources) and all(map(torch.equal, sources, self.copies))
+        return len(flags) > 0 and all(flags[1:])
 
     def make_graph(self) -> tuple[Tensor, list[Tensor]]:
         # Hooks on saved tensors are kept away; torch.func forbids them altogether.
@@ -300,7 +336,19 @@ class _Built(torch.autograd.Function):
         return None, None, *(g if g is None else g.to(build.dtype) for g in of_sources)
 
 
-_KIND = attrgetter("dtype", "device", "requires_grad")
+def _equal_later(a: Tensor, b: Tensor) -> Tensor:
+    """Return whether two tensors of one shape are equal, as a tensor: the host does not wait for a GPU."""
+    return torch.eq(a, b).all()
+
+
+def _read(flags: Sequence[Tensor]) -> list[bool]:
+    """Return the values of flags, for which the host waits once."""
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+
+
+_KIND = attrgetter("dtype", "device", "requires_grad", "shape")
+_FLOATS = frozenset((None, torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
 _SETTINGS = frozenset((bool, int, str, tuple))  # the mode, and what a method may be told: a number of iterations, say
 
 
@@ -311,7 +359,23 @@ def _key(layer: BuiltWeight, sources: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def constraint_dtype(tensor: Tensor) -> torch.dtype:
     """Return float32, or better if the tensor is."""
+    if tensor.dtype not in _FLOATS:
+        check_dtype(tensor.dtype)
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Raise unless a layer can have parameters of this type; None is torch's usual one."""
+    if dtype not in _FLOATS:
+        raise IsoconvError(f"Expected parameters of floats of 16, 32 or 64 bits. Got {dtype}.")
+
+
+def require_numbers() -> None:
+    """Raise where torch makes tensors without numbers: under `FakeTensorMode`, or with "meta" as the default device."""
+    fake = torch._C._get_dispatch_mode(_FAKE) is not None
+    require(not fake, "tensors with numbers", "FakeTensorMode")
+    default = torch.get_default_device().type
+    require(default != "meta", "tensors with numbers", "meta as torch's default device")
 
 
 def with_parameters(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:

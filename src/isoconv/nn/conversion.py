@@ -35,11 +35,11 @@ from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import descend, project_to_tangent, retract
 from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
-from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype
+from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype, require_numbers
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
 from isoconv.nn.plain_model import is_chain, unwrap
@@ -48,7 +48,7 @@ from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
 from isoconv.nn.torus import TorusConv2d
-from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, number, our_kinds, trace
+from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, modules_of, number, our_kinds, trace
 from isoconv.records import require
 
 #: what `_describe` says of a module
@@ -138,9 +138,17 @@ def convert(
     """
     known = [name for name in METHODS if name != "standard"]
     require(method in known, f"a method that constrains: one of {', '.join(known)}", repr(method))
-    network = unwrap(model)
-    finite = all(bool(tensor.isfinite().all()) for tensor in network.state_dict().values())
-    require(finite, "finite weights", "NaN or infinity")
+    require_numbers()
+    input_shape, network = check_shape(input_shape), unwrap(model)
+    list(modules_of(network))  # refuse what is no tree of modules
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
+        real = tensor.is_floating_point() or type(tensor) is Tensor  # buffers may count
+        got = f"{name}: {type(tensor).__name__} of {tensor.dtype} on {tensor.device}"
+        require(dense and real, "dense weights of real numbers", got)
+        require(bool(tensor.isfinite().all()), "finite weights", f"NaN or infinity in {name}")
+    if is_leaf(network):
+        network = nn.Sequential(network)
     conversion = _Conversion(trace(copy.deepcopy(network), input_shape), input_shape, METHODS[method])
     conversion.run(carry_weights and not report_only)
     table = ConversionTable(tuple(conversion.rows))
@@ -152,7 +160,7 @@ def convert(
         got = f"{first.before} at {first.path}: {first.note}{others}"
         raise IsoconvError(f"Expected modules that can be made 1-Lipschitz. Got {got}.")
     modules, nodes = conversion.modules, conversion.nodes
-    if is_chain(network) and not is_leaf(network):
+    if is_chain(network):
         return _rebuild(network, iter([modules[node.path] for node in nodes])).train(model.training), table
     return Graph(modules, nodes).train(model.training), table
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.spectrum import fold_kernel, spread_kernel
-from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, with_parameters
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, check_dtype, with_parameters
 from isoconv.nn.downsampling import downsample, unfold_stride
 from isoconv.records import require
 
@@ -62,6 +62,7 @@ class LipschitzConvolution(BuiltWeight):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        check_dtype(dtype)
         self.in_channels, self.out_channels = _whole(in_channels, "in_channels"), _whole(out_channels, "out_channels")
         self.groups, d = _whole(groups, "groups"), self.dimensions
         divided = not (in_channels % groups or out_channels % groups)

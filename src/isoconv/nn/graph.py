@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -225,7 +226,8 @@ def _as_argument(value: Any) -> Any:
 def check_shape(input_shape: Sequence[int]) -> torch.Size:
     """Return the shape of an input without the batch: some positive whole numbers."""
     sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
-    whole = bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
+    sizes = tuple(int(n) if isinstance(n, np.integer) else n for n in sizes)
+    whole = bool(sizes) and all(_is_whole(n, 1) for n in sizes)
     require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
     return torch.Size(sizes)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype, with_parameters
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, check_dtype, constraint_dtype, with_parameters
 from isoconv.records import require
 
 
@@ -31,6 +31,7 @@ class LipschitzLinear(BuiltWeight):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        check_dtype(dtype)
         features = f"{in_features} and {out_features}"
         require(min(in_features, out_features) >= 1, "at least one feature on each side", features)
         self.in_features, self.out_features = in_features, out_features

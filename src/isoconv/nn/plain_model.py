@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
 from isoconv.nn.residual import ConvexSum, Residual
-from isoconv.nn.trace import children_of, describe_error, find_probe, is_leaf, trace
+from isoconv.nn.trace import describe_error, find_probe, is_leaf, modules_of, trace
 from isoconv.records import require
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -42,6 +42,7 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
     traced is refused by name and line. `DataParallel`, `DistributedDataParallel`, `AveragedModel` and what
     `torch.compile` returns are unwrapped. Layers of deel-torchlip and orthogonium become ordinary modules too.
     """
+    input_shape = None if input_shape is None else check_shape(input_shape)
     model = replace_peers(unwrap(model), input_shape)
     if input_shape is not None:
         show_image(model, input_shape)
@@ -58,7 +59,7 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
 def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int], seed: int = 0) -> None:
     """Refuse a network that does something else than what was traced."""
     probe = find_probe(network.state_dict().values())
-    x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(seed)).to(probe)
+    x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(probe)
     try:
         expected, found = network(x.clone()).detach(), graph(x).detach()
     except Exception as error:  # whatever a user's code may raise
@@ -77,7 +78,7 @@ def replace_peers(model: nn.Module, input_shape: Sequence[int] | None = None) ->
     `input_shape` (without the batch) both models are run, and a model that does not do what is known of its layers is
     refused.
     """
-    modules = list(_modules(model))
+    modules = list(modules_of(model))
     if all(find_converter(module) is None for module in modules):
         return model
     tensors = [value for module in modules for value in vars(module).values() if type(value) is Tensor]
@@ -92,12 +93,6 @@ def replace_peers(model: nn.Module, input_shape: Sequence[int] | None = None) ->
     if input_shape is not None:
         _compare(original, result.eval(), check_shape(input_shape))
     return result.train(model.training)
-
-
-def _modules(module: nn.Module) -> Iterator[nn.Module]:
-    yield module
-    for _, child in children_of(module, ""):
-        yield from _modules(child)
 
 
 def _replace_peers(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:

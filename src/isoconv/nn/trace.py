@@ -65,8 +65,22 @@ def children_of(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     """Return a module's children by their paths; no method is asked for them, as it might be one of its own."""
     scripted = isinstance(module, torch.jit.ScriptModule)  # type: ignore[attr-defined]
     require(not scripted, "modules of Python", f"TorchScript at {path or 'model'}, of which nothing is known")
-    children = vars(module)["_modules"].items()
-    return [(f"{path}.{name}" if path else name, child) for name, child in children if child is not None]
+    children = [(name, child) for name, child in vars(module)["_modules"].items() if child is not None]
+    for name, child in children:
+        named = type(name) is str and name != "" and "." not in name
+        require(named, "names of modules without dots", f"{name!r} in {path or 'model'}")
+        require(isinstance(child, nn.Module), "modules inside of modules", f"{type(child).__name__} at {name}")
+    return [(f"{path}.{name}" if path else name, child) for name, child in children]
+
+
+def modules_of(module: nn.Module, path: str = "", above: tuple[nn.Module, ...] = ()) -> Iterator[nn.Module]:
+    """Yield a module and all inside of it, as often as they occur; refuse one that contains itself."""
+    require(isinstance(module, nn.Module), "a network, a torch.nn.Module", type(module).__name__)
+    inside = any(module is other for other in above)
+    require(not inside, "modules that do not contain themselves", f"{type(module).__name__} at {path}")
+    yield module
+    for name, child in children_of(module, path):
+        yield from modules_of(child, name, (*above, module))
 
 
 @torch.inference_mode(False)  # whose tensors do not count their changes
@@ -161,7 +175,8 @@ class _Recorder(TorchFunctionMode):
             raise
         except Exception as error:  # whatever a user's code may raise
             got = f"{describe_error(error)} ({users_line(traceback.extract_tb(error.__traceback__))})"
-            raise IsoconvError(f"Expected a forward that takes {tuple(self.input.shape)}. Got {got}.") from None
+            taken = f"{tuple(self.input.shape)}, a batch of {self.batch} inputs of input_shape"
+            raise IsoconvError(f"Expected a forward that takes {taken}. Got {got}.") from None
         finally:
             for module in self.modules.values():
                 del vars(module)["forward"]

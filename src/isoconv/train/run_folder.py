@@ -1,5 +1,6 @@
 """A run is a folder: its configuration, its metrics, its network, and the state to resume from."""
 
+import hashlib
 import json
 import os
 import time
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_tensors, write_json, write_tensors, write_text
+from isoconv.files import read_json, read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.records import Record, require
@@ -32,7 +33,7 @@ except ImportError:  # on Windows; there runs are not locked
 #: What other commands find out about a run and keep in its folder.
 FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
 _LOCK = ".lock"
-_CHECKSUM = "progress/checksum"
+_CHECKSUM, _SETTINGS = "progress/checksum", "progress/settings"
 _RENAMED = {"progress/loss_sum": "progress/sums/loss", "progress/right": "progress/sums/accuracy"}  # in older states
 
 
@@ -60,6 +61,7 @@ class RunFolder:
         self.graph, self.result = path / "graph.json", path / "result.json"
         self._release: weakref.finalize[[Path, int], RunFolder] | None = None
         self._handle, self._users = -1, 0  # of the lock's file; contexts that hold the lock
+        self._settings: Tensor | None = None  # a hash of config.json, as it was when the run went on
 
     @property
     def exists(self) -> bool:
@@ -90,6 +92,7 @@ class RunFolder:
             for old in (*files, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
         config.write(self.config)
+        self._settings = None
 
     def lock(self) -> None:
         """Claim the folder, or raise if another process trains in it.
@@ -144,6 +147,7 @@ class RunFolder:
             tensors |= {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
         if learner.device.type == "cuda":
             tensors["progress/random/cuda"] = torch.cuda.get_rng_state(learner.device)
+        tensors[_SETTINGS] = self._hash_settings()
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         write_tensors(self.state, tensors | {_CHECKSUM: _checksum(tensors)})
 
@@ -154,6 +158,10 @@ class RunFolder:
         """
         if self.state.exists():
             tensors = {_RENAMED.get(name, name): value for name, value in self._read_state().items()}
+            started_with = tensors.get(_SETTINGS, self._hash_settings())  # older states do not say
+            if not torch.equal(started_with, self._hash_settings()):
+                advice = "bring it back, or begin a new run with other settings (--out)"
+                raise IsoconvError(f"{self.config} has changed since the run was saved: {advice}.")
             try:
                 learner.model.load_state_dict(_under("model/", tensors))
                 learner.done, learner.seconds = int(tensors["progress/done"]), float(tensors["progress/seconds"])
@@ -169,6 +177,13 @@ class RunFolder:
         # Other lines are cut off, or of epochs that are done again.
         if writes and self.metrics.exists() and self.metrics.read_text() != kept:
             write_text(self.metrics, kept)
+
+    def _hash_settings(self) -> Tensor:
+        """Return a hash of what config.json says, however it is written; of nothing where there is none."""
+        if self._settings is None:
+            content = json.dumps(read_json(self.config), sort_keys=True) if self.exists else ""
+            self._settings = torch.tensor(list(hashlib.sha256(content.encode()).digest()), dtype=torch.uint8)
+        return self._settings
 
     def _read_state(self) -> dict[str, Tensor]:
         """Return the saved tensors; raise unless they are as they were saved. Older states have no checksum."""

@@ -102,11 +102,15 @@ class AttackRecord(Finding):
 
 @dataclass(frozen=True)
 class Prediction(Record):
-    """What a network says of one picture, and the proved radius: of pixels from 0 to 1, and from 0 to 255."""
+    """What a network says of one picture, and the proved radius: of pixels from 0 to 1, and from 0 to 255.
+
+    resized : whether the file has another size; the radius is for what the network sees
+    """
 
     image: str
     label: str
     radius: float
+    resized: bool
 
     @property
     def radius_255(self) -> float:
@@ -114,7 +118,7 @@ class Prediction(Record):
 
     def to_fields(self) -> dict[str, Any]:
         fields = {"image": self.image, "class": self.label, "radius": self.radius}
-        return fields | {"radius_255": self.radius_255, "certified": self.radius > 0}
+        return fields | {"radius_255": self.radius_255, "certified": self.radius > 0, "resized": self.resized}
 
 
 # One network ------------------------------------------------------------------------------------------------------------
@@ -192,7 +196,8 @@ class TrainedRun:
         pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
         certified = Certifier(self.model.to(choose_device(device)), shape)(pixels).cpu()
         answers = zip(images, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
-        return [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
+        size = shape[1], shape[2]
+        return [Prediction(str(path), classes[k], radius, _size_of(path) != size) for path, k, radius in answers]
 
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file beside the run's own, or raise if the folder has another network by now.
@@ -214,6 +219,15 @@ class TrainedRun:
             known = json.loads(path.read_text())
             rows = [row for row in known if (row["attack"], row["epsilon"]) not in new] + rows
         self.keep(path.name, rows)
+
+
+def _size_of(path: Path) -> tuple[int, int]:
+    """Return height and width of a picture, upright as its EXIF says."""
+    from PIL import Image
+
+    with Image.open(path) as file:
+        turned = file.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of the orientation: a quarter turn
+        return file.size if turned else file.size[::-1]
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
