@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from isoconv.data.image_set import Splits
 
+RESIZES = ("squash", "crop")  # how a picture comes to another size: as a whole, or the middle of it in its proportions
+
 
 @dataclass(frozen=True)
 class Version:

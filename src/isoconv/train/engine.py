@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from isoconv.data import epoch_generator
+from isoconv.data import EpochBatches, epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record, require
@@ -335,6 +335,7 @@ class _Loop:
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
         self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
         self.pause = min(_FIRST_SAVE, self.save_every)
+        self.streams: list[Iterator[Any]] = []
 
     def run(self) -> None:
         try:
@@ -342,18 +343,35 @@ class _Loop:
                 self._run_epoch(epoch)
             self._read_clock()
         finally:
+            self._close_streams()
             self.stepper.end()
+
+    def _open_streams(self, epoch: int, start: int) -> None:
+        """Begin an epoch of batches, of which the first `start` were trained on before the run was stopped."""
+        self._close_streams()
+        for source in self.sources:
+            if isinstance(source, EpochBatches):
+                self.streams.append(source.epoch(epoch, start))
+            else:
+                self.streams.append(iter(source.epoch(epoch) if hasattr(source, "epoch") else source))
+
+    def _close_streams(self) -> None:
+        """End the worker processes of batches that are decoded ahead, also in the middle of an epoch."""
+        for stream in self.streams:
+            if isinstance(stream, Generator):
+                stream.close()
+        self.streams = []
 
     def _run_epoch(self, epoch: int) -> None:
         started, before = time.monotonic(), [learner.done for learner in self.learners]
         first, last = epoch * self.steps, (epoch + 1) * self.steps
         samples, taken, stopping = [0] * len(self.learners), 0, False
         torch.manual_seed(epoch_generator(self.seed, epoch, "fit").initial_seed())
-        streams = [iter(s.epoch(epoch) if hasattr(s, "epoch") else s) for s in self.sources]
+        self._open_streams(epoch, min(before) - first)
         for step in range(first, last):
             if first < step == min(before):
                 _restore_random_numbers(self.learners[before.index(step)])
-            drawn = [_as_batch(next(stream, None)) for stream in streams]
+            drawn = [_as_batch(next(stream, None)) for stream in self.streams]
             samples = [count + len(batch[0]) for count, batch in zip(samples, drawn, strict=True)]
             due = [batch if one.done == step else None for one, batch in zip(self.learners, drawn, strict=True)]
             if all(batch is None for batch in due):  # done before the run was stopped

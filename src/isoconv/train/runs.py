@@ -1,11 +1,12 @@
 """Finished runs: open them, certify them, attack them, ask them. Each is one call."""
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,10 +15,13 @@ import torch
 from torch import nn
 
 from isoconv import attacks
-from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
+from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy
+from isoconv.certify.accuracy import default_batch_size
+from isoconv.certify.certificate_file import open_certificate
 from isoconv.certify.graph import plain_network
-from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
+from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.pictures import Size as Sides
+from isoconv.data.pictures import read_pictures
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
@@ -29,6 +33,7 @@ from isoconv.train.own_model import Build, check_classifier, find_function, load
 from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
+_ATTACKED_PIXELS = 10_000 * 3 * 32 * 32  # an attack holds several numbers for each
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
 
 Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
@@ -130,22 +135,31 @@ class TrainedRun:
 
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
-        return _take(splits_of(self.config, folder, download).test, count)
+        # Pictures are looked at once or twice: they stay in their files, and what is certified needs no memory for them.
+        reading: dict[str, Any] = {} if self.config.data in NAMES else {"stream": True, "workers": 0}
+        return _take(splits_of(self.config, folder, download, **reading).test, count)
 
     def certify(
         self,
         data: ImageSet,
         epsilons: Sequence[float] = (),
         *,
+        certificate: Path | None = None,
         device: str = "cpu",
         progress: Progress = _be_silent,
         **options: Any,
     ) -> tuple[RobustAccuracy, CertifiedRecord]:
-        """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`."""
+        """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`.
+
+        certificate : a file for the certificates of all images, written batch by batch
+        """
         began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
         epsilons = epsilons or default_epsilons(self.config.data)
-        accuracy = robust_accuracy(self.model.to(device), data, epsilons, progress=show, **options)
-        certifier, radii = accuracy.certifier, tuple(accuracy.radii.tolist())
+        certifier = Certifier(self.model.to(device), data.shape, **options)
+        with nullcontext() if certificate is None else open_certificate(certificate, certifier, len(data)) as file:
+            add = None if file is None else file.add
+            accuracy = robust_accuracy(certifier, data, epsilons, progress=show, certified=add)
+        radii = tuple(accuracy.radii.tolist())
         layers = tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers)
         figures = figures_of(accuracy) | {"layers": layers, "radii": radii, "seconds": time.perf_counter() - began}
         figures |= {"arithmetic": certifier.arithmetic, "criterion": certifier.criterion}
@@ -167,28 +181,40 @@ class TrainedRun:
         `epsilon` is None for the rounding search, which stays within each image's own certified radius. `settings` are
         those of the attack's function in `isoconv.attacks`.
         """
-        pixels, radii = as_float(data.images, torch.float64), certified.certificates.radius[: len(data)]
         began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
         show(0, len(data))  # the first image may take long
+        results, done, radii = list[attacks.AttackResult](), 0, certified.certificates.radius[: len(data)]
+        for images, labels in data.batches(_attacked_at_once(data.shape)):
+            pixels, part = as_float(images, torch.float64), slice(done, done + len(images))
+            done, how = part.stop, settings | {"progress": partial(_show_part, show, part.start, len(data))}
+            if epsilon is None:
+                prediction = certified.certificates.prediction[part]
+                result = attacks.rounding_search(self.model, pixels, prediction, radii[part], **how)
+            else:
+                result = getattr(attacks, attack)(self.model, pixels, labels, epsilon, **how)
+            results.append(replace(result, images=result.images[:0]))
+        whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
-            prediction = certified.certificates.prediction[: len(data)]
-            result = attacks.rounding_search(self.model, pixels, prediction, radii, progress=show, **settings)
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
             # Here a success is a changed prediction within the radius.
-            figures["violations"] = int((result.success.cpu() & (radii > 0)).sum())
+            figures["violations"] = int((whole.success.cpu() & (radii > 0)).sum())
         else:
-            result = getattr(attacks, attack)(self.model, pixels, data.labels, epsilon, progress=show, **settings)
-            figures = attacks.against_certificates(result, certified, epsilon)
+            figures = attacks.against_certificates(whole, certified, epsilon)
         seconds = time.perf_counter() - began
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
     def predict(self, images: Sequence[Path], device: str = "auto") -> list[Prediction]:
         """Classify picture files, resized to the network's input, each with its certified radius."""
-        shape, classes = self.config.input_shape, self.config.classes
-        pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
-        certified = Certifier(self.model.to(choose_device(device)), shape)(pixels).cpu()
-        answers = zip(images, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
-        return [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
+        (channels, *size), classes = self.config.input_shape, self.config.classes
+        certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
+        predictions, at_once = list[Prediction](), default_batch_size(self.config.input_shape)
+        for start in range(0, len(images), at_once):
+            paths = [Path(path) for path in images[start : start + at_once]]
+            pictures = read_pictures(paths, (size[0], size[1]), channels, resize=self.config.resize)
+            certified = certifier(as_float(pictures, torch.float64)).cpu()
+            answers = zip(paths, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
+            predictions += [Prediction(str(path), classes[label], radius) for path, label, radius in answers]
+        return predictions
 
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file beside the run's own, or raise if the folder has another network by now.
@@ -210,6 +236,16 @@ class TrainedRun:
             known = json.loads(path.read_text())
             rows = [row for row in known if (row["attack"], row["epsilon"]) not in new] + rows
         self.keep(path.name, rows)
+
+
+def _attacked_at_once(shape: Sequence[int]) -> int:
+    """Return how many images to attack at a time: all of CIFAR-10's test set, of larger ones fewer."""
+    return max(1, _ATTACKED_PIXELS // math.prod(shape))
+
+
+def _show_part(show: Callable[[int, int], None], before: int, count: int, done: int, total: int) -> None:
+    """Show the progress of a part as that of the whole."""
+    show(before + done, count)
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
@@ -252,7 +288,8 @@ def open_own(
     require(data is not None or folder is not None, "data to certify a network of your own on (--data)", "none")
     name, build = find_function(model)
     where = (str(folder), None) if data is None else (str(data), folder)
-    splits = load_splits(*where, size=size, download=download, lazy=True)
+    reading: dict[str, Any] = {} if where[0] in NAMES else {"stream": True, "workers": 0}
+    splits = load_splits(*where, size=size, download=download, lazy=True, **reading)
     images = splits.test
     config = TrainConfig(where[0], images.shape, images.classes, splits.listing, name)
     network = make_model(config, build)
@@ -268,8 +305,11 @@ def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
     return runs[0]
 
 
-def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = False) -> Splits:
-    """Return the data of a run, split as in its training. A user's own pictures may have moved to `folder`."""
+def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = False, **options: Any) -> Splits:
+    """Return the data of a run, split as in its training. A user's own pictures may have moved to `folder`.
+
+    options : `stream` and `workers`, as for `isoconv.data.load_splits`
+    """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
     if own and not source.exists():
@@ -277,7 +317,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
-    splits = load_splits(*where, size=(height, width), channels=channels, download=download, lazy=True)
+    options |= {"channels": channels, "resize": config.resize, "lazy": True}
+    splits = load_splits(*where, size=(height, width), download=download, **options)
     part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
     if part.shape != config.input_shape or part.classes != config.classes:
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
@@ -330,10 +371,10 @@ def certify_run(
     if certificate is not None:
         _only(runs, " for --certificate")
     for one in runs:
-        accuracy, record = one.certify(test, epsilons, device=device, progress=progress, **options)
+        how: dict[str, Any] = {"certificate": certificate, "device": device, "progress": progress, **options}
+        accuracy, record = one.certify(test, epsilons, **how)
         records.append(record)
         if certificate is not None:
-            write_certificate(certificate, accuracy.certifier, accuracy.certificates, accuracy.labels)
             model = one.folder if own is None else certificate.with_suffix(".plain.safetensors")
             if own is not None:
                 write_tensors(model, accuracy.certifier.deployed.state_dict(), {"format": "pt"})
