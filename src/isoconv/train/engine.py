@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from isoconv.data import EpochBatches, epoch_generator
 from isoconv.errors import IsoconvError
@@ -226,11 +227,12 @@ class Learner:
 
 def fit(
     models: nn.Module | Sequence[nn.Module],
-    batches: Batches | Sequence[Batches],
+    batches: Batches | Dataset[Any] | Sequence[Batches | Dataset[Any]],
     loss: LossFunction | Sequence[LossFunction] | None,
     optimiser: OptimiserChoice | Sequence[OptimiserChoice] = "steepest",
     *,
     epochs: int,
+    batch_size: int | None = None,
     lr: float | Sequence[float] = 0.01,
     momentum: float = 0.9,
     schedule: str | Schedule | Sequence[str | Schedule] = "linear",
@@ -257,7 +259,7 @@ def fit(
         one entry for each network; `loss`, `optimiser`, `lr` and `schedule` may be.
     batches : what an epoch consists of: an iterable with a length, such as a `DataLoader`, or an object with
         `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch,
-        and left as they were at the end.
+        and left as they were at the end. A torch `Dataset` is shuffled and split into batches of `batch_size`.
     loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
     precision : "float32", or "bf16": the loss is computed under autocast, steepest descent finds the directions of large
@@ -270,7 +272,8 @@ def fit(
     captured : False runs every step eagerly, for networks with an operation that no CUDA graph can hold
     """
     several = not isinstance(models, nn.Module)
-    networks, sources = _listed(models, several), _listed(batches, several)
+    networks = _listed(models, several)
+    sources = [_split(source, batch_size) for source in _listed(batches, several)]
     count, steps = len(networks), _steps_per_epoch(sources)
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes = processes or Processes()
@@ -299,6 +302,16 @@ def fit(
 
 def _listed(value: Any, several: bool) -> list[Any]:
     return list(value) if several else [value]
+
+
+def _split(source: Any, batch_size: int | None) -> Any:
+    """Return a data set as shuffled batches, all of one size but for a set that is smaller; anything else as it is."""
+    if not isinstance(source, Dataset):
+        require(batch_size is None, "batch_size with a torch Dataset alone", f"it with {type(source).__name__}")
+        return source
+    sized = hasattr(source, "__len__") and batch_size is not None and batch_size > 0
+    require(sized, "a batch_size for a torch Dataset, which has a length", f"{batch_size} for {type(source).__name__}")
+    return DataLoader(source, batch_size, shuffle=True, drop_last=len(source) > (batch_size or 1))  # type: ignore[arg-type]
 
 
 def _for_each(value: Any, count: int) -> list[Any]:
