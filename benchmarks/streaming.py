@@ -16,7 +16,6 @@ import os
 import platform
 import threading
 import time
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch
 from PIL import Image
 
 from isoconv.certify import robust_accuracy
-from isoconv.data import EpochBatches, Splits, read_folder
+from isoconv.data import EpochBatches, Splits, StreamedSet, read_folder
 from isoconv.train import fit
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
@@ -111,7 +110,8 @@ def read_bare(paths: list[str], size: int) -> int:
 
 def decoding_speed(splits: Splits, size: int, workers: int, count: int) -> dict[str, float]:
     """Return pictures per second, of a bare loop in as many processes, and streamed; the better of three rounds."""
-    train, bare, streamed = splits.train.take(count), [], []
+    train, bare, streamed = splits.train.take(count), list[float](), list[float]()
+    assert isinstance(train, StreamedSet)
     paths = [str(train.files.paths[index]) for index in train.index.tolist()]
     read_bare(paths, size)  # from here on the files are in memory
     with multiprocessing.get_context("fork").Pool(workers) as pool:
@@ -150,7 +150,7 @@ def main() -> None:
     record["listing_seconds"] = round(time.perf_counter() - began, 2)
     record |= train_and_certify(splits, asked.steps, asked.certified, asked.batch_size)
     part = splits.train.take(min(asked.compared, len(splits.train)))
-    pairs = zip(*(islice(EpochBatches(x, 16, flip=True).epoch(0), None) for x in (part, part.to("cpu"))), strict=True)
+    pairs = zip(*(EpochBatches(x, 16, flip=True).epoch(0) for x in (part, part.to("cpu"))), strict=True)
     record["same_batches"] = all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in pairs)
     record |= decoding_speed(splits, asked.size, asked.workers, asked.compared)
     print(json.dumps(record, indent=2))

@@ -242,7 +242,8 @@ def _flatten(file: "Image") -> "Image":
     if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture).convert("RGB")
-    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+    wanted = "L" if picture.mode in ("1", "L") else "RGB"
+    return picture if picture.mode == wanted else picture.convert(wanted)
 
 
 def _make_splits(

@@ -8,6 +8,7 @@ Workers live as long as the iterator: they end with its last batch, when it is c
 that started them is gone.
 """
 
+import math
 import os
 import signal
 import warnings
@@ -63,9 +64,9 @@ class PictureFiles:
         """Return one picture, uint8 (C, H, W)."""
         path = self.paths[index]
         array, (_, height, width) = self.decode(path), self.shape
-        problem = f"{width}×{height} in {self.paths[0]} and {array.shape[1]}×{array.shape[0]} in {path}"
-        same = array.shape[:2] == (height, width)
-        require(same, "pictures of one size, or a size to bring them to (--size)", problem)
+        if array.shape[:2] != (height, width):
+            problem = f"{width}×{height} in {self.paths[0]} and {array.shape[1]}×{array.shape[0]} in {path}"
+            require(False, "pictures of one size, or a size to bring them to (--size)", problem)
         return np.broadcast_to(array.transpose(2, 0, 1), self.shape)
 
     def __getitems__(self, indices: Sequence[int]) -> Tensor | IsoconvError:
@@ -182,7 +183,7 @@ class StreamedSet(ImageSet):
 def fit_in_memory(count: int, shape: tuple[int, int, int]) -> bool:
     """Return True if so many images may be held in memory, with the copies that are made of them."""
     free = free_memory()
-    return free is None or _COPIES * count * int(np.prod(shape)) <= free
+    return free is None or _COPIES * count * math.prod(shape) <= free
 
 
 def free_memory() -> int | None:
