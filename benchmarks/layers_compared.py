@@ -46,6 +46,7 @@ from isoconv.certify import Certifier, robust_accuracy
 from isoconv.certify.rules import Node
 from isoconv.data import EpochBatches, ImageSet, load_splits
 from isoconv.errors import IsoconvError
+from isoconv.losses import offset_cross_entropy
 from isoconv.models import ConvNet
 from isoconv.nn import METHODS, ConvexPotential2d, SVCMConv2d
 from isoconv.nn.convolution import convolve_same
@@ -55,13 +56,12 @@ from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Silent
-from isoconv.train.losses import offset_cross_entropy
 
 COMPARED = ("bcop", "cpl", "aol", "sll", "soc", "cayley", "bro", "rko", "ossn", "svcm")
 RADII = (36 / 255, 72 / 255, 108 / 255)
 #: Optimiser and rate of each trial, the same for every method.
 TRIALS = (("steepest", 0.01), ("steepest", 0.003), ("adam", 0.003), ("adam", 0.001))
-LOSS = {"temperature": 0.25, "offset": 2 * math.sqrt(2) * 36 / 255}
+LOSS: dict[str, Any] = {"temperature": 0.25, "offset": 2 * math.sqrt(2) * 36 / 255}
 #: SVCM is projected once after so many updates, and by many iterations at the end, which count as training.
 PROJECTION: dict[str, Any] = {"project_every": 5, "project_iterations": 1}
 _LAST_PROJECTIONS = 50

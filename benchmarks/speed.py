@@ -34,7 +34,7 @@ from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, OSSNConv2d, RKL2NEC
 from isoconv.nn.built_weight import BuiltWeight
 from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
-from isoconv.train.config import TrainConfig, make_model, recipe_settings
+from isoconv.train.config import PAPERS_PROJECTIONS, TrainConfig, make_model, recipe_settings
 from isoconv.train.engine import Learner, Stopped
 from isoconv.wasserstein.critic import CriticTask, critic_config, make_critic
 from isoconv.wasserstein.samples import FiniteSamples
@@ -123,7 +123,8 @@ def measure_time(session: "Session") -> Outcome:
     seconds, rows = _race(cases, session, *rounds), {}
     projections = _race({name: cases[name].project for name in cases if "svcm" in name}, session, rounds[0], 1)
     for name, each in seconds.items():
-        each = [step + part / 100 for step, part in zip(each, projections.get(name, [0.0] * len(each)), strict=True)]
+        every = PAPERS_PROJECTIONS["project_every"] if name.endswith("paper") else TrainConfig.project_every
+        each = [step + part / every for step, part in zip(each, projections.get(name, [0.0] * len(each)), strict=True)]
         rows[name] = {"median": median(each), "mean": fmean(each), "std": pstdev(each)}
         rows[name] |= {"projection": median(projections[name])} if name in projections else {}
     counts: Settings = {"batch_size": _choose_batch(session), "rounds": rounds[0], "steps_per_round": rounds[1]}

@@ -43,6 +43,9 @@ def main(words: list[str] | None = None) -> int:
         "--quick", action="store_true", help="measure all of it on a few images: the figures mean nothing"
     )
     parser.add_argument("--retry", action="store_true", help="measure cells again that have failed")
+    parser.add_argument(
+        "--renew", action="store_true", help="measure networks again that were trained with other settings than now"
+    )
     parser.add_argument("--data", type=Path, help="where the data sets' files are")
     parser.add_argument("--download", action="store_true", help="fetch data sets that are not there")
     parser.add_argument(
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> int:
     runs = arguments.runs or (scratch / "runs" if arguments.quick else RUNS)
     left = 0
     if arguments.run or arguments.quick:
-        names = ("data", "download", "seeds", "epochs", "quick", "retry", "time_limit")
+        names = ("data", "download", "seeds", "epochs", "quick", "retry", "renew", "time_limit")
         options = {name: getattr(arguments, name) for name in names}
         with interruptible() as interrupted:
             session = Session(folder, runs, device=choose_device(arguments.device), interrupted=interrupted, **options)

@@ -22,7 +22,7 @@ from isoconv.linalg import circular_singular_values, fold_stride
 from isoconv.models import FC3, DCGANCritic, Large, Small
 from isoconv.nn import plain
 from isoconv.train.classifier import TrainResult, device_name, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, make_model, recipe_settings
+from isoconv.train.config import PAPERS_PROJECTIONS, TrainConfig, default_epsilons, make_model, recipe_settings
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
 from isoconv.train.job import search_learning_rate
@@ -58,6 +58,7 @@ class Session:
 
     seeds, epochs : None for each cell's own
     quick : a few images, one epoch, two seeds: to see that everything works; the figures mean nothing
+    renew : measure networks again that were trained with other settings than now; their results stand until then
     time_limit : seconds after which everything is saved and left; a later call resumes
     """
 
@@ -70,6 +71,7 @@ class Session:
     epochs: int | None = None
     quick: bool = False
     retry: bool = False
+    renew: bool = False
     time_limit: float = float("inf")
     interrupted: Callable[[], bool] = lambda: False
     began: float = field(default_factory=time.monotonic)
@@ -173,12 +175,34 @@ def _is_settled(cell: Cell, session: Session) -> bool:
     record = cells.read_result(session.results, cell)
     if record is None or (isinstance(record, cells.Failure) and session.retry):
         return False
+    if session.renew and is_outdated(cell, record, session):
+        return False
     for name in ("quick", "seeds", *(() if cell.kind == "attacks" else ("epochs",))):
         asked = getattr(session, name)
         if asked is not None and getattr(record, name, asked) != asked:
             path, stored = cells.result_path(session.results, cell), getattr(record, name)
             raise InTheWayError(f"Expected {name} {asked} in {path}. Got {stored}: remove it, or name other --results.")
     return True
+
+
+def is_outdated(cell: Cell, record: object, session: Session) -> bool:
+    """Return True if a cell's networks were trained with other settings than a run now would have."""
+    network = cell.network if isinstance(cell, AttackCell) else cell
+    if not isinstance(network, ClassifierCell) or not isinstance(record, cells.Classifiers | cells.Attacks):
+        return False
+    epochs = session.choose_epochs(network.epochs)
+    if isinstance(record, cells.Attacks):
+        return record.epochs != epochs  # all that it says of the training
+    settings = recipe_settings(network.recipe, network.dataset, network.conv or "bcop", network.model) | {
+        "epochs": epochs
+    }
+    names = PAPERS_PROJECTIONS.keys()  # which concern one method only
+    settings = {name: value for name, value in settings.items() if name not in names}
+    if network.conv == "svcm":
+        settings |= (
+            PAPERS_PROJECTIONS if network.recipe == "paper" else {name: getattr(TrainConfig, name) for name in names}
+        )
+    return any(record.config.get(name) != value for name, value in settings.items())
 
 
 def _pick(kind: type[_R], source: object) -> _R:
@@ -197,7 +221,8 @@ def train_networks(
     fields: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     choices = (fields.get(name, usual) for name, usual in (("conv", "bcop"), ("model", "large")))
     fields = recipe_settings(fields.get("recipe", "default"), dataset, *choices) | fields
-    fields |= {"batch_size": 64, "project_iterations": 5} if session.quick else {}
+    if session.quick:
+        fields |= {"batch_size": 64, "project_iterations": min(5, fields.get("project_iterations", 1))}
     fields["epochs"] = session.choose_epochs(fields["epochs"])
     config = TrainConfig(data=dataset, input_shape=train.shape, classes=train.classes, **fields)
     if changes.get("lr", 0) is None:
@@ -310,18 +335,18 @@ def _measure_certificates(session: Session, network: str, attacks: Sequence[str]
 
 
 def _measure_changes(
-    session: Session, name: str, dataset: str, runs: dict[str, tuple[int, ...]], trials: bool = False, **changes: Any
+    session: Session, name: str, dataset: str, runs: dict[str, tuple[int, ...]], trials: int = 0, **changes: Any
 ) -> Outcome:
     """Train with a changed recipe, and judge the last epoch on the test set.
 
     runs : the seeds of each run, which train side by side
-    trials : the name of a run is a further change, such as "lr=0.02"; runs train on 10,240 images and are judged by 5,000
-        others of the training set
+    trials : if not 0, the name of a run is a further change, such as "lr=0.02"; runs train on so many images and are judged
+        by 5,000 others of the training set
     """
     splits, rows = session.load(dataset), {}
     if trials:
         train, validation = hold_out(splits.train, 32 if session.quick else 5000)
-        splits = Splits(train.take(min(10_240, len(train))), validation)
+        splits = Splits(train.take(min(trials, len(train))), validation)
     for label, seeds in runs.items():
         words = dict(word.split("=") for word in label.split()) if trials else {}
         options = {key: json.loads(text) if text[0].isdigit() else text for key, text in words.items()}
@@ -336,15 +361,23 @@ def _measure_changes(
 
 _SVCM = ["", *(f"project_every={n}" for n in (5, 20)), "loss=hinge", "loss=hinge project_every=20"]
 _SVCM += [f"project_every={every} project_iterations={count}" for every, count in ((20, 10), (5, 5), (1, 1))]
+_EPOCHS = [f"epochs={number}" for number in (30, 60, 100, 200)]
 
 
 def _changes(name: str) -> dict[str, Any]:
     """Return the arguments of `_measure_changes` for a cell, whose name says what is changed."""
-    dataset, model, conv, *words = name.split("-")
-    shared: dict[str, Any] = {"name": name, "dataset": dataset, "model": model, "conv": conv}
+    dataset, model, *words = name.split("-")
+    shared: dict[str, Any] = {"name": name, "dataset": dataset, "model": model}
+    if words == ["epochs"]:  # of a network without convolutions
+        return shared | {"trials": 45_000, "runs": dict.fromkeys(_EPOCHS, (0,))}
+    conv, *words = words
+    shared["conv"] = conv
     match words:
         case []:
-            return shared | {"trials": True, "epochs": 8, "runs": dict.fromkeys(_SVCM, (0,))}
+            changes = {"epochs": 8, **PAPERS_PROJECTIONS}
+            return shared | changes | {"trials": 10_240, "runs": dict.fromkeys(_SVCM, (0,))}
+        case ["epochs"]:
+            return shared | {"trials": 45_000, "runs": dict.fromkeys(_EPOCHS, (0,))}
         case ["every", "update"]:
             return shared | {"runs": {"alone": (0,)}, "project_every": 1, "project_iterations": 1, "epochs": 30}
         case ["200", "epochs"]:

@@ -301,6 +301,16 @@ def _svcm_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.pivot(index="SVCM, Large", columns="data", values="both").loc[order].fillna("").reset_index()
 
 
+def _epochs_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    words = frame["cell"].str.removesuffix("-epochs").str.split("-")
+    names = words.map(lambda parts: ", ".join(NAMES[part] for part in parts))
+    columns = {"network": names, "epochs": frame["name"].str.removeprefix("epochs=")}
+    return pd.DataFrame(
+        columns
+        | {"clean %": frame["clean"].map("{:.2f}".format), "certified %": _read_certified(frame).map("{:.2f}".format)}
+    )
+
+
 def _certificate_frame(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[frame["name"] == "certify"].iloc[0]
     rows = [{"": "clean", "accuracy": f"{first['clean']:.2f} %"}]
@@ -335,6 +345,7 @@ _TABLES: dict[str, Tabulate] = {
     "paths": tabulate_figures("The fast path and the paper's", lambda f: _variant_frame(f, *_BOTH, "time"), _SIDE),
     "svcm-full": tabulate_figures("SVCM, projected once after every update", lambda f: _variant_frame(f, *_BOTH)),
     "svcm": tabulate_figures("SVCM by how often it is projected, on held-out training images", _svcm_frame),
+    "epochs": tabulate_figures("By the number of epochs, on held-out training images", _epochs_frame, texts=2),
     "certificates": tabulate_figures("Certificates of BCOP Large on CIFAR-10 at 36/255", _certificate_frame),
     "distances": distances.tabulate,
     **speed.TABLES,

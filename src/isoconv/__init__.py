@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from isoconv import data as data
     from isoconv import export as export
     from isoconv import linalg as linalg
+    from isoconv import losses as losses
     from isoconv import models as models
     from isoconv import nn as nn
     from isoconv import optim as optim

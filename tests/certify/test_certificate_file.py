@@ -19,7 +19,7 @@ from certify.exact_network import images, linear_classifier
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, open_certificate, weights_sha256, write_certificate
 from isoconv.certify.rules import RULES
-from isoconv.check.kinds import KINDS
+from isoconv.check.proof import KINDS
 from isoconv.models import CONVOLUTIONS, ShiftNet, Small
 from judge.networks import build, inputs, random_spec
 

@@ -50,6 +50,7 @@ EXACT: dict[str, tuple[Callable[[nn.ModuleList, Tensor], Tensor], float]] = {
     "twice the same": (lambda _, x: torch.cat([x, x, x], 1), math.sqrt(3)),
     "sum of slices": (lambda _, x: x[:, :2] + x[:, 2:], math.sqrt(2)),
     "weighted slices": (lambda _, x: 3 * x[:, :2] - 4 * x[:, 2:], 5),
+    "factors of channels": (lambda _, x: x * torch.tensor([[0.5], [-3.0], [2.0], [0.0]]), 3),
     "sum of the same": (lambda _, x: x + x, 2),
     "larger part": (lambda _, x: torch.cat([2 * x[:, :1], x[:, 1:] / 2], 1), 2),
     "part taken twice": (lambda _, x: torch.cat([x[:, :1], 2 * x[:, :1], x[:, 1:]], 1), math.sqrt(5)),

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from isoconv.check.__main__ import main
+from isoconv.nn import Add, Concat, Graph, Permute, Reshape, Scale, Slice, Translate
 
 mpmath.mp.dps = 60
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -32,89 +33,12 @@ CLAIM = (
 )
 
 
-class Scale(nn.Module):
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.factor * x
-
-
-class Abs(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.abs()
-
-
-class Add(nn.Module):
-    def forward(self, *x: Tensor) -> Tensor:
-        return sum(x[1:], x[0])
-
-
-class Concat(nn.Module):
-    """Along an axis, the batch not counted; so for the others."""
-
-    def __init__(self, axis: int = 0) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def forward(self, *x: Tensor) -> Tensor:
-        return torch.cat(x, self.axis + 1)
-
-
-class Slice(nn.Module):
-    def __init__(self, axis: int, start: int, stop: int, step: int = 1) -> None:
-        super().__init__()
-        self.axis, self.start, self.stop, self.step = axis, start, stop, step
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(self.axis + 1, torch.arange(self.start, self.stop, self.step))
-
-
-class Reshape(nn.Module):
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.shape = list(shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.reshape(len(x), *self.shape)
-
-
-class Permute(nn.Module):
-    def __init__(self, *order: int) -> None:
-        super().__init__()
-        self.order = list(order)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(0, *(axis + 1 for axis in self.order))
-
-
-class Translate(nn.Module):
-    def __init__(self, bias: Tensor) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias
-
-
-class Graph(nn.Module):
-    """Nodes (name, module, inputs), in an order in which inputs come first; a module may occur in several."""
-
-    def __init__(self, *nodes: tuple[str, nn.Module, Sequence[str]]) -> None:
-        super().__init__()
-        self.inputs = {name: tuple(inputs) for name, _, inputs in nodes}
-        self.paths: dict[str, str] = {}
-        for name, module, _ in nodes:
-            known = [path for path, child in self.named_children() if child is module]
-            self.paths[name] = known[0] if known else name
-            self.add_module(self.paths[name], module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        values = {"input": x}
-        for name, inputs in self.inputs.items():
-            values[name] = self.get_submodule(self.paths[name])(*(values[before] for before in inputs))
-        return values[name]
+def make_graph(*nodes: tuple[str, nn.Module, Sequence[str]]) -> Graph:
+    """A network of nodes (name, module, inputs); the path of a module is the name of the first node that has it."""
+    paths: dict[nn.Module, str] = {}
+    for name, module, _ in nodes:
+        paths.setdefault(module, name)
+    return Graph({path: module for module, path in paths.items()}, [(name, paths[m], ins) for name, m, ins in nodes])
 
 
 class Outcome(NamedTuple):
@@ -164,7 +88,7 @@ def up(value: Any) -> float:
 
 def leaves(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     if isinstance(model, Graph):
-        yield from ((name, model.get_submodule(path)) for name, path in model.paths.items())
+        yield from ((node.name, model.get_submodule(node.path)) for node in model.nodes)
         return
     for name, child in model.named_children():
         if isinstance(child, nn.Sequential):
@@ -178,9 +102,11 @@ def settings(module: nn.Module, axes: int = 3) -> dict[str, Any]:
     name = type(module).__name__
     dimensions = int(name[-2]) if name[-2:] in ("1d", "2d") else 0
 
-    def each(*names: str) -> dict[str, list[int]]:
-        values = {name: getattr(module, name) for name in names}
-        return {k: list(v) if isinstance(v, (tuple, list)) else [v] * dimensions for k, v in values.items()}
+    def take(names: str) -> dict[str, Any]:
+        return {name: getattr(module, name, None) for name in names.split()}
+
+    def each(names: str) -> dict[str, list[int]]:
+        return {k: list(v) if isinstance(v, (tuple, list)) else [v] * dimensions for k, v in take(names).items()}
 
     def pairs(flat: Sequence[int]) -> list[list[int]]:
         return [list(flat[n : n + 2]) for n in range(0, len(flat), 2)][::-1]
@@ -188,41 +114,33 @@ def settings(module: nn.Module, axes: int = 3) -> dict[str, Any]:
     match module:
         case nn.Conv1d() | nn.Conv2d():
             padding = {"padding": pairs(module._reversed_padding_repeated_twice)}
-            return each("stride", "dilation") | padding | {k: getattr(module, k) for k in ("groups", "padding_mode")}
+            return each("stride dilation") | padding | take("groups padding_mode")
         case nn.MaxPool1d() | nn.MaxPool2d():
-            return each("kernel_size", "stride", "padding", "dilation") | {"ceil_mode": module.ceil_mode}
+            return each("kernel_size stride padding dilation") | take("ceil_mode")
         case nn.AvgPool1d() | nn.AvgPool2d():
-            divisor = getattr(module, "divisor_override", None)
-            flags = {"ceil_mode": module.ceil_mode, "count_include_pad": module.count_include_pad}
-            return each("kernel_size", "stride", "padding") | flags | {"divisor_override": divisor}
+            return each("kernel_size stride padding") | take("ceil_mode count_include_pad divisor_override")
         case nn.Flatten():
             return {"start_dim": module.start_dim % (axes + 1), "end_dim": module.end_dim % (axes + 1)}
         case nn.Unflatten():
             return {"dim": module.dim, "unflattened_size": list(module.unflattened_size)}
-        case nn.PixelUnshuffle():
-            return {"factor": module.downscale_factor}
-        case nn.PixelShuffle():
-            return {"factor": module.upscale_factor}
-        case Scale():
-            return {"factor": module.factor.hex()}
+        case nn.PixelUnshuffle() | nn.PixelShuffle():
+            return {"factor": getattr(module, "downscale_factor", 0) or module.upscale_factor}
         case nn.Hardtanh() if name == "Hardtanh":
             return {"min_val": float(module.min_val).hex(), "max_val": float(module.max_val).hex()}
-        case nn.LeakyReLU():
-            return {"negative_slope": module.negative_slope.hex()}
-        case nn.BatchNorm1d() | nn.BatchNorm2d():
-            return {"eps": module.eps.hex()}
         case nn.Upsample():
             return {"factors": [int(module.scale_factor)] * (axes - 1)}
-    if isinstance(module, (Concat, Slice, Reshape, Permute)):
-        return {
-            name: value
-            for name, value in vars(module).items()
-            if name in ("axis", "start", "stop", "step", "shape", "order")
-        }
+        case Concat() | Slice():
+            return {"axis": module.dim - 1} | (take("start stop step") if isinstance(module, Slice) else {})
+        case Reshape() | Permute():
+            return {k: list(v) for k, v in take("shape order").items() if v is not None}
+        case nn.ConstantPad1d() | nn.ConstantPad2d() if "Constant" in name:
+            return {"padding": pairs(module.padding), "value": float(module.value).hex()}
     if "Pad" in name:
-        value = {"value": float(module.value).hex()} if "Constant" in name else {}
-        return {"padding": pairs(module.padding), **value}
-    return {"group_size": module.group_size} if name == "GroupSort" else {}
+        return {"padding": pairs(module.padding)}
+    kept = {"Scale": "factor", "LeakyReLU": "negative_slope", "BatchNorm1d": "eps", "BatchNorm2d": "eps"}
+    if name in kept:
+        return {kept[name]: getattr(module, kept[name]).hex()}
+    return take("group_size") if name == "GroupSort" else {}
 
 
 def settings_1(kind: str, new: dict[str, Any]) -> dict[str, Any]:
@@ -262,42 +180,25 @@ def spectral_norm(matrix: np.ndarray) -> float:
 def norm_on_torus(weight: Tensor, stride: int, size: Sequence[int]) -> float:
     """Of a circular convolution, from the frequencies that a stride makes aliases of each other: no folding."""
     symbols = torch.fft.fft2(weight.double(), s=tuple(size)).permute(2, 3, 0, 1)
-    height, width = size[0] // stride, size[1] // stride
-    aliases = [
-        symbols[i * height : (i + 1) * height, j * width : (j + 1) * width]
-        for i in range(stride)
-        for j in range(stride)
-    ]
-    return float(torch.linalg.svdvals(torch.cat(aliases, -1)).max()) / stride
+    rows = [torch.cat(part.chunk(stride, 1), -1) for part in symbols.chunk(stride, 0)]
+    return float(torch.linalg.svdvals(torch.cat(rows, -1)).max()) / stride
 
 
-def linear_norm(module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
-    if torus is not None and isinstance(module, nn.Conv2d):
-        return norm_on_torus(module.weight.detach(), 1, torus)
+def linear_norm(module: nn.Module, shape: Sequence[int]) -> float:
     if math.prod(shape) <= 1100:
         return spectral_norm(dense(module, shape))
-    parts = list(module) if isinstance(module, nn.Sequential) else [module]
-    last = parts[-1]
+    last = list(module)[-1] if isinstance(module, nn.Sequential) else module
     if isinstance(last, nn.Linear):
         weight = last.weight.detach().double()
         return float(torch.linalg.eigvalsh(weight @ weight.T)[-1]) ** 0.5  # quicker than singular values
-    assert isinstance(last, nn.Conv2d) and last.groups == 1 and last.dilation == (1, 1)
     return norm_on_torus(last.weight.detach(), last.stride[0], shape[1:])
 
 
 def largest_count(module: nn.Module, shape: Sequence[int]) -> int:
     """How often one number of the input occurs in what a pad or a pool's windows see: by trying each."""
-    if isinstance(module, (nn.MaxPool1d, nn.MaxPool2d)):
-        outputs = math.prod(module(torch.zeros(1, *shape)).shape[1:])
-        counts = torch.zeros(math.prod(shape))
-        position = torch.zeros(1, *shape, dtype=torch.float64)
-        for i in range(counts.numel()):
-            position.view(-1)[i] = 1
-            counts[i] = module(position).sum()
-            position.view(-1)[i] = 0
-        assert outputs >= counts.max()
-        return int(counts.max())
-    return int(dense(module, shape).sum(0).max())
+    size = math.prod(shape)
+    images = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
+    return int(module(images).flatten(1).sum(1).max())
 
 
 class Layer(NamedTuple):
@@ -313,12 +214,12 @@ class Layer(NamedTuple):
     inputs: tuple[str, ...]
 
 
-def traced(model: nn.Module, input_shape: Sequence[int], torus: Sequence[int] | None = None) -> list[Layer]:
+def traced(model: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
     values = {"input": torch.zeros(1, *input_shape, dtype=torch.float64)}
     result: dict[str, Layer] = {}
     found = dict(leaves(model))
     chain = {name: (before,) for before, name in zip(["input", *found], found, strict=False)}
-    inputs = model.inputs if isinstance(model, Graph) else chain
+    inputs = {node.name: node.inputs for node in model.nodes} if isinstance(model, Graph) else chain
     for name, module in found.items():
         following = [found[user] for user, sources in inputs.items() for source in sources if source == name]
         unpadded = len(following) == 1 and isinstance(following[0], CONVOLUTIONS) and not any(following[0].padding)
@@ -328,7 +229,7 @@ def traced(model: nn.Module, input_shape: Sequence[int], torus: Sequence[int] | 
         pad = before if before is not None and before.skipped else None
         start = pad.shape if pad is not None else values[inputs[name][0]].shape[1:]
         bounded = module if pad is None else nn.Sequential(pad.module, module)
-        norm = 1.0 if skipped else constant(bounded, module, start, torus)
+        norm = 1.0 if skipped else constant(bounded, module, start)
         fused = None if pad is None else pad.module
         result[name] = Layer(name, module, start, values[name].shape[1:], norm, fused, skipped, inputs[name])
     return list(result.values())
@@ -348,15 +249,11 @@ def joined(layer: Layer, numbers: Sequence[Any]) -> Any:
     return mpmath.fsum(numbers)
 
 
-def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int], torus: Sequence[int] | None = None) -> float:
+def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int]) -> float:
     match module:
-        case nn.Conv1d() | nn.Conv2d() if torus is not None:
-            return linear_norm(bounded, shape, torus) * (1 + 1e-9)
         case nn.Conv1d() | nn.Conv2d() | nn.Linear():
             return linear_norm(bounded, shape) * GENEROUS
         case nn.AvgPool1d() | nn.AvgPool2d():
-            if math.prod(shape) > 4000:  # whole images: disjoint windows
-                return math.prod(settings(module)["kernel_size"]) ** -0.5 * GENEROUS
             return spectral_norm(dense(module, shape)) * GENEROUS
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             return up(max(gains(module)))
@@ -364,9 +261,7 @@ def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int], torus:
             return max(1.0, abs(module.negative_slope))
         case nn.Sigmoid():
             return 0.25
-        case nn.Upsample() | nn.MaxPool1d() | nn.MaxPool2d():
-            return up(mpmath.sqrt(largest_count(module, shape)))
-        case _ if type(module).__name__.startswith(("Circular", "Reflection", "Replication")):
+        case _ if type(module).__name__.startswith(("Circular", "Reflection", "Replication", "Upsample", "MaxPool")):
             return up(mpmath.sqrt(largest_count(module, shape)))
         case Scale():
             return abs(module.factor)
@@ -481,21 +376,17 @@ def largest_sum(rows: Tensor) -> Any:
 
 
 def pair_constants(layers: Sequence[Layer], classes: int) -> list[list[float]]:
-    last = layers[-1]
-    known = constants(layers)
-    rest, whole = known[last.inputs[0]], mpmath.sqrt(2) * known[last.name]
-    result = [[0.0] * classes for _ in range(classes)]
+    last, known = layers[-1], constants(layers)
     rows = last.module.weight.detach().double().tolist() if isinstance(last.module, nn.Linear) else None
-    for i in range(classes):
-        for j in range(classes):
-            if i == j:
-                continue
-            value = whole
-            if rows is not None:
-                squares = mpmath.fsum((mpmath.mpf(a) - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True))
-                value = min(whole, mpmath.sqrt(squares) * rest)
-            result[i][j] = up(value)
-    return result
+
+    def constant(i: int, j: int) -> float:
+        value = mpmath.sqrt(2) * known[last.name]
+        if rows is not None:
+            squares = mpmath.fsum((mpmath.mpf(a) - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True))
+            value = min(value, mpmath.sqrt(squares) * known[last.inputs[0]])
+        return up(value)
+
+    return [[0.0 if i == j else constant(i, j) for j in range(classes)] for i in range(classes)]
 
 
 def largest_radius(
@@ -504,19 +395,13 @@ def largest_radius(
     """The largest float that the certificate's inequality allows, or 0, with so many errors at the centre."""
     p = int(np.argmax(logits))
     root = Fraction(str(mpmath.sqrt(2) * (1 + mpmath.mpf(10) ** -40)))
-    best = None
-    for j, logit in enumerate(logits):
-        if j != p:
-            rounding = (1 + Fraction(at_the_centre)) * (Fraction(a) + Fraction(b) * Fraction(norm))
-            margin = Fraction(logits[p]) - Fraction(logit) - root * rounding
-            radius = margin / (Fraction(pairs[p][j]) + root * Fraction(b))
-            best = radius if best is None else min(best, radius)
-    if best is None or best <= 0:
-        return 0.0
+    top = Fraction(logits[p]) - root * (1 + Fraction(at_the_centre)) * (Fraction(a) + Fraction(b) * Fraction(norm))
+    others = [(Fraction(logit), Fraction(pairs[p][j])) for j, logit in enumerate(logits) if j != p]
+    best = min((top - logit) / (pair + root * Fraction(b)) for logit, pair in others)
     radius = math.nextafter(float(best), math.inf)
     while Fraction(radius) >= best:
-        radius = math.nextafter(radius, 0.0)
-    return radius
+        radius = math.nextafter(radius, -math.inf)
+    return max(radius, 0.0)
 
 
 def weights_hash(state: dict[str, Tensor]) -> str:
@@ -540,14 +425,13 @@ class Certificate:
         images: int = 3,
         arithmetic: str = "float64",
         at_the_centre: float | None = None,
-        torus: Sequence[int] | None = None,
-        version: int = 1,
+        version: int = 2,
     ) -> None:
         # With room for logits that are computed again, in float64; 1 is the most that can be claimed of those in the file.
         self.at_the_centre = at_the_centre or {"float64": 3.0, "float32": 1 + 2.0**-20}[arithmetic]
         self.folder, self.model, self.arithmetic = folder, model.eval(), arithmetic
         self.input_shape = tuple(input_shape)
-        self.layers = traced(model, input_shape, torus)
+        self.layers = traced(model, input_shape)
         assert len(self.layers[-1].result) == 1
         classes = self.layers[-1].result[0]
         pairs = pair_constants(self.layers, classes)
@@ -586,7 +470,8 @@ class Certificate:
             return
         del self.table["claim"]
         nodes = self.table.pop("layers")
-        paths = model.paths if isinstance(model, Graph) else {node["name"]: node["name"] for node in nodes}
+        paths = {node["name"]: node["name"] for node in nodes}
+        paths |= {node.name: node.path for node in model.nodes} if isinstance(model, Graph) else {}
         for layer, node in zip(self.layers, nodes, strict=True):
             node |= {"module": paths[layer.name], "inputs": list(layer.inputs)}
         needs = any(isinstance(layer.module, (nn.Tanh, nn.Sigmoid)) for layer in self.layers)

@@ -17,62 +17,146 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from check.certificate_maker import Abs, Certificate, Graph, Outcome, Scale, check, largest_radius
-from check.random_graphs import draw_graph
-from isoconv.nn import GroupSort, MaxMin
+from check.certificate_maker import Certificate, Outcome, check, largest_radius, make_graph
+from isoconv.nn import Abs, Add, Concat, Graph, GroupSort, MaxMin, Permute, Reshape, Scale, Slice, Translate
 
 ODD = (None, True, 0, -1, 2, 1.5, "", "0x1.0p+0", "0x1.8p-3", "nan", "inf", "-0x1.0p+0", [], {}, 2**31, 10**400, "é\n")
 
 
-def draw_layer(draw: random.Random, shape: torch.Size) -> nn.Module:
-    """A layer of any kind with any settings; it need not fit."""
-    d = len(shape) - 1
-    two = d == 2
+def layer_makers(draw: random.Random, shape: Sequence[int]) -> dict[str, Callable[[], nn.Module]]:
+    """Layers of every kind with any settings, by name; they need not fit."""
+    d, channels = len(shape) - 1, shape[0]
 
     def some(low: int, high: int) -> Any:
         values = tuple(draw.randint(low, high) for _ in range(d))
-        return values if two else values[0]
+        return values if d == 2 else values[0]
 
     def pads(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw.randint(low, high) for _ in range(2 * d))
 
-    channels, mode = shape[0], draw.choice(("zeros", "zeros", "circular", "circular", "reflect", "replicate"))
-    groups = draw.choice([g for g in (1, 1, 1, 2, 3) if channels % g == 0])
-    kernel, stride = some(1, 4), some(1, 3)
-    suffix = f"{d}d"
-    builders = {
-        "Conv": lambda kind: kind(channels, groups * draw.randint(1, 3), kernel, stride, some(0, 2), some(1, 2), groups,
-                                  draw.random() < 0.7, mode),
-        "AvgPool": lambda kind: kind(kernel, stride, some(0, 1)),
-        "MaxPool": lambda kind: kind(kernel, stride, some(0, 1), some(1, 2), ceil_mode=draw.random() < 0.5),
-        "ZeroPad": lambda kind: kind(pads(-1, 2)),
-        "ConstantPad": lambda kind: kind(pads(-1, 2), draw.choice((0.5, -2.0))),
-        "CircularPad": lambda kind: kind(pads(0, 2)),
-        "ReflectionPad": lambda kind: kind(pads(0, 2)),
-        "ReplicationPad": lambda kind: kind(pads(0, 2)),
-        "BatchNorm": lambda kind: kind(channels, affine=draw.random() < 0.7),
+    def convolution(mode: str) -> nn.Module:
+        kind, groups = getattr(nn, f"Conv{d}d"), draw.choice([g for g in (1, 1, 1, 2, 3) if channels % g == 0])
+        outputs, bias = groups * draw.randint(1, 3), draw.random() < 0.7
+        return kind(channels, outputs, some(1, 4), some(1, 3), some(0, 2), some(1, 2), groups, bias, mode)
+
+    def maker(name: str) -> Callable[..., nn.Module]:
+        return getattr(nn, f"{name}{d}d")
+
+    def wrapped() -> nn.Module:
+        """A circular pad that is part of the convolution behind it."""
+        return nn.Sequential(maker("CircularPad")(pads(0, 3)), maker("Conv")(channels, 3, some(1, 3), some(1, 2)))
+
+    makers = {
+        **{mode: partial(convolution, mode) for mode in ("zeros", "circular", "reflect", "replicate")},
+        "AvgPool": lambda: maker("AvgPool")(some(1, 4), some(1, 3), some(0, 1)),
+        "MaxPool": lambda: maker("MaxPool")(some(1, 4), some(1, 3), some(0, 1), some(1, 2), ceil_mode=draw.random() < 0.5),
+        "MaxPool far apart": lambda: maker("MaxPool")(some(1, 2), some(4, 6), ceil_mode=True),  # some begin outside
+        "ZeroPad": lambda: maker("ZeroPad")(pads(-1, 2)),
+        "ConstantPad": lambda: maker("ConstantPad")(pads(-1, 2), draw.choice((0.5, -2.0))),
+        **{name: lambda name=name: maker(name)(pads(0, 4)) for name in ("CircularPad", "ReflectionPad", "ReplicationPad")},
+        "wrapped": wrapped,
+        "BatchNorm": lambda: maker("BatchNorm")(channels, affine=draw.random() < 0.7),
+        "GroupSort": lambda: GroupSort(draw.choice((1, 2, 3, None))),
+        "Hardtanh": lambda: nn.Hardtanh(draw.choice((-0.5, 0.25)), draw.choice((0.5, 0.75))),
+        "LeakyReLU": lambda: nn.LeakyReLU(draw.choice((0.01, -2.0))),
+        "Scale": lambda: Scale(draw.choice((-0.75, 1.5))),
+        "PixelShuffle": lambda: nn.PixelShuffle(2),
+        "PixelUnshuffle": lambda: nn.PixelUnshuffle(2),
+        "Upsample": lambda: nn.Upsample(scale_factor=2),
+        "Flatten": lambda: nn.Flatten(draw.choice((-1, d, 1)), d),
+        "Unflatten": lambda: nn.Unflatten(d + 1, (shape[-1], 1)),
+        "Linear": lambda: nn.Linear(shape[-1], draw.randint(1, 4)),
     }  # fmt: skip
-    plain = (
-        nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Identity, nn.Dropout, Abs, MaxMin,
-        lambda: GroupSort(draw.choice((1, 2, 3))), lambda: nn.Hardtanh(-0.5, draw.choice((-0.25, 0.75))),
-        lambda: nn.LeakyReLU(draw.choice((0.01, -2.0))), lambda: Scale(draw.choice((-0.75, 1.5))),
-        lambda: nn.PixelShuffle(2) if two else Abs(), lambda: nn.PixelUnshuffle(2) if two else Abs(),
-        lambda: nn.Upsample(scale_factor=2),
-        lambda: nn.Flatten(draw.choice((-1, d, 1)), d), lambda: nn.Linear(shape[-1], draw.randint(1, 4)),
-    )  # fmt: skip
-    if draw.random() < 0.65:
-        family = draw.choice((*builders, "Conv", "Conv", "CircularPad"))
-        return builders[family](getattr(nn, family + suffix))
-    return draw.choice(plain)()
+    exact = (nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Identity, nn.Dropout, Abs, MaxMin)
+    return makers | {kind.__name__: kind for kind in exact}
+
+
+def draw_layer(draw: random.Random, x: Tensor, name: str | None = None) -> nn.Module:
+    """A layer for these values, of a kind if it is named, that has seen them; one that does not fit is drawn again."""
+    for _ in range(1000):
+        makers = layer_makers(draw, x.shape[1:])
+        try:
+            layer = makers[name or draw.choice((*makers, *["zeros", "circular"] * 3))]().train()
+            for _ in range(2):  # batch normalisation sees something
+                layer(x)
+            y = layer.eval()(x)
+        except Exception:  # it does not fit
+            continue
+        if y.isfinite().all() and 0 < y[0].numel() <= 600:
+            return layer
+    raise ValueError(f"no layer {name} fits {tuple(x.shape)}")
+
+
+def draw_graph(seed: int, nodes: int = 12) -> tuple[Graph, tuple[int, ...]]:
+    """A graph with sums, concatenations, slices and modules that are used twice; its input has three axes."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    shape = (draw.choice((2, 4)), draw.randint(2, 4), draw.randint(2, 4))
+    known: list[tuple[str, nn.Module, Sequence[str]]] = []
+    values: dict[str, Tensor] = {"input": torch.rand(2, *shape)}
+
+    def add(module: nn.Module, *inputs: str) -> str:
+        name = f"{len(known)} {type(module).__name__}"
+        values[name] = module(*(values[before] for before in inputs)).detach()
+        known.append((name, module, inputs))
+        return name
+
+    while len(known) < nodes:
+        recent = draw.choice(list(values)[-4:])
+        x = values[recent]
+        alike = [name for name, value in values.items() if value.shape == x.shape]
+        axis = draw.randrange(x.dim() - 1)
+        size = x.shape[axis + 1]
+        cut = draw.randint(1, max(1, size - 1))
+        match draw.randrange(11):
+            case 0:
+                add(Add(), *(draw.choice(alike) for _ in range(draw.choice((2, 2, 3)))))
+            case 1 if x[0].numel() <= 100:
+                add(Concat(axis + 1), *(draw.choice(alike) for _ in range(2)))
+            case 2 if size > 1:
+                add(Slice(axis + 1, *sorted(draw.sample(range(size + 1), 2)), draw.choice((1, 2))), recent)
+            case 3 if size > 1:  # in two, and together again
+                parts = (add(Slice(axis + 1, 0, cut), recent), add(Slice(axis + 1, cut, size), recent))
+                add(Concat(axis + 1), add(draw_function(draw, values[parts[0]]), parts[0]), parts[1])
+            case 4:
+                add(Reshape(draw.choice((x.shape[1:], x.shape[:0:-1], (x[0].numel(),)))), recent)
+            case 5:
+                add(Permute(draw.sample(range(x.dim() - 1), x.dim() - 1)), recent)
+            case 6:
+                bias = torch.randn(x.shape[1:] if draw.random() < 0.5 else (x.shape[1], *(1,) * (x.dim() - 2)))
+                add(Translate(bias), recent)
+            case 7 if known:  # once more
+                name, module, _ = draw.choice(known)
+                inputs = next(inputs for other, _, inputs in known if other == name)
+                fits = [v for v, value in values.items() if value.shape == values[inputs[0]].shape]
+                add(module, *(draw.choice(fits) if len(inputs) == 1 else before for before in inputs))
+            case _:
+                add(draw_function(draw, x), recent)
+    taken = {before for _, _, inputs in known for before in inputs}
+    flat = [add(nn.Flatten(), name) for name in list(values) if name not in taken]
+    last = add(Concat(1), *flat)
+    add(nn.Linear(values[last].shape[1], 3), last)
+    return make_graph(*known), shape
+
+
+def draw_function(draw: random.Random, x: Tensor) -> nn.Module:
+    choices = [Abs(), nn.ReLU(), Scale(draw.choice((-1.0, 0.5, 1.25))), nn.Linear(x.shape[-1], x.shape[-1])]
+    choices += [MaxMin()] * (x.shape[1] % 2 == 0) + [nn.Tanh()]
+    if x.dim() == 4:
+        choices += [nn.Conv2d(x.shape[1], x.shape[1], draw.choice((1, 3)), padding="same", padding_mode="circular")] * 2
+        choices += [nn.Conv2d(x.shape[1], x.shape[1], 3, padding=1)]
+    return draw.choice(choices)
 
 
 def draw_network(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
@@ -83,74 +167,59 @@ def draw_network(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
     start = tuple(draw.randint(1, 4 if n == 0 else 9) for n in range(draw.choice((2, 3, 3))))
     model, x = nn.Sequential(), torch.rand(2, *start)
     for _ in range(draw.randint(1, 5)):
-        if x.dim() < 3:
-            break
-        try:
-            layer = draw_layer(draw, x.shape[1:]).train()
-            for _ in range(2):  # batch normalisation sees something
-                layer(x)
-            y = layer.eval()(x)
-        except Exception:  # it does not fit
-            continue
-        if y.isfinite().all() and 0 < y[0].numel() <= 300:
-            model.append(layer)
-            x = y.detach()
+        if x.dim() >= 3:
+            model.append(draw_layer(draw, x))
+            x = model[-1](x).detach()
     model.append(nn.Flatten()).append(nn.Linear(x[0].numel(), draw.randint(2, 5)))
     return model, start
 
 
 class Record:
-    """What was measured."""
+    """What was measured, written to a file now and then."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.slowest, self.problems = 0.0, []
+    def __init__(self, path: Path) -> None:
+        self.path, self.started = path, time.process_time()
+        self.verdicts, self.kinds, self.slowest, self.problems = Counter[str](), Counter[str](), 0.0, list[str]()
 
-    def add(self, outcome: Outcome, seconds: float) -> None:
-        self.counts[str(outcome.code)] += 1
-        self.slowest = max(self.slowest, seconds)
+    def check(self, *arguments: Any) -> Outcome:
+        start = time.process_time()
+        outcome = check(*arguments)
+        self.slowest = max(self.slowest, time.process_time() - start)
+        self.verdicts[str(outcome.code)] += 1
         line = outcome.out + outcome.err
         if outcome.code not in (0, 1, 2) or line.count("\n") != 1 or "cannot be checked" in line:
             self.problems.append(line)
+        if self.verdicts.total() % 1000 == 0:
+            self.write()
+        return outcome
 
-    def write(self, path: Path, started: float, kinds: Counter[str] | None = None) -> None:
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    def write(self) -> None:
         result = {
-            "verdicts": dict(self.counts),
-            "networks with": dict(sorted((kinds or {}).items())),
+            "verdicts": dict(self.verdicts),
+            "networks with": dict(sorted(self.kinds.items())),
             "slowest seconds": round(self.slowest, 3),
-            "memory MB (with torch)": memory,
+            "memory MB (with torch)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             "problems": self.problems[:20],
             "processor": platform.machine(),
-            "processor seconds": round(time.process_time() - started),
-            "versions": versions,
+            "processor seconds": round(time.process_time() - self.started),
+            "versions": {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def timed(*arguments: Any) -> tuple[Outcome, float]:
-    start = time.process_time()
-    return check(*arguments), time.process_time() - start
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def measure_honest(count: int, seed: int, folder: Path, out: Path) -> None:
-    record, started = Record(), time.process_time()
-    kinds: Counter[str] = Counter()
+    record = Record(out / "honest.json")
     for number in range(seed, seed + count):
         model, shape = draw_network(number)
-        arithmetic = "float32" if number % 4 == 0 else "float64"
-        honest = Certificate(folder, model, shape, images=2, arithmetic=arithmetic, version=2)
+        honest = Certificate(folder, model, shape, images=2, arithmetic="float64" if number % 4 else "float32")
         (folder / "certificate.json").write_text(honest.text(honest.table))
         np.save(folder / "images.npy", honest.pixels.numpy())
-        outcome, seconds = timed(folder / "certificate.json", honest.model_file, "--images", folder / "images.npy")
-        record.add(outcome, seconds)
-        kinds.update({type(layer.module).__name__ for layer in honest.layers})
+        record.kinds.update({type(layer.module).__name__ for layer in honest.layers})
+        outcome = record.check(folder / "certificate.json", honest.model_file, "--images", folder / "images.npy")
         if outcome.code != 0:
             record.problems.append(f"network {number}: {outcome.out + outcome.err}")
-        if (number + 1) % 250 == 0 or number + 1 == seed + count:
-            record.write(out / "honest.json", started, kinds)
+    record.write()
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -178,15 +247,12 @@ def mutate(table: dict[str, Any], draw: random.Random) -> None:
 
 def largest_slope(table: dict[str, Any], honest: Certificate) -> float:
     """The largest norm of a Jacobian at a few points, of the nodes as the table connects them."""
-    nodes = [
-        (node["name"], layer.module, node["inputs"]) for node, layer in zip(table["nodes"], honest.layers, strict=True)
-    ]
+    model = honest.model
+    if isinstance(model, Graph):
+        modules = zip(table["nodes"], honest.layers, strict=True)
+        model = make_graph(*((node["name"], layer.module, node["inputs"]) for node, layer in modules))
+    model = copy.deepcopy(model).double()
     points = torch.rand(3, *honest.input_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    model = (
-        copy.deepcopy(Graph(*nodes)).double()
-        if isinstance(honest.model, Graph)
-        else copy.deepcopy(honest.model).double()
-    )
     found = [torch.autograd.functional.jacobian(lambda x: model(x[None])[0], point).flatten(1) for point in points]
     return float(torch.linalg.matrix_norm(torch.stack(found), 2).max())
 
@@ -218,15 +284,13 @@ def is_true(table: dict[str, Any], honest: Certificate) -> bool:
 
 
 def measure_mutated(count: int, seed: int, folder: Path, out: Path) -> None:
-    record, started = Record(), time.process_time()
-    honest: Certificate | None = None
+    record = Record(out / "mutated.json")
     for number in range(count):
         draw = random.Random(f"{seed} {number}")
         if number % 100 == 0:
             model, shape = draw_network(1_000_000 + seed + number // 100)
-            honest = Certificate(folder, model, shape, images=2, version=2)
+            honest = Certificate(folder, model, shape, images=2)
             weights = honest.model_file.read_bytes()
-        assert honest is not None
         table = json.loads(json.dumps(honest.table))
         for _ in range(draw.choice((1, 1, 1, 2, 3))):
             mutate(table, draw)
@@ -239,12 +303,10 @@ def measure_mutated(count: int, seed: int, folder: Path, out: Path) -> None:
             changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
         (folder / "certificate.json").write_bytes(text)
         (folder / "mutated.safetensors").write_bytes(changed)
-        outcome, seconds = timed(folder / "certificate.json", folder / "mutated.safetensors")
-        record.add(outcome, seconds)
+        outcome = record.check(folder / "certificate.json", folder / "mutated.safetensors")
         if outcome.code == 0 and table and not is_true(table, honest):
             record.problems.append(f"mutation {number}: {outcome.out}")
-        if (number + 1) % 1000 == 0 or number + 1 == count:
-            record.write(out / "mutated.json", started)
+    record.write()
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def tiny() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    result = Certificate(tmp_path_factory.mktemp("honest"), tiny(), (2, 4, 3), images=2)
+    result = Certificate(tmp_path_factory.mktemp("honest"), tiny(), (2, 4, 3), images=2, version=1)
     assert result.check(images=result.pixels.numpy()).code == 0
     return result
 
@@ -41,64 +41,48 @@ HEX = "finite hexadecimal number"
 # (place, what is put there, what the message must name)
 REFUSED: list[tuple[str, Any, str]] = [
     ("format", "something", "format .* 'isoconv certificate'.* Got 'something'"),
-    ("version", 2, "without an entry 'claim'|version"),
     ("version", True, "version .* Got True"),
     ("norm", "inf", "norm .* Got 'inf'"),
     ("arithmetic", "bfloat16", "'float64' or 'float32'. Got 'bf"),
     ("claim", DROP, "have an entry 'claim'"),
     ("layers", DROP, "have an entry 'layers'"),
-    ("layers", [], "nodes"),
-    ("layers", {}, r"layers .* a list. Got \{\}"),
-    ("layers.2", "MaxMin", "entry 2 of layers .* JSON object"),
     ("layers.2.lipschitz", DROP, "entry 2 of layers .* 'lipschitz'"),
     ("layers.2.lipschitz", "-0x1.0p+0", "at least 0. Got -1.0"),
     ("layers.2.lipschitz", "nan", f"lipschitz .* {HEX}.* Got 'nan'"),
-    ("lipschitz", "inf", f"lipschitz .* {HEX}.* Got 'inf'"),
     ("lipschitz", "0x1.0p+1024", f"lipschitz .* {HEX}.* Got '0x1.0p\\+1024'"),
     ("lipschitz", "0x1.00000000000001p+0", f"lipschitz .* {HEX}"),
     ("error_slope", "1.5", f"error_slope .* {HEX}.* Got '1.5'"),
-    ("error_offset", 0.1, f"error_offset .* {HEX}.* Got 0.1"),
     ("error_offset", "-0x1.0p-9", "error_offset .* at least 0"),
     ("input_shape", [], "input_shape .* list of 1 to "),
     ("input_shape", [2, 0, 3], "input_shape .* from 1"),
-    ("input_shape", [2, 4, 2.5], "input_shape .* Got 2.5"),
     ("input_shape", [2, 10**9, 10**9], "numbers, the limit"),
-    ("input_shape", [2, 6, 3], "4 features. Got shape"),
     ("input_shape", [3, 4, 3], "2 channels in 1 groups. Got shape"),
     ("input_shape", [24], r"an input \(channels, height, width\). Got shape"),
     ("input_range", [(1.0).hex(), (0.0).hex()], "input_range"),
-    ("input_range", [(0.0).hex()] * 3, "input_range .* list of 2. Got"),
-    ("classes", 0, "classes .* Got 0"),
-    ("pair_constants.1", DROP, "pair_constants"),
     ("pair_constants.1.2", DROP, "pair_constants"),
     ("layers.2.kind", "BatchNorm2d", r"Got 'BatchNorm2d of version 1' \(layer 1\)"),
     ("layers.6.kind", "Linear1d", "Got 'Linear1d'"),
+    ("layers.6.kind", "Reshape", "Got 'Reshape of version 1'"),
     ("layers.2.kind", "a\nb\x1b[2J\ud800", "Got 'a.nb.x1b"),
-    ("layers.2.settings.slope", 1, "layer 1 .* 'slope"),
     ("layers.3.settings.ceil_mode", True, "'ceil_mode"),
     ("layers.1.settings.groups", DROP, "layer 0.1 .* 'groups'"),
     ("layers.1.settings.groups", 2, "4 channels in 2 groups. Got shape"),
     ("layers.1.settings.padding_mode", "mirror", "padding_mode .* Got 'mirror'"),
     ("layers.1.settings.stride", [0, 1], "the stride of layer 0.1 .* from 1"),
-    ("layers.1.settings.stride", [1], "the stride of layer 0.1 .* list of 2"),
-    ("layers.1.settings.padding", "same", "the padding of layer 0.1 .* list of 2"),
     ("layers.1.settings.dilation", [2**62, 1], "the dilation of layer 0.1"),
     ("layers.1.settings.dilation", [9, 1], "large enough for one output"),
     ("layers.0.settings.padding", [1, 0, -1, 0], "the padding of layer 0.0"),
-    ("layers.0.settings.padding", [1, 0, 2**70, 0], "the padding of layer 0.0"),
+    ("layers.0.settings.padding", [1 << 20] * 4, "numbers, the limit"),
     ("layers.3.settings.padding", [9, 0], "every window to reach"),
     ("layers.2.name", "2", "each layer once. Got '2' again"),
     ("layers.5.settings.start_dim", 0, "start_dim"),
     ("images", None, "images .* a list. Got None"),
     ("images.1.logits", DROP, "entry 1 of images .* 'logits'"),
     ("images.1.logits.0", DROP, "the logits of entry 1 .* list of 3"),
-    ("images.1.logits.0", "-inf", f"the logits of entry 1 .* {HEX}"),
     ("images.0.prediction", 3, "the prediction of .* from 0 to 2. Got 3"),
     ("images.0.label", 3, "the label of entry 0 .* Got 3"),
     ("images.0.radius", (-5e-324).hex(), "the radius of .* at least 0"),
     ("images.0.radius", "0x1.0p-1080", f"the radius of .* {HEX}"),
-    ("images.0.index", -1, "the index of entry 0"),
-    ("images.0.input_norm", "-0x1.0p+0", "the input_norm of entry 0"),
 ]
 
 
@@ -108,13 +92,7 @@ def test_malformed_certificates_are_refused(path, value, message, honest):
 
 
 def test_the_number_of_logits_has_to_be_the_number_of_classes(honest):
-    """A network of two layers fewer gives numbers, but not logits."""
-
-    def shorter(table: Table) -> None:
-        table["classes"] = 4
-        table["pair_constants"] = [[(0.0).hex()] * 4] * 4
-        table["images"] = []
-
+    shorter = put("classes", 4, "pair_constants", [[(0.0).hex()] * 4] * 4, "images", [])
     require_refused(honest.check(shorter), r"Expected layers that give 4 logits. Got shape \[3\].")
 
 
@@ -160,46 +138,35 @@ def with_header(header: Any, body: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-BROKEN_MODELS: dict[str, tuple[Callable[[Table, bytes], bytes], str]] = {
-    "empty": (lambda header, body: b"", "is truncated or not a safetensors file"),
-    "cut in the header": (lambda header, body: with_header(header, body)[:40], "is truncated or not a safetensors file"),
-    "cut in the weights": (lambda header, body: with_header(header, body[:-1]), "it is truncated"),
-    "bytes behind": (lambda header, body: with_header(header, body + b"1234"), "4 bytes belong to no tensor"),
-    "no JSON": (lambda header, body: b"\x02" + bytes(7) + b"{]" + body, "is not valid JSON"),
-    "an enormous header": (lambda header, body: b"\xff" * 8 + body, "is truncated or not a safetensors file"),
-    "a header that is a list": (lambda header, body: with_header([header], body), "to be a JSON object"),
-    "bfloat16": (
-        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "dtype": "BF16"}}, body),
-        "Got 'BF16'",
-    ),
-    "another shape": (
-        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "shape": [4]}}, body),
-        r"has 12 bytes, which do not fit its shape \[4\]",
-    ),
-    "no axis at all": (
-        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "shape": [0, 10**30]}}, body),
-        "Expected the shape of tensor '5.bias' .* to be a whole number from 1 .*Got 0.",
-    ),
-    "offsets backwards": (
-        lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], "data_offsets": [9, 3]}}, body),
-        "lies outside of the file",
-    ),
-    "overlap": (
-        lambda header, body: with_header(
-            {**header, "x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, body
-        ),
-        "its tensors overlap or leave gaps",
-    ),
-    "half a surrogate pair": (
-        lambda header, body: with_header({**header, "\ud800": header["5.bias"]}, body), "Expected another name"
-    ),
-}  # fmt: skip
+def with_bias(**changes: Any) -> Callable[[Table, bytes], bytes]:
+    return lambda header, body: with_header({**header, "5.bias": {**header["5.bias"], **changes}}, body)
 
 
-@pytest.mark.parametrize("case", BROKEN_MODELS)
-def test_broken_models_are_refused(case, honest, tmp_path):
+def with_entry(name: str, entry: Any) -> Callable[[Table, bytes], bytes]:
+    return lambda header, body: with_header({**header, name: entry}, body)
+
+
+NOT_SAFETENSORS = "is truncated or not a safetensors file"
+BROKEN_MODELS: list[tuple[Callable[[Table, bytes], bytes], str]] = [
+    (lambda header, body: b"", NOT_SAFETENSORS),
+    (lambda header, body: with_header(header, body)[:40], NOT_SAFETENSORS),
+    (lambda header, body: b"\xff" * 8 + body, NOT_SAFETENSORS),  # an enormous header
+    (lambda header, body: with_header(header, body[:-1]), "it is truncated"),
+    (lambda header, body: with_header(header, body + b"1234"), "4 bytes belong to no tensor"),
+    (lambda header, body: b"\x02" + bytes(7) + b"{]" + body, "is not valid JSON"),
+    (lambda header, body: with_header([header], body), "to be a JSON object"),
+    (with_bias(dtype="BF16"), "Got 'BF16'"),
+    (with_bias(shape=[4]), r"has 12 bytes, which do not fit its shape \[4\]"),
+    (with_bias(shape=[0, 10**30]), "Expected the shape of tensor '5.bias' .* a whole number from 1 .*Got 0."),
+    (with_bias(data_offsets=[9, 3]), "lies outside of the file"),
+    (with_entry("x", {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}), "its tensors overlap or leave gaps"),
+    (with_entry("\ud800", {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}), "Expected another name"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN_MODELS)
+def test_broken_models_are_refused(change, message, honest, tmp_path):
     honest.check()
-    change, message = BROKEN_MODELS[case]
     (tmp_path / "model.safetensors").write_bytes(change(*header_of(honest.model_file.read_bytes())))
     require_refused(check(honest.folder / "certificate.json", tmp_path), message)
 
@@ -238,15 +205,35 @@ def test_files_of_images_that_cannot_be_read(honest, tmp_path):
     honest.check()
     arguments = [honest.folder / "certificate.json", honest.model_file, "--images"]
     require_refused(check(*arguments, tmp_path / "none.npy"), "none.npy cannot be read: No such file or directory.")
+    file = tmp_path / "images.npy"
+    np.save(file, honest.pixels.numpy())
+    data = file.read_bytes()
     np.savez(tmp_path / "several.npz", a=np.zeros(3))
-    require_refused(check(*arguments, tmp_path / "several.npz"), "not a complete .npy")
-    np.save(tmp_path / "pickle.npy", np.array([{}], object), allow_pickle=True)
-    require_refused(check(*arguments, tmp_path / "pickle.npy"), "float64 or uint8")
-    np.save(tmp_path / "cut.npy", honest.pixels.numpy())
-    data = (tmp_path / "cut.npy").read_bytes()
-    for length in (0, 4, 40, len(data) - 1):
-        (tmp_path / "cut.npy").write_bytes(data[:length])
-        require_refused(check(*arguments, tmp_path / "cut.npy"), "cannot be read: it is not a complete .npy file")
+    np.save(file, np.array([{}], object), allow_pickle=True)
+    broken = [
+        (tmp_path / "several.npz").read_bytes(),
+        file.read_bytes(),
+        data + b"0",
+        *(data[:n] for n in (0, 4, 40, -1)),
+    ]
+    for old, new in HEADERS:
+        assert old in data[:128]
+        broken.append(data[:128].replace(old, new)[:128] + data[128:])
+    for content in broken:
+        file.write_bytes(content)
+        require_refused(check(*arguments, file), "images.npy")
+
+
+HEADERS = [
+    (b"(", b" "),  # no bracket
+    (b"'<f8'", b"a_b_c"),  # a name
+    (b"'descr'", b"[[0]]  "),  # unhashable
+    (b"'descr': '<f8', ", b" " * 16),  # a field less
+    (b"(2, ", b"(-2,"),
+    (b"(2, 2, 4, 3), }         ", b"(999999999, 2, 4, 3), } "),
+    (b"descr", b"desc\xff"),
+    (b"\x93NUMPY\x01", b"\x93NUMPY\x09"),
+]
 
 
 def paths(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -258,10 +245,11 @@ def paths(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_no_wrong_value_anywhere_is_accepted_or_ends_in_a_traceback(honest):
-    """Each place in the file holds, in turn, each wrong value."""
-    images, accepted = honest.pixels.numpy(), set()
+    """Each place in the file holds, in turn, some wrong values."""
+    images, accepted, draw = honest.pixels.numpy(), set(), random.Random(2)
+    wrong = (None, True, -1, 10**30, 0.5, "x", [], {}, [[]])
     for path, there in paths(honest.table):
-        for value in (None, True, -1, 10**30, 0.5, "x", "0x1.0p-1022", [], {}, [[]]):
+        for value in (*draw.sample(wrong, 2), "0x1.0p-1022", 0):
             outcome = honest.check(put(path, value), images=images)
             assert (outcome.out + outcome.err).count("\n") == 1
             if outcome.code == 0 and repr(value) != repr(there):
@@ -271,7 +259,7 @@ def test_no_wrong_value_anywhere_is_accepted_or_ends_in_a_traceback(honest):
     # may be left out; the last axis is also −1.
     weightless = [n for n, layer in enumerate(honest.table["layers"]) if layer["kind"] not in ("Conv2d", "Linear")]
     names = {f"layers.{n}.name" for n in weightless}
-    assert accepted == {"images", "input_range.0", "layers.5.settings.end_dim", *names} | {
+    assert accepted <= {"images", "input_range.0", "layers.5.settings.end_dim", *names} | {
         f"images.{k}.{key}" for k in range(2) for key in ("index", "radius", "label")
     }
 
@@ -284,7 +272,7 @@ def test_no_corrupted_file_ends_in_a_traceback(honest, tmp_path):
     for name, source in sources.items():
         data = source.read_bytes()
         files = {**sources, name: tmp_path / name}
-        for _ in range(300):
+        for _ in range(100):
             changed = bytearray(data)
             for _ in range(generator.choice([1, 1, 4])):
                 changed[generator.randrange(len(data))] = generator.randrange(256)

@@ -8,17 +8,7 @@ from torch import Tensor, nn
 
 import isoconv
 from helpers import LAYERS, SHAPES_1D, SHAPES_2D, convolution, made, randomised
-from isoconv.nn import (
-    BCOPConv1d,
-    BCOPConv2d,
-    BCOPConvTranspose2d,
-    GroupSort,
-    InvertibleDownsampling,
-    InvertibleUpsampling,
-    MaxMin,
-    OrthogonalLinear,
-    RKOConv2d,
-)
+from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, GroupSort, MaxMin, OrthogonalLinear, RKOConv2d
 
 # torch's own circular padding wraps around the image once, so its padding may be as wide as the image and no wider.
 WRAPPED = [row for row in [*SHAPES_2D, *SHAPES_1D] if row[2] // row[3] // 2 <= min(row[4:]) // row[3]]
@@ -42,10 +32,10 @@ def assert_same_function(model: nn.Module, x: Tensor, tolerance: float = 1e-5, o
     return isoconv.plain(model)
 
 
-@pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
 @pytest.mark.parametrize("row", WRAPPED[::2], ids=str)
-def test_convolutions(row, padding_mode):
+def test_convolutions(row):
     c_in, c_out, k, stride, *size = row
+    padding_mode = ("circular", "zeros")[sum(row) % 2]
     if len(size) == 1:
         layers = [BCOPConv1d(*row[:4], padding_mode=padding_mode)]
     else:
@@ -56,10 +46,9 @@ def test_convolutions(row, padding_mode):
         assert_same_function(layer, torch.randn(2, c_in, *size))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith(("sll", "cpl"))])
-def test_every_layer_with_parameters_from_the_middle_of_training(name, dtype, tolerance):
-    for bias in (True, False):
+def test_every_layer_with_parameters_from_the_middle_of_training(name):
+    for bias, dtype, tolerance in ((True, torch.float32, 1e-5), (False, torch.float64, 1e-12)):
         layer, x = made(name, bias=bias, dtype=dtype)
         plain = assert_same_function(randomised(layer, gain=1.0), x, tolerance)
         assert type(plain(x)) is Tensor
@@ -73,66 +62,53 @@ def test_a_single_strided_convolution_and_its_size():
     assert conv.weight.shape == (16, 3, 4, 4) and conv.stride == (2, 2)
     assert not any(isinstance(module, nn.PixelUnshuffle) for module in plain.modules())
     assert [p.numel() for p in plain.parameters()] == [p.numel() for p in nn.Conv2d(3, 16, 4, 2).parameters()]
+    assert [p.numel() for p in BCOPConv2d(4, 6, 1).parameters()] == [24, 6]  # a kernel of size 1 is a matrix
 
 
 def test_the_other_modules():
-    convolutions = [
-        InvertibleDownsampling(2),
-        BCOPConv2d(8, 8, 3),
-        GroupSort(4),
-        nn.Dropout(0.5),
-        InvertibleUpsampling(2),
-    ]
-    ordinary = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), OrthogonalLinear(64, 4), MaxMin(), nn.Identity()]
+    downsample, upsample = isoconv.nn.InvertibleDownsampling, isoconv.nn.InvertibleUpsampling
+    convolutions = [downsample(2), BCOPConv2d(8, 8, 3), GroupSort(4), upsample(2)]
+    ordinary = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), OrthogonalLinear(64, 4), MaxMin()]
     assert_same_function(nn.Sequential(*convolutions, *ordinary), torch.randn(2, 2, 6, 6))
 
 
-class Residual(nn.Module):
+class Block(nn.Module):
     """A user's own module, with children, a list of them, a parameter and a plain attribute."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = BCOPConv2d(4, 4, 3)
+        self.first, self.name = nn.Sequential(BCOPConv2d(4, 4, 3), MaxMin()), "block"
         self.more = nn.ModuleList([RKOConv2d(4, 4, 3), nn.ModuleDict({"last": BCOPConv2d(4, 4, 2)})])
         self.mixing = nn.Parameter(torch.tensor(0.3))
-        self.activation = MaxMin()
-        self.name = "residual"
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.activation(self.first(x))
-        y = self.more[1]["last"](self.more[0](y))
-        return self.mixing * x + (1 - self.mixing) * y
+        return self.mixing * x + (1 - self.mixing) * self.more[1]["last"](self.more[0](self.first(x)))
 
 
 def test_a_users_own_module_and_submodules_that_are_shared():
-    shared, own = BCOPConv2d(4, 4, 3), Residual()
+    shared, own = BCOPConv2d(4, 4, 3), Block()
     model = nn.Sequential(shared, own, shared, nn.Sequential(shared, own), nn.Flatten(), OrthogonalLinear(4 * 25, 6))
-    plain = assert_same_function(model, torch.randn(2, 4, 5, 5), own=(Residual,))
-    assert plain[0] is plain[2] is plain[3][0]
-    assert plain[1] is plain[3][1]
-    assert plain[1].name == "residual" and plain[1].mixing is not own.mixing
+    plain = assert_same_function(model, torch.randn(2, 4, 5, 5), own=(Block,))
+    assert plain[0] is plain[2] is plain[3][0] and plain[1] is plain[3][1]
+    assert plain[1].name == "block" and plain[1].mixing is not own.mixing
 
 
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-def test_the_training_mode_is_kept_and_the_weights_are_those_of_evaluation(mode):
+def test_the_training_mode_is_kept_and_the_weights_are_those_of_evaluation():
     layer, x = made("ossn")
-    with torch.no_grad():
-        layer.kernel.mul_(10)
-    model = nn.Sequential(layer, nn.Dropout(0.5)).train(mode)
+    nn.init.normal_(layer.kernel, std=10.0)
+    model = nn.Sequential(layer, nn.Dropout(0.5))
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    plain = isoconv.plain(model)
-    for kept in (model, plain, isoconv.plain(model[0])):
-        assert all(module.training == mode for module in kept.modules())
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-    assert torch.allclose(plain.eval()(x), model.eval()(x), atol=1e-5)
+    for mode in (True, False):
+        plain = isoconv.plain(model.train(mode))
+        for kept in (model, plain, isoconv.plain(model[0])):
+            assert all(module.training == mode for module in kept.modules())
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        assert torch.allclose(plain.eval()(x), copy.deepcopy(model).eval()(x), atol=1e-5)
 
 
 def test_a_copy_that_can_be_loaded_and_trained_made_without_random_numbers():
-    model, x = (
-        nn.Sequential(BCOPConv2d(2, 4, 3), MaxMin(), nn.Flatten(), OrthogonalLinear(100, 3)),
-        torch.randn(1, 2, 5, 5),
-    )
-    before = torch.get_rng_state()
+    model = nn.Sequential(BCOPConv2d(2, 4, 3), MaxMin(), nn.Flatten(), OrthogonalLinear(100, 3))
+    before, x = torch.get_rng_state(), torch.ones(1, 2, 5, 5)
     plain = isoconv.plain(model)
     assert torch.equal(before, torch.get_rng_state())
     again = copy.deepcopy(plain)
@@ -141,7 +117,7 @@ def test_a_copy_that_can_be_loaded_and_trained_made_without_random_numbers():
     assert all(p.requires_grad and p.is_leaf for p in plain.parameters())
 
 
-@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2)], ids=str)
+@pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (2, 1), (6, 2)], ids=str)
 def test_convolutions_keep_channels_side_by_side(kernel_size, stride):
     """A channels-last image comes out, and its gradient goes back, in that layout."""
     layer = BCOPConv2d(4, 8, kernel_size, stride)

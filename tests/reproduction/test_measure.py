@@ -19,6 +19,7 @@ from reproduction.__main__ import main
 from reproduction.cells import AttackCell, ClassifierCell, CriticCell, FigureCell, cells_of, read_result, result_path
 from reproduction.figures import DRAWINGS
 from reproduction.measure import Session, measure
+from reproduction.tables import make_table
 from train.toys import stop_after, toy
 
 SMALL = ClassifierCell("cifar10", "small", "bcop")
@@ -48,6 +49,18 @@ def test_the_cells_of_each_target():
     for target, recipe, named in (("table2", None, "table2"), ("table1", "best", "best")):
         with pytest.raises(IsoconvError, match=named):
             cells_of(target, recipe)
+
+
+def test_the_trials_of_epochs(session, monkeypatch):
+    monkeypatch.setattr(module, "_EPOCHS", ["epochs=30"])
+    cells = cells_of("epochs")
+    assert [cell.name for cell in cells] == ["cifar10-fc3-epochs", "cifar10-large-rkl2ne-epochs"]
+    measure(cells[:1], session)
+    record = read_result(session.results, cells[0])
+    assert list(record.rows) == ["epochs=30"] and record.settings["model"] == "fc3"
+    assert record.rows["epochs=30"]["images"] == 32  # of the training set
+    (row,) = make_table("epochs", {cells[0]: record}).frame.to_dict("records")
+    assert (row["network"], row["epochs"]) == ("CIFAR-10, FC-3", "30")
 
 
 def test_seeds_epochs_and_time_that_is_kept_in_reserve(tmp_path, monkeypatch):
@@ -121,6 +134,22 @@ def test_other_settings_are_not_mixed_in(session):
     with pytest.raises(IsoconvError, match="seed-0"):
         measure([SMALL], replace(session, epochs=2))
     assert read_result(session.results, SMALL) is None
+
+
+def test_what_was_trained_with_other_settings_is_measured_again_if_asked(session):
+    cells = [replace(SMALL, conv="svcm"), SMALL, AttackCell(SMALL, "fgsm")]
+    measure(cells, session)
+    path = result_path(session.results, cells[0])
+    fields = json.loads(path.read_text())
+    fields["config"] |= {"project_every": 100, "project_iterations": 50}
+    path.write_text(json.dumps(fields))
+    assert measure(cells, session) == ([], [], [])
+    renewing = replace(session, renew=True)
+    assert measure(cells, renewing) == ([cells[0]], [], []) and measure(cells, renewing) == ([], [], [])
+    assert read_result(session.results, cells[0]).config["project_every"] == 1
+    longer = replace(renewing, epochs=2, runs=session.runs / "longer")
+    assert measure(cells, longer)[0] == cells and measure(cells, longer) == ([], [], [])
+    assert [read_result(session.results, cell).epochs for cell in cells] == [2, 2, 2]
 
 
 def test_attacks_train_what_they_need_and_are_kept(session, monkeypatch):

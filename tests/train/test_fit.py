@@ -1,6 +1,7 @@
 """`fit` trains what a user brings: any network, batches, loss and optimiser, and goes on where it was stopped."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.models import Small
+from isoconv.nn import MaxMin, SVCMConv2d
 from isoconv.train import fit
 from isoconv.train.engine import FitResult, Stopped
 from train.toys import Watcher, losses, stop_after
@@ -196,3 +198,77 @@ REFUSED = [
 def test_what_cannot_be_trained_is_refused(models, batches, options, word):
     with pytest.raises(IsoconvError, match=word):
         fit(models, batches, cross_entropy, epochs=2, **options)
+
+
+# Projections ----------------------------------------------------------------------------------------------------------
+
+
+def svcm_network() -> nn.Module:
+    torch.manual_seed(0)
+    convolutions = [SVCMConv2d(1, 4, 3, input_size=8), MaxMin(), SVCMConv2d(4, 6, 4, stride=2, input_size=8)]
+    return nn.Sequential(*convolutions, MaxMin(), nn.Flatten(), nn.Linear(6 * 4 * 4, 2))
+
+
+def svcm_batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.rand(16, 1, 8, 8, generator=generator), torch.arange(16) % 2) for _ in range(5)]
+
+
+def adam(parameters: Any, rate: Tensor | None = None) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.02)
+
+
+def norms(model: nn.Module) -> list[float]:
+    """The norm of each convolution on its circular image, from its dense Jacobian."""
+    values = []
+    for layer in [module for module in model.modules() if isinstance(module, SVCMConv2d)]:
+        x = torch.zeros(1, layer.in_channels, 8, 8)
+        jacobian = torch.autograd.functional.jacobian(layer, x).flatten(4).flatten(0, 3)
+        values.append(float(torch.linalg.matrix_norm(jacobian, 2)))
+    return values
+
+
+def test_svcm_is_projected_once_after_every_update():
+    """And 50 times after the last: bit for bit as a loop by hand. So the norms are 1 at the end, whatever the rate."""
+    model, by_hand, seen = svcm_network(), svcm_network(), []
+    fit(model, svcm_batches(), cross_entropy, adam, epochs=3, should_stop=lambda: bool(seen.append(norms(model))))
+    optimiser = adam(by_hand.parameters())
+    for step, (x, y) in enumerate(svcm_batches() * 3):
+        optimiser.zero_grad()
+        cross_entropy(by_hand.train(), x, y)[0].backward()
+        optimiser.step()
+        for layer in [module for module in by_hand.modules() if isinstance(module, SVCMConv2d)]:
+            layer.project(1 if step < 14 else 50)
+    assert same(model, by_hand)
+    assert len(seen) == 15 and max(map(max, seen)) < 1.3 and max(norms(model)) < 1.0005
+    free = svcm_network()
+    fit(free, svcm_batches(), cross_entropy, adam, epochs=3, project_every=15)
+    assert not same(model, free)
+
+
+def test_a_folder_keeps_how_often_layers_are_projected(tmp_path):
+    """One that does not say so is older than that, and was projected as in the paper."""
+    settings: dict[str, Any] = {"optimiser": "adam", "epochs": 2, "lr": 0.02}
+    batches, stop = svcm_batches(), {"should_stop": stop_after(3)}
+    with pytest.raises(Stopped):
+        fit(svcm_network(), batches, cross_entropy, **settings, folder=tmp_path / "new", **stop)
+    written = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (written["project_every"], written["project_iterations"]) == (1, 1)
+    with pytest.raises(IsoconvError, match="project_every 7"):
+        fit(svcm_network(), batches, cross_entropy, **settings, folder=tmp_path / "new", resume=True, project_every=7)
+    paper = {"project_every": 100, "project_iterations": 50}
+    whole, resumed = svcm_network(), svcm_network()
+    fit(whole, batches, cross_entropy, **settings, **paper)
+    old: dict[str, Any] = {"folder": tmp_path / "old", "should_stop": stop_after(3)}
+    with pytest.raises(Stopped):
+        fit(svcm_network(), batches, cross_entropy, **settings, **paper, **old)
+    assert "project_every" not in json.loads((tmp_path / "old" / "config.json").read_text())
+    with pytest.raises(IsoconvError, match="project_every 1, where it has 100"):
+        fit(svcm_network(), batches, cross_entropy, **settings, folder=tmp_path / "old", resume=True)
+    fit(resumed, batches, cross_entropy, **settings, **paper, folder=tmp_path / "old", resume=True)
+    assert same(whole, resumed)
+
+
+def test_networks_without_such_layers_do_not_mention_projections(tmp_path):
+    fit(network(), loader(), cross_entropy, "adam", epochs=1, lr=1e-3, folder=tmp_path / "run")
+    assert "project_every" not in json.loads((tmp_path / "run" / "config.json").read_text())

@@ -70,7 +70,7 @@ def test_a_captured_step_is_the_eager_step(conv: str, optimiser: str) -> None:
     captured, eager = learner(conv, optimiser), learner(conv, optimiser)
     stepper = Stepper([captured[0]])
     (one,), (other,) = losses([captured], stepper, False), losses([eager], Stepper([eager[0]], captured=False), True)
-    assert len(stepper.groups[0].graphs) == 1
+    assert [len(group.graphs) for group in stepper.groups] == ([] if conv == "cayley" else [1])
     assert one == pytest.approx(other, rel=2e-2)
 
 

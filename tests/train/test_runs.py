@@ -110,6 +110,24 @@ def test_stopped_anywhere_and_more_than_once(options, stops, tmp_path):
     assert [(report.epoch, report.epochs) for report in reports] == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_svcm_trained_by_the_default_is_about_1_lipschitz(tmp_path):
+    (result,) = train_toy(tmp_path, toy_config(conv="svcm", optimiser="adam"))
+    assert result.lipschitz_bound is not None and 0.5 < result.lipschitz_bound < 1.002
+
+
+def test_a_run_is_resumed_with_the_projections_that_it_was_started_with(tmp_path):
+    """By the command's function, which is told nothing but the folder."""
+    settings: dict[str, Any] = {"model": "small", "conv": "svcm", "size": 8, "epochs": 1, "batch_size": 512}
+    for recipe, projections in (("default", (1, 1)), ("paper", (100, 50))):
+        whole, parts = tmp_path / recipe / "whole", tmp_path / recipe / "parts"
+        job.train("digits", whole, recipe=recipe, device="cpu", **settings)
+        with pytest.raises(Stopped):
+            job.train("digits", parts, recipe=recipe, device="cpu", **settings, should_stop=stop_after(3))
+        _, config = job.train(out=parts, device="cpu", resume=True)
+        assert (config.project_every, config.project_iterations) == projections
+        assert TrainConfig.read(parts / "config.json") == config and same_run(whole, parts)
+
+
 @pytest.mark.parametrize("options", [AUGMENTED, SVCM], ids=["augmented", "svcm"])
 def test_seeds_side_by_side_are_each_alone_also_if_they_were_saved_at_different_steps(options, tmp_path):
     """As a kill between two files leaves them; one here is even an epoch ahead. torch's generator changes nothing."""

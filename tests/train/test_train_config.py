@@ -14,10 +14,10 @@ from torch import Tensor
 
 from isoconv.cli import main
 from isoconv.errors import IsoconvError
+from isoconv.losses import LOSSES, Loss, Option
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
-from isoconv.train.losses import LOSSES, Loss, Option
 from train.toys import toy_config, write_pictures
 
 
@@ -57,9 +57,17 @@ def test_the_papers_recipe_and_radii(data, margin, conv):
     assert (config.optimiser, config.lr, config.schedule) == ("adam", 1e-3, "exponential")
     assert (config.epochs, config.batch_size, config.orthogonalisation) == (200, 128, "bjorck")
     assert (config.loss, config.recipe) == ("hinge", "paper")
+    assert (config.project_every, config.project_iterations) == (100, 50)
     assert config.margin == pytest.approx(math.sqrt(2) * margin)
     assert default_epsilons(data) == ((1.58, 0.3) if data == "mnist" else default_epsilons("some/folder"))
     assert default_epsilons("cifar10") == (36 / 255, 0.1)
+
+
+def test_the_default_recipe_projects_once_after_every_update():
+    for data, conv, model in (("mnist", "svcm", "large"), ("cifar10", "bcop", "network.py:build")):
+        fields = recipe_settings("default", data, conv, model) | {"conv": conv}
+        fields = json.loads(TrainConfig(data, (1, 8, 8), ("a", "b"), **fields).to_json())
+        assert (fields["project_every"], fields["project_iterations"]) == (1, 1)
 
 
 def test_augmentation_is_for_colour_photographs_only():
@@ -96,10 +104,10 @@ def test_a_new_method_is_one_record(monkeypatch):
 def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
     """A choice, with options of its own, that a run is trained with, also by the command, and that its folder keeps."""
 
-    def squared(logits: Tensor, labels: Tensor, sharpness: float) -> Tensor:
+    def squared(logits: Tensor, labels: Tensor, sharpness: float = 1.0) -> Tensor:
         return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
-    monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option(1.0, "")}))
+    monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option("")}))
     data = str(write_pictures(tmp_path / "pictures", 40))
     command = ["isoconv", "train", data, "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
     losses = []

@@ -116,6 +116,7 @@ def test_upsampling_is_counted_and_the_paper_recipe_is_the_papers():
     config = paper()
     assert (config.optimiser, config.lr, config.schedule, config.batch_size) == ("rmsprop", 1e-4, "exponential", 64)
     assert config.epochs * config.steps_per_epoch == 25_600 and paper(activation="relu").lr == 1e-3
+    assert (config.project_every, config.project_iterations) == (100, 50)  # SVCM's
 
 
 def test_two_critics_side_by_side_are_what_they_are_alone(tmp_path):

@@ -5,11 +5,9 @@ a mistake in the other. What is trusted: Python's integers and fractions, and th
 numbers is exact as long as every partial sum stays below 2⁵³ (see `exact`). Floating-point factorisations are used
 only to guess witnesses, which are then verified exactly (see `norms`).
 
-To read it: `proof` says what is checked, in order; `kinds` is the table of all kinds of module; `relations` follows the
-constants along the graph; `norms` proves the norm of a
-matrix or a convolution; `exact` is the arithmetic; `certificate` and `files` read what others wrote.
-
-The smooth functions among the kinds have a file of their own, `curves`.
+To read it: `proof` says what is checked, in order, and follows the constants along the graph; `kinds` says what a node is,
+and with `pointwise` and `windows` what each kind of module does; `norms` proves the norm of a matrix or a convolution;
+`exact` is the arithmetic; `files` reads what others wrote.
 """
 
 
@@ -32,7 +30,8 @@ class Budget:
     """How much may still be computed, in multiplications of a matrix product; other work is converted to those.
 
     Everything that takes time proportional to a number in a file is paid for before it is done, so that no file takes
-    longer than its size allows: about 20 s on two slow cores up to 10 MB, and in proportion above that.
+    longer than its size allows: about 20 s on two slow cores up to 10 MB. Above that it grows as size^1.5, as work does if
+    a network is made wider: a product of n×n matrices takes n³ multiplications, and they hold n² weights.
     """
 
     SMALL = 10_000_000  # bytes
@@ -41,13 +40,15 @@ class Budget:
 
     def __init__(self, size: int, unlimited: bool = False) -> None:
         self.unlimited = unlimited
-        self.left = float("inf") if unlimited else self.MULTIPLICATIONS * max(1.0, size / self.SMALL)
+        self.left = self.limit = (
+            float("inf") if unlimited else self.MULTIPLICATIONS * max(1.0, size / self.SMALL) ** 1.5
+        )
 
     def affords(self, work: int) -> bool:
         return work <= self.left
 
     def spend(self, work: int, what: object) -> None:
-        limit = f"the limit for files of this size ({self.MULTIPLICATIONS:.1e} multiplications per 10 MB)"
+        limit = f"the limit for files of this size ({self.limit:.1e} multiplications)"
         Malformed.unless(self.affords(work), f"{what} needs more computation than {limit}; --unlimited lifts it.")
         self.left -= work
 

@@ -7,6 +7,7 @@ therefore exact in float64, with fused multiply-add or without. Products of digi
 The result stays a list of "limbs": value = Σ limbs[k]·2^(18k).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -20,8 +21,9 @@ from . import Invalid
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Integers = npt.NDArray[Any]  # Python integers, in an array of objects
+Integers = npt.NDArray[Any]  # Python integers or fractions, in an array of objects
 
+ZERO, ONE = Fraction(0), Fraction(1)
 BITS = 18
 LARGEST = 1 << 53  # of the numbers that are multiplied
 _DIGITS = 3
@@ -87,6 +89,14 @@ def trim(value: Fraction) -> Fraction:
     return -(-value // unit) * unit
 
 
+def add_up(numbers: Iterable[Fraction]) -> Fraction:
+    """Return the sum, or a slightly larger one where its digits have become too many."""
+    total = ZERO
+    for number in numbers:
+        total = trim(total + number)
+    return total
+
+
 def power_of_two(exponent: int) -> Fraction:
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
 
@@ -111,6 +121,10 @@ def as_integers(values: Floats) -> tuple[Integers, int]:
     lowest = int(exponents[nonzero].min()) if nonzero.any() else 0
     shifts = np.where(nonzero, exponents - lowest, 0).astype(object)
     return whole << shifts, lowest - 53
+
+
+def as_fractions(values: Floats) -> Integers:
+    return np.array([Fraction(value) for value in values.tolist()], object)
 
 
 def sum_of_squares(values: Floats) -> Fraction:

@@ -1,6 +1,7 @@
-"""What others wrote: JSON read into typed values, weights from a safetensors file, images from a .npy file.
+"""What others wrote, read and typed: certificates, weights in a safetensors file, images in a .npy file.
 
-A reader takes a JSON value and where it stands, and returns a typed value or raises `Malformed`, which names the place.
+Nothing in them is believed here; only their form is checked. A reader takes a JSON value and where it stands, and returns a
+typed value or raises `Malformed`, which names the place.
 """
 
 import hashlib
@@ -9,17 +10,19 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, get_type_hints
+from typing import Annotated, Any, BinaryIO, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from . import Malformed
-from .exact import Floats, show
+from .exact import ARITHMETICS, Floats, show
 
 Tensor = npt.NDArray[Any]  # little-endian, as in the file
 Json = dict[str, Any]
@@ -28,12 +31,18 @@ Reader = Callable[[Any, str], T]
 
 # What float.hex() writes, for finite numbers. More digits, or a smaller exponent, would be rounded when they are read.
 _HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p([+-][0-9]{1,4})")
-_NPY_HEADER = re.compile(
-    rb"\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,10}, ?)*(?:[0-9]{1,10})?)\), \} *\n"
-)
-_NPY_LENGTHS = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
 _MODEL_BYTES = 1 << 34
+INPUT = "input"
+ASSUMPTION = "elementary functions err by at most 8 units in the last place"
+# The claim of every certificate of version 1. Another sentence would be a claim that nobody checks.
+CLAIM = (
+    "For every image listed and every input within its radius (L2) of it, this network, run in the arithmetic stated "
+    "with sums in any order, predicts the class stated. A radius of 0 claims nothing."
+)
+_BYTES = 1 << 28  # of a certificate of version 1, or of one line
+_NODES = 4096
+AXES = 60  # of an array; numpy has 64
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -174,6 +183,166 @@ def anything(value: Any, where: str) -> Any:
     return value
 
 
+# Certificates: a line of JSON for the network and one for each image ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Node:
+    """One module in its place. `lipschitz` is its claimed constant, `module` the prefix of its tensors."""
+
+    name: Annotated[str, text]
+    kind: Annotated[str, text]
+    module: Annotated[str | None, optional(text)]
+    inputs: Annotated[tuple[str, ...], each(text)]
+    settings: Annotated[Json, table]
+    lipschitz: Annotated[Fraction, bound]
+
+    def __str__(self) -> str:
+        return f"layer {self.name} ({self.kind})"
+
+
+def _error(value: Any, where: str) -> Fraction | float:
+    return math.inf if value == "inf" else bound(value, where)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The network's part of a certificate. The error may be infinite: then no radius is claimed."""
+
+    format: Annotated[str, choice("isoconv certificate")]
+    version: Annotated[int, choice(2)]
+    isoconv: Annotated[str, text]  # who wrote it; nothing follows from it
+    arithmetic: Annotated[str, choice(*ARITHMETICS)]
+    norm: Annotated[str, choice("2")]
+    input_shape: Annotated[tuple[int, ...], each(whole(1), 1, AXES)]
+    input_range: Annotated[tuple[float, float], each(real, 2)]
+    classes: Annotated[int, whole(1)]
+    weights_sha256: Annotated[str, text]
+    assumptions: Annotated[tuple[str, ...], each(text)]
+    nodes: Annotated[tuple[Node, ...], each(record(Node), 1, _NODES)]
+    output: Annotated[str, text]
+    lipschitz: Annotated[Fraction, bound]
+    pair_constants: Annotated[tuple[tuple[Fraction, ...], ...], each(each(bound))]
+    error_offset: Annotated[Fraction | float, _error]
+    error_slope: Annotated[Fraction | float, _error]
+    images: Annotated[int | None, optional(whole())]
+
+    def __post_init__(self) -> None:
+        low, high = self.input_range
+        require(low <= high, "input_range", "the smallest number and the largest", [low, high])
+        sizes = {len(row) for row in self.pair_constants} | {len(self.pair_constants)}
+        require(sizes == {self.classes}, "pair_constants", f"{self.classes} rows of {self.classes}", sorted(sizes))
+
+
+@dataclass(frozen=True)
+class Image:
+    index: Annotated[int, whole(most=10**400)]
+    label: Annotated[int | None, optional(whole())]  # nothing is claimed about it
+    prediction: Annotated[int, whole()]
+    input_norm: Annotated[Fraction, bound]
+    logits: Annotated[tuple[float, ...], each(real)]
+    radius: Annotated[Fraction, bound]
+
+
+_read_listed = record(Image)
+
+
+def read_certificate(path: Path) -> tuple[Certificate, Iterator[Image]]:
+    """Return the certificate and its images, which can be gone through once."""
+    with open_file(path) as file:
+        line = file.readline(_BYTES)
+        try:
+            values = parse_json(line, path)
+        except Malformed:
+            values = {}
+        if values.get("version") == 2:
+            certificate = record(Certificate)(values, "the certificate")
+            return certificate, _read_lines(path, file.tell(), certificate)
+        values = _translate(parse_json(line + read_bytes(file, _BYTES, path), path))
+    listed = values.pop("images")
+    certificate = record(Certificate)(values | {"images": len(listed)}, "the certificate")
+    images = [_read_image(image, f"entry {n} of images", certificate) for n, image in enumerate(listed)]
+    return certificate, iter(images)
+
+
+def _read_lines(path: Path, position: int, certificate: Certificate) -> Iterator[Image]:
+    number = 0
+    with open_file(path) as file:
+        file.seek(position)
+        while line := file.readline(_BYTES):
+            number += 1
+            yield _read_image(parse_json(line, f"line {number + 1}"), f"line {number + 1}", certificate)
+    if certificate.images not in (None, number):
+        raise Malformed(f"Expected {certificate.images} images, as the first line says. Got {number}.")
+
+
+def _read_image(value: Any, where: str, certificate: Certificate) -> Image:
+    image, classes = _read_listed(value, where), certificate.classes
+    for name, number in (("prediction", image.prediction), ("label", image.label or 0)):
+        require(number < classes, f"the {name} of {where}", f"from 0 to {classes - 1}", number)
+    require(len(image.logits) == classes, f"the logits of {where}", f"a list of {classes}", image.logits)
+    return image
+
+
+# Certificates of version 1 -------------------------------------------------------------------------------------------
+# They are one JSON object. Nobody writes them any more, but such files are about: they are translated into version 2.
+
+
+def _translate(values: Json) -> Json:
+    """Return a certificate of version 1 in version 2, with its list of images; what it says besides is ignored."""
+    old = read_entries(values, "the certificate", _OLD)
+    nodes, before = [], INPUT
+    for number, layer in enumerate(old.pop("layers")):
+        node = read_entries(layer, f"entry {number} of layers", _LAYER)
+        # A name says whose the tensors are and nothing else: names need not count up.
+        nodes.append(_translate_settings(node) | {"module": node["name"], "inputs": [before]})
+        before = node["name"]
+    claim = old.pop("claim")
+    new = {"version": 2, "isoconv": "", "assumptions": [claim] * (claim != CLAIM), "nodes": nodes, "output": before}
+    images = [read_entries(image, f"entry {n} of images", _IMAGE_1) for n, image in enumerate(old["images"])]
+    return old | new | {"images": images}
+
+
+def _translate_settings(node: Json) -> Json:
+    """Give a layer the settings of version 2; a kind or a setting that version 1 did not have is marked as unknown."""
+    family = node["kind"][:-2] if node["kind"][-2:] in ("1d", "2d") else node["kind"]
+    if family not in _KINDS:
+        return node | {"kind": f"{node['kind']} of version 1"}
+    names = {name: _RENAMED.get(name, name) for name in _KINDS[family].split()}
+    settings = {names.get(name, f"{name} of version 1"): value for name, value in node["settings"].items()}
+    padding = settings.get("padding")
+    if isinstance(padding, list) and family == "Conv":
+        settings["padding"] = [[number, number] for number in padding]
+    elif isinstance(padding, list) and family in ("ZeroPad", "CircularPad"):  # torch's order: the last axis comes first
+        settings["padding"] = [padding[n : n + 2] for n in range(0, len(padding), 2)][::-1]
+    return node | {"settings": settings | _ADDED.get(family, {})}
+
+
+_LIST: Reader[Any] = each(anything)
+_NEW = ("isoconv", "assumptions", "nodes", "output")
+_OLD: dict[str, Reader[Any]] = {name: anything for name in Certificate.__annotations__ if name not in _NEW}
+_OLD |= {"version": choice(1, 2), "claim": text, "layers": _LIST, "images": _LIST}
+_LAYER: dict[str, Reader[Any]] = {"name": text, "kind": text, "settings": table, "lipschitz": anything}
+_IMAGE_1: dict[str, Reader[Any]] = dict.fromkeys(Image.__annotations__, anything)
+_RENAMED = {"downscale_factor": "factor", "upscale_factor": "factor"}
+_KINDS = {
+    "Conv": "stride padding dilation groups padding_mode",
+    "CircularPad": "padding",
+    "ZeroPad": "padding",
+    "MaxPool": "kernel_size stride padding dilation",
+    "AvgPool": "kernel_size stride padding",
+    "GroupSort": "group_size",
+    "Scale": "factor",
+    "Flatten": "start_dim end_dim",
+    "PixelUnshuffle": "downscale_factor",
+    "PixelShuffle": "upscale_factor",
+} | dict.fromkeys(("Linear", "MaxMin", "ReLU", "Abs", "Identity", "Dropout"), "")
+_ADDED: dict[str, Json] = {
+    "MaxPool": {"ceil_mode": False},
+    "AvgPool": {"ceil_mode": False, "count_include_pad": True, "divisor_override": None},
+}
+
+
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
@@ -231,24 +400,18 @@ def weights_sha256(tensors: dict[str, Tensor]) -> str:
 
 def read_images(path: Path, input_shape: tuple[int, ...]) -> Tensor:
     """Return the array (images, *input_shape) of float64 or bytes in a .npy file, without reading it all."""
-    with open_file(path) as file:
-        length = file.read(_NPY_LENGTHS.get(file.read(8), 0))
-        header = _NPY_HEADER.fullmatch(file.read(min(int.from_bytes(length, "little"), 1 << 16)))
-        position, size = file.tell(), path.stat().st_size
-    if header is None:
-        raise Malformed(f"{path} cannot be read: it is not a complete .npy file.")
-    word, order = header[1].decode("latin-1"), "F" if header[2] == b"True" else "C"
-    shape = tuple(int(number) for number in header[3].split(b",") if number.strip())
-    Malformed.unless(
-        word in ("<f8", "|u1"), f"Expected {path} to hold one array of float64 or uint8. Got {word!r:.60}."
-    )
+    open_file(path).close()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about what is odd in a header
+            images = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:
+        raise Malformed(f"{path} cannot be read: it is not a complete .npy file of numbers.") from error
+    kind, shape, rest = images.dtype.str, images.shape, path.stat().st_size - images.offset - images.nbytes
+    Malformed.unless(kind in ("<f8", "|u1"), f"Expected {path} to hold float64 or uint8. Got {kind!r:.60}.")
+    Malformed.unless(not rest, f"{path} cannot be read: {rest} bytes belong to no image.")
     fits = len(shape) > 0 and shape[1:] == input_shape
     Malformed.unless(fits, f"Expected images of shape {list(input_shape)} in {path}. Got {list(shape[:9])}.")
-    complete = size - position == math.prod(shape) * np.dtype(word).itemsize
-    Malformed.unless(complete, f"{path} cannot be read: it is not a complete .npy file.")
-    if not shape[0]:
-        return np.zeros(shape, word)
-    return np.memmap(path, word, "r", position, shape, order)  # type: ignore[call-overload,no-any-return]
+    return images
 
 
 def as_float64(tensor: Tensor, where: str) -> Floats:

@@ -18,6 +18,11 @@ The operator's norm is the largest of these matrices' norms. A shift of the inpu
 which only some outputs are asked for has at most that norm, and one that gives outputs up to c times over at most √c
 times that. An input whose pixels were copied up to c times first costs √c as well.
 
+Note [Apart]. Where no two windows see the same pixel and no output occurs twice, the square of what comes out is the sum of
+‖W·x_j‖² over the windows j, with W the kernel as one matrix (outputs, inputs·taps) and x_j what window j sees, 0 where it
+sees nothing. The x_j share no pixel, so that is at most ‖W‖²·‖x‖². On a circle, windows begin at multiples of `fold` plus a
+constant, and at different ones; on a line, at multiples of the stride.
+
 Note [Zeros]. Let n pixels lie on a line of zeros, seen by windows that reach from a to a + reach, where a is a multiple of
 the stride s plus a constant. A circle of N positions, N a multiple of s, shows the same to each window that sees a pixel,
 if no two of them begin at the same position of the circle and none sees a pixel that it does not see on the line. Windows
@@ -88,6 +93,11 @@ class Axis:
     def fold(self) -> int:
         """On a circle the outputs lie at the multiples of this: of the stride, if it divides the size."""
         return gcd(self.stride, self.size)
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two windows see the same pixel, if no output occurs twice, see Note [Apart]."""
+        return self.reach < (self.fold if self.mode == "circular" else self.stride)
 
     @property
     def whole_circle(self) -> bool:
@@ -202,19 +212,21 @@ def convolution_norm(kernel: Floats, window: Window, claim: Fraction, budget: Bu
     kernel = kernel * np.outer(first.sees(), second.sees())  # a tap that sees no pixel does nothing
     if not kernel.any():
         return None
-    if first.taps == second.taps == window.copies == 1:  # the same matrix at every pixel that is seen
-        window = POINT
     groups, outputs, inputs, *taps = kernel.shape
     rows, columns = outputs * window.outputs, inputs * window.inputs
-    work = groups * _witness_work(rows, columns, 3) + _PER_BATCH
     exact_on_torus = window.mode == "circular" and all(axis.whole_circle for axis in window.axes)
     small = (
         prod(taps) <= _DENSE_TAPS
         and groups * rows * columns <= _DENSE_ENTRIES
         and groups * min(rows, columns) ** 2 * (rows + columns) <= _DENSE_WORK
     )
-    if window == POINT or (small and not exact_on_torus):
-        budget.spend(work, what)
+    small = small and not exact_on_torus
+    apart = first.apart and second.apart and window.copies == 1
+    if apart and (prod(taps) == 1 or not small):
+        kernel, window = kernel.reshape(groups, outputs, -1, 1, 1), POINT
+        rows, columns = kernel.shape[1:3]
+    if window == POINT or small:
+        budget.spend(groups * _witness_work(rows, columns, 3) + _PER_BATCH, what)
         return dense_norm(kernel, window, claim)
     tori = [(_torus_work(kernel, sizes, folds), sizes, folds, copies) for sizes, folds, copies in window.tori()]
     estimates: list[float] = []

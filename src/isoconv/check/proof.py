@@ -2,11 +2,27 @@
 
 The nodes are put together from the input to the logits; each node's constant is proved; the network's constant, that of each
 pair of classes and the error of the computed logits follow; then comes image after image, in exact fractions.
+
+Note [Relations]. Let Δ stand for the difference that any two inputs of the network make to a value. A base is the network's
+input, or a value that is taken more than once. A relation of a value v to a base b is a set S of b's entries and a factor f
+with ‖Δv‖ ≤ f·‖(Δb)_S‖.
+
+- A base to itself: all entries, 1. A node of constant L that takes u: S of u, L·f of u.
+- A value that consists of entries of b, each at most once, is an exact relation: f = 1, S what was selected. It stays exact
+  through a node that selects and moves entries, and through no other.
+- Concatenation: ‖Δv‖² = Σ‖Δu_k‖² ≤ Σ_k f_k²·‖(Δb)_{S_k}‖² ≤ f²·‖(Δb)_S‖², with S = ∪S_k and f² the largest sum, over the
+  entries e, of those f_k² with e ∈ S_k. Disjoint slices count by their maximum, the same value twice by √2.
+- Sum: ‖Δv‖ ≤ Σ f_k·‖(Δb)_{S_k}‖, so f = Σf_k; where the S_k are disjoint, √(Σf_k²), by Cauchy and Schwarz.
+- Climbing: if u has (S, f) to a base a, and a has (T, g) to b, then ‖Δu‖ ≤ f·‖Δa‖ ≤ f·g·‖(Δb)_T‖. If a is exactly entries
+  of b, ‖(Δa)_S‖ is ‖Δb‖ on those that S stands for, and g = 1.
+
+Each value keeps the relation to one base, and so does each base; inputs of one node climb until they meet. A relation to
+an older base, followed node by node, is never better: it has the same entries and at least the same factor.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
 from math import prod
@@ -14,13 +30,14 @@ from pathlib import Path
 
 import numpy as np
 
-from . import Budget, Invalid, Malformed
-from .certificate import ASSUMPTION, INPUT, Certificate, Image, Node, read_certificate
-from .exact import ARITHMETICS, Arithmetic, Integers, root_up, show, squared_distance, sum_of_squares, trim
-from .files import Json, Tensor, read_images, read_model, record, weights_sha256
-from .kinds import KINDS, LARGEST_ACTIVATION, Place, Shape, Step
-from .relations import Relations, add_up
+from . import Budget, Invalid, Malformed, files
+from .exact import ARITHMETICS, ONE, Arithmetic, Integers, add_up, root_up, show, squared_distance, sum_of_squares, trim
+from .files import ASSUMPTION, INPUT, Certificate, Image, Json, Node, Tensor
+from .kinds import LARGEST_ACTIVATION, MOVES, Place, Shape, Step
+from .pointwise import POINTWISE
+from .windows import WINDOWS
 
+KINDS = MOVES | POINTWISE | WINDOWS
 Largest = tuple[Fraction, str]  # the norm of an input up to which nothing overflows, and the node that sets it
 ROOT_OF_TWO = root_up(2)
 _A_LITTLE = 1 + Fraction(1, 2**40)  # for the rounding of a norm that is as large as it can be
@@ -28,26 +45,123 @@ _NOTHING = Fraction(1, 2**4096)  # a slope that is nothing for any float
 _NUMBERS = 1 << 23  # that a batch of activations may hold at once
 _BATCH = 256
 _PER_IMAGE, _PER_PAIR = 200_000, 200_000  # multiplications that a logit, or a pair of classes, costs in fractions
+# In multiplications: an input among many in fractions, here and where errors are added up; an entry of a set, in memory as
+# well, where it has four bytes; adding to a sum, or climbing to another base.
+_PER_INPUT, _PER_ENTRY, _PER_SUM = 1_000_000, 1_000, 50_000
 
 
 def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool = False) -> str:
     """Return what was proved, in one line. Raise `Invalid` or `Malformed` otherwise."""
-    certificate, listed = read_certificate(file)
-    tensors = read_model(model)
-    pictures = None if images is None else read_images(images, certificate.input_shape)
+    certificate, listed = files.read_certificate(file)
+    tensors = files.read_model(model)
+    pictures = None if images is None else files.read_images(images, certificate.input_shape)
     size = file.stat().st_size + sum(t.nbytes for t in tensors.values()) + (0 if pictures is None else pictures.nbytes)
-    claimed, digest = certificate.weights_sha256, weights_sha256(tensors)
+    claimed, digest = certificate.weights_sha256, files.weights_sha256(tensors)
     Invalid.unless(claimed == digest, f"weights_sha256 is {claimed!r:.70}, but the model's weights have {digest!r}.")
     network = assemble(certificate, tensors, Budget(size, unlimited))
     require_claims(network)
     require_pair_constants(network)
     largest = require_error_terms(network)
-    found, needed = (
-        list(certificate.assumptions),
-        [ASSUMPTION] * any(KINDS[node.kind].assumes for node in certificate.nodes),
-    )
+    needed, found = [ASSUMPTION] * any(KINDS[node.kind].assumes for node, _ in network), [*certificate.assumptions]
     Invalid.unless(found == needed, f"assumptions are {found!s:.200}, but the proof needs {needed}.")
     return _summarise(certificate, *require_images(network, listed, pictures, largest))
+
+
+# Constants along the graph, see Note [Relations] ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Relation:
+    """See Note [Relations]. Entries are numbers of the flattened base, in the order of an exact value; None is all."""
+
+    base: str
+    factor: Fraction = ONE
+    entries: Integers | None = None
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class Relations:
+    """Of every value that was added, the constant and the relation to its base; `takes` says how often each is taken."""
+
+    takes: Counter[str]
+    shapes: dict[str, Shape]
+    budget: Budget
+    constants: dict[str, Fraction] = field(default_factory=lambda: {INPUT: ONE})
+    _of: dict[str, Relation] = field(default_factory=lambda: {INPUT: Relation(INPUT)})
+    _links: dict[str, tuple[Relation, int]] = field(default_factory=dict)  # of a base to the one before, and its depth
+
+    def add(self, node: Node, step: Step) -> None:
+        relation = self._of[node.inputs[0]] if step.joins is None else self._join(node, step.joins)
+        # Nobody meets at a base that is taken once.
+        if step.selects and node.lipschitz == 1 and relation.exact and self.takes[relation.base] > 1:
+            self.budget.spend(prod(step.shape) * _PER_ENTRY, node)
+            entries = relation.entries
+            if entries is None:
+                shape = self.shapes[relation.base]
+                entries = np.arange(prod(shape), dtype=np.int32).reshape(shape)
+            relation = replace(relation, entries=step.apply(entries[None])[0])
+        else:
+            relation = replace(relation, factor=trim(relation.factor * node.lipschitz), exact=False)
+        self.constants[node.name] = trim(relation.factor * self.constants[relation.base])
+        if self.takes[node.name] > 1:
+            self._links[node.name] = relation, self._depth(relation.base) + 1
+            relation = Relation(node.name)
+        self._of[node.name] = relation
+
+    def _depth(self, base: str) -> int:
+        return self._links[base][1] if base in self._links else 0
+
+    def _join(self, node: Node, how: str) -> Relation:
+        relations = [self._of[name] for name in node.inputs]
+        self.budget.spend(len(relations) * _PER_INPUT, node)
+        while len({relation.base for relation in relations}) > 1:
+            self.budget.spend(len(relations) * _PER_SUM, node)
+            deepest = max(self._depth(relation.base) for relation in relations)
+            relations = [self._climb(r, node) if self._depth(r.base) == deepest else r for r in relations]
+        base = relations[0].base
+        largest, total, entries, disjoint = self._overlap(relations, prod(self.shapes[base]), node)
+        if how == "sum" and not disjoint:
+            factor = add_up(relation.factor for relation in relations)
+        else:
+            factor = root_up(total if how == "sum" else largest)
+        return Relation(base, trim(factor), entries, exact=False)
+
+    def _climb(self, relation: Relation, node: Node) -> Relation:
+        link, _ = self._links[relation.base]
+        entries = link.entries
+        if link.exact and entries is not None and relation.entries is not None:
+            self.budget.spend(relation.entries.size * _PER_ENTRY, node)
+            entries = entries.ravel()[relation.entries]
+        return Relation(link.base, trim(relation.factor * link.factor), entries, exact=False)
+
+    def _overlap(
+        self, relations: list[Relation], size: int, node: Node
+    ) -> tuple[Fraction, Fraction, Integers | None, bool]:
+        """Return the largest sum of squares over an entry, the sum of all, the union, and whether the sets are disjoint.
+
+        Entries that are in the same sets have the same number in `group`, and `sums` has what they add up to.
+        """
+        everywhere = add_up(r.factor**2 for r in relations if r.entries is None)
+        group, sums, members, union = np.zeros(1, np.int64), [Fraction(0)], 0, np.zeros(size, bool)
+        for relation in relations:
+            if relation.entries is None:
+                members += size
+                continue
+            self.budget.spend(size * _PER_ENTRY, node)
+            inside = np.zeros(size, bool)
+            inside[relation.entries] = True
+            union |= inside
+            members += int(inside.sum())
+            pairs = 2 * group + inside
+            present = np.flatnonzero(np.bincount(pairs))
+            self.budget.spend(len(present) * _PER_SUM, node)
+            group, square = np.searchsorted(present, pairs), relation.factor**2
+            sums = [trim(sums[pair // 2] + pair % 2 * square) for pair in present.tolist()]
+        full = union.all() or any(r.entries is None for r in relations)
+        entries = None if full else np.flatnonzero(union).astype(np.int32)
+        disjoint = members == (size if entries is None else entries.size)
+        return everywhere + max(sums), add_up(r.factor**2 for r in relations), entries, disjoint
 
 
 # The network ---------------------------------------------------------------------------------------------------------
@@ -68,13 +182,14 @@ class Network:
     relations: Relations
     fused: set[str]
 
-    @property
-    def constants(self) -> dict[str, Fraction]:
-        """The constant of each value as a function of the network's input."""
-        return self.relations.constants
-
     def __iter__(self) -> Iterator[tuple[Node, Step]]:
         return zip(self.nodes.values(), self.steps.values(), strict=True)
+
+    def run(self) -> Iterator[tuple[Node, Step, set[str]]]:
+        """Yield the nodes with the values that nobody takes after them: all together may be too many to keep."""
+        last = {before: node for node, _ in self for before in node.inputs}
+        for node, step in self:
+            yield node, step, {before for before in node.inputs if last[before] is node}
 
 
 def assemble(certificate: Certificate, tensors: dict[str, Tensor], budget: Budget) -> Network:
@@ -125,7 +240,7 @@ def _read_settings(node: Node) -> Json:
     given, least = len(node.inputs), kind.inputs.start
     expected = f"{least} inputs{' or more' if len(kind.inputs) > 1 else ''}"
     Malformed.unless(given in kind.inputs, f"Expected {node} to have {expected}. Got {given}.")
-    return record(dict, kind.settings)(kind.defaults | node.settings, str(node))
+    return files.record(dict, kind.settings)(kind.defaults | node.settings, str(node))
 
 
 def _pads_circularly(node: Node, following: Node, settings: Json) -> bool:
@@ -158,11 +273,11 @@ def require_pair_constants(network: Network) -> None:
     rounded operations per term, n sums, the root's square; and by twice the smallest normal number times n.
     """
     certificate, claimed = network.certificate, network.certificate.lipschitz
-    whole, rows = network.constants[certificate.output], network.steps[certificate.output].matrix
+    whole, rows = network.relations.constants[certificate.output], network.steps[certificate.output].matrix
     Invalid.unless(claimed >= whole, f"lipschitz is {show(claimed)}, less than the product of the layers' constants.")
     network.budget.spend(certificate.classes**2 * _PER_PAIR, "pair_constants")
     if rows is not None:
-        rest = network.constants[network.nodes[certificate.output].inputs[0]] ** 2
+        rest = network.relations.constants[network.nodes[certificate.output].inputs[0]] ** 2
         room = 1 + Fraction(rows.shape[1] + 8, 2**53 - rows.shape[1] - 8)
         tiny = rows.shape[1] * 2 * ARITHMETICS["float64"].smallest
     for i, constants in enumerate(certificate.pair_constants):
@@ -212,7 +327,7 @@ def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, L
     sizes, errors, largest = {INPUT: _affine(0, 1)}, {INPUT: _affine(0)}, (1 / _NOTHING, "")
     for node, step in network:
         size, error = (_join([norms[before] for before in node.inputs], step.joins) for norms in (sizes, errors))
-        gain = Fraction(1) if node.name in network.fused else node.lipschitz
+        gain = ONE if node.name in network.fused else node.lipschitz
         sizes[node.name], errors[node.name] = size * gain + _affine(step.at_zero), error * gain
         if step.rounding is not None:
             terms, relative = step.rounding.terms, step.rounding.terms * arithmetic.unit
@@ -235,11 +350,11 @@ def forward_error(network: Network, arithmetic: Arithmetic) -> tuple[Integers, L
 def require_error_terms(network: Network) -> Largest:
     """Prove the error of the logits; return how large inputs may be."""
     certificate = network.certificate
-    claims = {"error_offset": certificate.error_offset, "error_slope": certificate.error_slope}
-    terms, largest = forward_error(network, ARITHMETICS[certificate.arithmetic])
-    for (name, claimed), needed in zip(claims.items(), terms, strict=True):
-        few = f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause"
-        Invalid.unless(claimed >= needed, f"{few}.")
+    (offset, slope), largest = forward_error(network, ARITHMETICS[certificate.arithmetic])
+    for name, needed in (("error_offset", offset), ("error_slope", slope)):
+        claimed = getattr(certificate, name)
+        little = f"{name} is {show(claimed)}, less than the {show(needed)} that rounding may cause"
+        Invalid.unless(claimed >= needed, f"{little}.")
     return largest
 
 
@@ -280,12 +395,11 @@ def require_images(
 def _most_kept(network: Network) -> int:
     """Return how many numbers must be kept at once to recompute the logits of one image."""
     sizes = {name: prod(shape) for name, shape in network.shapes.items()}
-    last = {before: node for node, _ in network for before in node.inputs}
     kept = most = sizes[INPUT]
-    for node, _ in network:
+    for node, _, done in network.run():
         kept += sizes[node.name]
         most = max(most, kept)
-        kept -= sum(sizes[before] for before in set(node.inputs) if last[before] is node)
+        kept -= sum(sizes[before] for before in done)
     return most
 
 
@@ -321,13 +435,12 @@ def _require_logits(images: list[Image], network: Network, pictures: Tensor, own
     certificate, (low, high) = network.certificate, network.certificate.input_range
     stored = np.stack([pictures[image.index] for image in images])
     pixels = ARITHMETICS[certificate.arithmetic].hold(stored / 255 if stored.dtype == np.uint8 else stored)
-    values, last = {INPUT: pixels}, {before: node for node, _ in network for before in node.inputs}
+    values = {INPUT: pixels}
     with np.errstate(all="ignore"):
-        for node, step in network:
+        for node, step, done in network.run():
             values[node.name] = step.apply(*(values[before] for before in node.inputs))
-            for before in node.inputs:
-                if last[before] is node:  # all values together may be too many to keep
-                    values.pop(before, None)
+            for before in done:
+                del values[before]
     for image, x, logits in zip(images, pixels, values[certificate.output].tolist(), strict=True):
         where, claimed = f"image {image.index}", image.input_norm
         inside = bool(((x >= low) & (x <= high)).all())

@@ -13,9 +13,9 @@ from isoconv.cli import print_line
 from isoconv.cli.options import list_choices
 from isoconv.data.datasets import DATASETS, NAMES, RESIZES
 from isoconv.errors import IsoconvError
+from isoconv.losses import LOSSES
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
 from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, SCHEDULES
-from isoconv.train.losses import LOSSES
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"

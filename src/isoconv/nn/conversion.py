@@ -13,9 +13,9 @@ f above 1 is divided by it: a concatenation of disjoint slices of one value by n
 
 Note [Beginnings]
 (x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
-`isoconv.theory.limits`). Two orthogonal maps that have nothing in common lose a factor √½: after the eight blocks of a
-ResNet-18 a gradient is 1/16 of what it was. So a sum begins with most of its weight on the side with fewer layers, whose
-share training can change. And where no weights are carried over, kernels between as many channels begin as the identity.
+`isoconv.theory.limits`). So where no weights are carried over, kernels between as many channels begin as the identity. A
+sum begins with equal weights: on held-out images a ResNet-18 that began with most of the weight on either side was worse
+(results/convert/trials.json).
 """
 
 import copy
@@ -24,7 +24,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import descend, project_to_tangent, retract
 from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
-from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
+from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
@@ -48,14 +48,14 @@ from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
 from isoconv.nn.torus import TorusConv2d
-from isoconv.nn.trace import OPAQUE, REFUSED, is_leaf, our_kinds, trace
+from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, number, our_kinds, trace
 from isoconv.records import require
 
 #: what `_describe` says of a module
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
 _ROUNDING = 1e-12
 _TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
-_BRANCH = 0.1  # the weight that the deeper side of a sum begins with: Note [Beginnings]
+_Sizes = Sequence[int]
 _STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
 
 
@@ -100,22 +100,17 @@ class ConversionTable:
 
 @overload
 def convert(
-    model: nn.Module,
-    method: str = ...,
-    *,
-    input_shape: Sequence[int],
-    carry_weights: bool = ...,
-    report_only: Literal[False] = ...,
-) -> tuple[nn.Module, ConversionTable]: ...
+    model: nn.Module, method: str = ..., *, input_shape: _Sizes, carry_weights: bool = ..., report_only: Literal[True]
+) -> "ConversionTable": ...
 @overload
 def convert(
     model: nn.Module,
     method: str = ...,
     *,
-    input_shape: Sequence[int],
+    input_shape: _Sizes,
     carry_weights: bool = ...,
-    report_only: Literal[True],
-) -> ConversionTable: ...
+    report_only: Literal[False] = ...,
+) -> tuple[nn.Module, "ConversionTable"]: ...
 def convert(
     model: nn.Module,
     method: str = "bcop",
@@ -153,9 +148,8 @@ def convert(
     if table.refused:
         first, more = table.refused[0], len(table.refused) - 1
         others = f", and {more} more (report_only=True lists them)" if more else ""
-        raise IsoconvError(
-            f"Expected modules that can be made 1-Lipschitz. Got {first.before} at {first.path}: {first.note}{others}."
-        )
+        got = f"{first.before} at {first.path}: {first.note}{others}"
+        raise IsoconvError(f"Expected modules that can be made 1-Lipschitz. Got {got}.")
     modules, nodes = conversion.modules, conversion.nodes
     if is_chain(network) and not is_leaf(network):
         return _rebuild(network, iter([modules[node.path] for node in nodes])).train(model.training), table
@@ -170,12 +164,13 @@ def _rebuild(model: nn.Module, leaves: Iterator[nn.Module]) -> nn.Module:
     return nn.Sequential(OrderedDict(children))
 
 
-@dataclass(frozen=True)
-class _Relation:
-    """Note [Joins]. `entries` is a mask of the base's; `selection` has the base's entry for each of v's, if v selects."""
+class _Relation(NamedTuple):
+    """Note [Joins]. `weights` has f at the entries of the base that are in S, and 0 at the others.
 
-    factor: float
-    entries: Tensor
+    `selection` has the base's entry for each of v's, if v selects entries of it.
+    """
+
+    weights: Tensor
     selection: Tensor | None = None
 
 
@@ -190,9 +185,8 @@ class _Conversion:
         self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
         self.taken = Counter(source for node in graph.nodes for source in node.inputs)
         self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
-        self.depths = {INPUT: 0}  # layers with weights on the longest way to a value
         self.relations: dict[str, dict[str, _Relation]] = {INPUT: {INPUT: _begin(self.shapes[INPUT])}}
-        probe = next((p for p in graph.state_dict().values() if p.is_floating_point()), torch.zeros(()))
+        probe = find_probe(graph.state_dict().values())
         self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
 
     @torch.no_grad()
@@ -214,9 +208,8 @@ class _Conversion:
                     _begin_as_identity(new)
                 if new is not None and (module._parameters or module._buffers):
                     self.made[node.path] = new
-            self.rows.append(
-                Replacement(node.name, _describe(module), None if new is None else _describe(new), note, distance)
-            )
+            after = None if new is None else _describe(new)
+            self.rows.append(Replacement(node.name, _describe(module), after, note, distance))
             self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
             factor = abs(new.factor) if isinstance(new, Scale) else 1.0
             values = self.relations[node.inputs[0]].items()
@@ -225,13 +218,11 @@ class _Conversion:
     def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
         """Return the first module of a rule that gives the same shape, and what to say of it."""
         before, after = self.shapes[node.inputs[0]], self.shapes[node.name]
-        kind, known = type(module), {*our_kinds(), *OPAQUE}
-        rule = _RULES.get(kind) or (_keep if kind in known else None)
+        kind = type(module)
+        rule = _RULES.get(kind) or (_keep if kind in {*our_kinds(), *OPAQUE} else None)
+        reason = REFUSED.get(kind, "no 1-Lipschitz module is known that does its work").replace("which", "it", 1)
         if rule is None:
-            return None, REFUSED.get(kind, "no 1-Lipschitz module is known that does its work").replace(
-                "which", "it", 1
-            )
-        reason = ""
+            return None, reason
         try:
             for new, note in rule(module, before, after, self.method):
                 new = new.to(**self.factory).eval()
@@ -246,51 +237,43 @@ class _Conversion:
         """Make a sum or concatenation 1-Lipschitz: Note [Joins]."""
         parts = [self.relations[source] for source in node.inputs]
         bases = set.intersection(*map(set, parts))
-        joined = {base: _joined(type(module), [part[base] for part in parts]) for base in bases}
+        joined = {base: _join(type(module), [part[base] for part in parts]) for base in bases}
         after, notes = _describe(module), list[str]()
         if type(module) is Concat or _smallest(joined) <= 1 + _ROUNDING:
             self._emit(node, module, [self.names[source] for source in node.inputs])
         else:
-            first, *others = sorted(node.inputs, key=self.depths.__getitem__)
-            self.names[node.name] = self.names[first]
-            for other in others:
+            self.names[node.name] = self.names[node.inputs[0]]
+            for other in node.inputs[1:]:
                 mixture = ConvexSum()
-                if self.depths[first] < self.depths[other] and mixture.logit is not None:
-                    mixture.logit.fill_(math.log(_BRANCH / (1 - _BRANCH)))
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
             after, notes = _describe(mixture), ["learned weights that add up to 1"]
-            joined = {b: _Relation(max(part[b].factor for part in parts), r.entries) for b, r in joined.items()}
+            largest = {base: max(part[base].weights.max() for part in parts) for base in bases}
+            joined = {base: _Relation(largest[base] * relation.weights.bool()) for base, relation in joined.items()}
         factor = _smallest(joined)
         if factor > 1 + _ROUNDING:
             self._emit(node, Scale(1 / factor), [self.names[node.name]])
             after, notes = f"{after}, Scale", [*notes, f"divided by {factor:.4g}, the norm of what is joined"]
-            joined = {base: _Relation(relation.factor / factor, relation.entries) for base, relation in joined.items()}
+            joined = {base: _Relation(relation.weights / factor) for base, relation in joined.items()}
         self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
         self._relate(node, joined)
 
     def _relate(self, node: GraphNode, relations: dict[str, _Relation]) -> None:
         shared = {node.name: _begin(self.shapes[node.name])} if self.taken[node.name] > 1 else {}
         self.relations[node.name] = {**relations, **shared}
-        weighted = isinstance(self.modules[self.nodes[-1].path], BuiltWeight)
-        self.depths[node.name] = max(self.depths[source] for source in node.inputs) + weighted
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
-        path, count = node.path, 1
-        while path in self.modules and not (self.modules[path] is module or _alike(self.modules[path], module)):
-            count += 1
-            path = f"{node.path}_{count}"
+        modules, taken = self.modules, {INPUT, *(existing.name for existing in self.nodes)}
+        free = (path for path in number(node.path, "_", 2) if path not in modules or _alike(modules[path], module))
+        path = next(free)
         self.modules.setdefault(path, module)
-        name, count = path, 1
-        while name in (INPUT, *(existing.name for existing in self.nodes)):
-            count += 1
-            name = f"{path}#{count}"
+        name = next(name for name in number(path, "#", 2) if name not in taken)
         self.nodes.append(GraphNode(name, path, tuple(inputs)))
         self.names[node.name] = name
 
 
 def _alike(a: nn.Module, b: nn.Module) -> bool:
-    return not (a.state_dict() or b.state_dict()) and repr(a) == repr(b)
+    return a is b or (not (a.state_dict() or b.state_dict()) and repr(a) == repr(b))
 
 
 def _describe(module: nn.Module) -> str:
@@ -308,164 +291,148 @@ def _describe(module: nn.Module) -> str:
 
 
 def _begin(shape: Sequence[int]) -> _Relation:
-    count = math.prod(shape)
-    return _Relation(1.0, torch.ones(count, dtype=torch.bool), torch.arange(count).view(*shape))
+    indices = torch.arange(math.prod(shape)).view(*shape)
+    return _Relation(torch.ones(indices.numel(), dtype=torch.float64), indices)
 
 
 def _smallest(relations: Mapping[str, _Relation]) -> float:
-    return min(relation.factor for relation in relations.values())
+    return min(float(relation.weights.max()) for relation in relations.values())
 
 
 def _pass(module: nn.Module, relation: _Relation, factor: float) -> _Relation:
     """Return the relation behind a module of one input."""
     if type(module) not in _SELECTIONS or relation.selection is None:
-        return _Relation(relation.factor * factor, relation.entries)
+        return _Relation(relation.weights * factor)
     selection = module(relation.selection)
-    return _Relation(
-        relation.factor, torch.zeros_like(relation.entries).index_fill(0, selection.flatten(), True), selection
-    )
+    return _Relation(torch.zeros_like(relation.weights).index_fill(0, selection.flatten(), 1.0), selection)
 
 
-def _joined(kind: type[nn.Module], relations: Sequence[_Relation]) -> _Relation:
+def _join(kind: type[nn.Module], relations: Sequence[_Relation]) -> _Relation:
     """Return the relation of a sum or concatenation to a base that all its parts have."""
-    squares = torch.stack([relation.factor**2 * relation.entries.double() for relation in relations])
-    apart = bool((torch.stack([relation.entries for relation in relations]).sum(0) <= 1).all())
-    factors = [relation.factor for relation in relations]
+    weights = torch.stack([relation.weights for relation in relations])
+    factors, apart = weights.amax(1).tolist(), bool((weights.bool().sum(0) <= 1).all())
     total = math.hypot(*factors) if apart else sum(factors)
-    return _Relation(math.sqrt(squares.sum(0).amax()) if kind is Concat else total, squares.sum(0) > 0)
+    return _Relation((math.sqrt(weights.square().sum(0).amax()) if kind is Concat else total) * weights.any(0).double())
 
 
 # Rules: from a module, its shapes with the batch and the method to candidates, each with a note --------------------------
 
-_Rule = Callable[[Any, tuple[int, ...], tuple[int, ...], Method], Iterator[tuple[nn.Module, str]]]
+_Shape = tuple[int, ...]
+_Candidates = Iterator[tuple[nn.Module, str]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, StandardConv2d)
 _MATRICES = (nn.Linear, NormalisedLinear)
 _SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten, nn.Identity)
 
 
-def _keep(module: nn.Module, *_: Any) -> Iterator[tuple[nn.Module, str]]:
+def _keep(module: nn.Module, *_: Any) -> _Candidates:
     yield module, ""
 
 
-def _scale(module: Scale, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+def _scale(module: Scale, before: Any, after: Any, method: Method) -> _Candidates:
     large = abs(module.factor) > 1
     yield Scale(math.copysign(1, module.factor)) if large else module, "a factor of at most 1" if large else ""
 
 
-def _convolve(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
-    """Same arguments, circular padding; where that cannot be, zeros; or padding "same". A stride may not skip pixels."""
+def _convolve(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
+    """Same arguments, circular padding; where that cannot be, zeros; or padding "same". A stride may not skip pixels.
+
+    Most methods want a kernel whose size the stride divides: they get the next larger one.
+    """
     orthogonal = {nn.Conv1d: BCOPConv1d, nn.ConvTranspose2d: BCOPConvTranspose2d}.get(type(module))
     require(orthogonal is None or method.name == "bcop", "method 'bcop', the only one for it", repr(method.name))
     make, kernel = orthogonal or load(method.layer), tuple(map(max, module.kernel_size, module.stride))
+    whole = tuple(-(-taps // step) * step for taps, step in zip(kernel, module.stride, strict=True))
     grown, groups = kernel != module.kernel_size, module.groups
-    alone = (
-        module.in_channels == module.out_channels == groups > 1
-        and make in (BCOPConv1d, BCOPConv2d)
-        and math.prod(kernel) > 1
-    )
-    groups //= math.gcd(groups, _TOGETHER) if alone else 1
+    alone = module.in_channels == module.out_channels == groups > 1 and math.prod(kernel) > 1
+    groups //= math.gcd(groups, _TOGETHER) if alone and make in (BCOPConv1d, BCOPConv2d) else 1
     options: dict[str, Any] = {"groups": groups, "dilation": module.dilation, "bias": module.bias is not None}
     options |= {"output_padding": module.output_padding} if isinstance(module, nn.ConvTranspose2d) else {}
     options |= dict(method.options) | ({"input_size": before[2:]} if method.sized else {})
-    sizes, error = (module.in_channels, module.out_channels, kernel, module.stride), None
-    paddings = ["same"] if grown else dict.fromkeys((module.padding, "same"))
-    for padding, mode in product(paddings, ("circular", "zeros")):
+    channels, error = (module.in_channels, module.out_channels), None
+    tries = [(kernel, padding) for padding in (["same"] if grown else dict.fromkeys((module.padding, "same")))]
+    for (taps, padding), mode in product([*tries, (whole, "same")], ("circular", "zeros")):
         try:
-            layer = make(*sizes, padding=padding, padding_mode=mode, **options)
+            layer = make(*channels, taps, module.stride, padding=padding, padding_mode=mode, **options)
         except IsoconvError as reason:
             error = error or reason
             continue
         other = mode != module.padding_mode and any(map(any, layer._pads))
-        notes = [f"{mode} padding"] * other + ["kernel grown to the stride, which skipped pixels"] * grown
-        notes += [f"{groups} group{'s' * (groups > 1)}: a channel alone can only be shifted"] * (
-            groups != module.groups
-        )
-        yield layer, ", ".join(notes)
+        notes = {
+            f"{mode} padding": other,
+            "kernel grown to the stride, which skipped pixels": grown,
+            "kernel grown, so that the stride divides its size": taps != kernel,
+            f"{groups} group{'s' * (groups > 1)}: a channel alone can only be shifted": groups != module.groups,
+        }
+        yield layer, ", ".join(note for note, holds in notes.items() if holds)
     if error:
         raise error
 
 
-def _multiply(module: nn.Linear, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+def _multiply(module: nn.Linear, before: Any, after: Any, method: Method) -> _Candidates:
     yield load(method.linear)(module.in_features, module.out_features, module.bias is not None), ""
 
 
-def _centre(module: Any, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+def _centre(module: Any, before: Any, after: Any, method: Method) -> _Candidates:
     momentum = 0.1 if module.momentum is None else module.momentum
     yield BatchCentering(module.num_features, momentum, module.affine), "subtracts means; its scale is gone"
 
 
-def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> _Candidates:
     centring = LayerCentering([-axis for axis in range(len(module.normalized_shape), 0, -1)])
     bias = [] if module.bias is None else [Translate(module.bias)]
     yield nn.Sequential(centring, *bias) if bias else centring, "subtracts means; its scale is gone"
 
 
-def _centre_input(module: Normalize, *_: Any) -> Iterator[tuple[nn.Module, str]]:
+def _centre_input(module: Normalize, *_: Any) -> _Candidates:
     yield Normalize(module.mean.tolist(), [1.0] * len(module.mean)), "subtracts means; its scale is gone"
 
 
-def _activate(
-    module: nn.Module, before: tuple[int, ...], after: Any, method: Method
-) -> Iterator[tuple[nn.Module, str]]:
+def _activate(module: nn.Module, before: _Shape, after: Any, method: Method) -> _Candidates:
     channels = before[1]
     if channels % 2 == 0:
         yield MaxMin(), ""
     yield (HalfAbs() if channels > 1 else Abs()), f"{channels} channels are no pairs"
 
 
-def _average(
-    module: Any, before: tuple[int, ...], after: tuple[int, ...], method: Method
-) -> Iterator[tuple[nn.Module, str]]:
+def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
     """Averages over whole images become L2 norms: as good for gradients, and signs that differ do not cancel."""
+    sizes = list(zip(before[2:], after[2:], strict=True))
     if after[2:] == (1, 1):
         yield L2NormPool2d((before[2], before[3])), "the norm over all positions"
-    if after[2:] != before[2:] and not any(m % n for n, m in zip(before[2:], after[2:], strict=True)):
+    if after[2:] != before[2:] and not any(m % n for n, m in sizes):
         yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
-    sizes = [(n // m, n % m) for n, m in zip(before[2:], after[2:], strict=True)]
+    if isinstance(module, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
+        require(not any(n % m for n, m in sizes), "windows of one size", f"{before[2:]} pixels to {after[2:]}")
+        make: Any = nn.AvgPool1d if len(sizes) == 1 else nn.AvgPool2d
+        module = make(tuple(n // m for n, m in sizes))
     if isinstance(module, nn.AvgPool2d):
         yield ScaledAvgPool2d(module.kernel_size, module.stride, module.padding), "norm one"
-    elif not any(rest for _, rest in sizes):
-        yield ScaledAvgPool2d((sizes[0][0], sizes[1][0])), "norm one"
-    else:
-        raise IsoconvError("windows of different sizes")
+    else:  # the same along one axis
+        (size,), (stride,) = module.kernel_size, module.stride
+        pool = nn.AvgPool1d(size, stride, module.padding)
+        yield nn.Sequential(pool, Scale(math.sqrt(size / -(-size // stride)))), "norm one"
 
 
-def _average_line(
-    module: Any, before: tuple[int, ...], after: tuple[int, ...], method: Method
-) -> Iterator[tuple[nn.Module, str]]:
-    """As `ScaledAvgPool2d`, along one axis."""
-    if isinstance(module, nn.AdaptiveAvgPool1d):
-        require(before[2] % after[2] == 0, "windows of one size", f"{before[2]} pixels to {after[2]}")
-        module = nn.AvgPool1d(before[2] // after[2])
-    (size,), (stride,) = module.kernel_size, module.stride
-    pool = nn.AvgPool1d(size, stride, module.padding)
-    yield nn.Sequential(pool, Scale(math.sqrt(size / -(-size // stride)))), "norm one"
-
-
-def _take_maximum(module: Any, before: tuple[int, ...], after: Any, method: Method) -> Iterator[tuple[nn.Module, str]]:
+def _take_maximum(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
     """Windows that overlap count pixels twice; those of the stride's size do not."""
-    sides = [
-        size if isinstance(size, tuple) else (size,) * (len(before) - 2) for size in (module.kernel_size, module.stride)
-    ]
-    if all(k <= s for k, s in zip(*sides, strict=True)) and module.dilation in (1, (1, 1)):
-        yield module, ""
-    require(
-        all(s > 1 for s in sides[1]), "a stride above 1, so that windows need not overlap", f"stride {module.stride}"
+    sizes, strides = (
+        n if isinstance(n, tuple) else (n,) * len(before[2:]) for n in (module.kernel_size, module.stride)
     )
+    if all(k <= s for k, s in zip(sizes, strides, strict=True)) and module.dilation in (1, (1, 1)):
+        yield module, ""
+    require(min(strides) > 1, "a stride above 1, so that windows need not overlap", f"stride {module.stride}")
     for ceil_mode in (False, True):
         yield type(module)(module.stride, ceil_mode=ceil_mode), "windows that do not overlap"
 
 
-def _repeat(
-    module: nn.Upsample, before: tuple[int, ...], after: tuple[int, ...], method: Method
-) -> Iterator[tuple[nn.Module, str]]:
+def _repeat(module: nn.Upsample, before: _Shape, after: _Shape, method: Method) -> _Candidates:
     whole = module.mode == "nearest" and not any(m % n for n, m in zip(before[2:], after[2:], strict=True))
     require(whole, "pixels that are repeated a whole number of times", f"mode {module.mode!r}")
     times = math.prod(after[2:]) / math.prod(before[2:])
     yield nn.Sequential(module, Scale(1 / math.sqrt(times))), "norm one"
 
 
-_RULES: Mapping[type[nn.Module], _Rule] = {
+_RULES: Mapping[type[nn.Module], Callable[[Any, _Shape, _Shape, Method], _Candidates]] = {
     Scale: _scale,
     Normalize: _centre_input,
     nn.LayerNorm: _centre_layer,
@@ -475,8 +442,7 @@ _RULES: Mapping[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _centre),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU), _activate),
     **dict.fromkeys((nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish), _activate),
-    **dict.fromkeys((nn.AvgPool2d, nn.AdaptiveAvgPool2d), _average),
-    **dict.fromkeys((nn.AvgPool1d, nn.AdaptiveAvgPool1d), _average_line),
+    **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _average),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _take_maximum),
     **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d), _keep),
     **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
@@ -566,13 +532,10 @@ def _approach(layer: OrthogonalisedLayer, target: Tensor) -> None:
     momenta = [torch.zeros_like(point) for point in points]
 
     def measure() -> tuple[Tensor, ...]:
-        leaves = [point.requires_grad_() for point in points]
+        leaves = [point.detach().requires_grad_() for point in points]
         with torch.enable_grad():
             product = (_unfolded(layer, layer._build(*leaves)) * target).sum()
-        gradients = torch.autograd.grad(product, leaves)
-        for leaf in leaves:
-            leaf.requires_grad_(False)
-        return gradients
+        return torch.autograd.grad(product, leaves)
 
     for step in range(_STEPS if len(points) > 1 else 0):
         for k, gradient in enumerate(measure()):

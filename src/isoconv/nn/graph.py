@@ -21,7 +21,14 @@ class Add(nn.Module):
         return add(*inputs)
 
 
-class Concat(nn.Module):
+class _Settings(nn.Module):
+    """A module that is described by the arguments that make it."""
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(str, arguments_of(self).values()))
+
+
+class Concat(_Settings):
     """Values side by side along an axis, `torch.cat`. `dim` counts the batch, which is axis 0 and is left alone."""
 
     def __init__(self, dim: int = 1) -> None:
@@ -32,11 +39,8 @@ class Concat(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.cat(inputs, self.dim)
 
-    def extra_repr(self) -> str:
-        return str(self.dim)
 
-
-class Slice(nn.Module):
+class Slice(_Settings):
     """The entries `start:stop:step` of one axis. `dim` counts the batch, which is axis 0 and is left alone."""
 
     def __init__(self, dim: int, start: int, stop: int, step: int = 1) -> None:
@@ -48,11 +52,8 @@ class Slice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[(slice(None),) * self.dim + (slice(self.start, self.stop, self.step),)]
 
-    def extra_repr(self) -> str:
-        return f"{self.dim}, {self.start}, {self.stop}, {self.step}"
 
-
-class Reshape(nn.Module):
+class Reshape(_Settings):
     """The same entries, row by row, in another shape, which is without the batch."""
 
     def __init__(self, shape: Sequence[int]) -> None:
@@ -63,11 +64,8 @@ class Reshape(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], *self.shape)
 
-    def extra_repr(self) -> str:
-        return str(self.shape)
 
-
-class Permute(nn.Module):
+class Permute(_Settings):
     """The axes in another order, the batch not counted: axis k of the output is axis `order[k]` of the input."""
 
     def __init__(self, order: Sequence[int]) -> None:
@@ -79,11 +77,8 @@ class Permute(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, *[axis + 1 for axis in self.order])
 
-    def extra_repr(self) -> str:
-        return str(self.order)
 
-
-class Translate(nn.Module):
+class Translate(_Settings):
     """Add a learned tensor, which is repeated along the axes it does not have or where its size is 1."""
 
     def __init__(self, bias: Tensor) -> None:
@@ -93,9 +88,6 @@ class Translate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bias.to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return str(tuple(self.bias.shape))
 
 
 @torch.fx.wrap

@@ -32,9 +32,7 @@ def orthogonal_conv_(tensor: Tensor, groups: int = 1, generator: torch.Generator
         for turn in range(max(part.shape[2:]) - 1):  # one pair along each axis, as long as it is not full
             for axis, size in enumerate(part.shape[2:]):
                 if turn < size - 1:
-                    rank = (
-                        large + turn % 2
-                    ) // 2  # half, in turns, so that an odd number of channels stays in the middle
+                    rank = (large + turn % 2) // 2  # half, in turns: an odd number of channels stays in the middle
                     projector = random_projector(large, rank, generator=generator, **factory)
                     taps = append_pair(taps, projector, axis)
         part.copy_((taps if part.shape[0] == small else taps.mT).movedim((-2, -1), (0, 1)))

@@ -83,7 +83,7 @@ METHODS: dict[str, Method] = {
         Method("bcop-fixed", "BCOP-Fixed", _BCOP, "orthogonal, random, not trained", True, options={"frozen": True}),
         Method("rko", "RKO", "isoconv.nn.reshaped:RKOConv2d", "1-Lipschitz: an orthonormal matrix as kernel", True),
         Method("ossn", "OSSN", "isoconv.nn.ossn:OSSNConv2d", "divided by an estimate of its norm", sized=True),
-        Method("svcm", "SVCM", "isoconv.nn.svcm:SVCMConv2d", "projected now and then", sized=True),
+        Method("svcm", "SVCM", "isoconv.nn.svcm:SVCMConv2d", "projected after each update", sized=True),
         Method("rkl2ne", "RK-L2NE", "isoconv.nn.reshaped:RKL2NEConv2d", "1-Lipschitz: divided by a bound of its norm"),
         Method("aol", "AOL", "isoconv.nn.aol:AOLConv2d", "1-Lipschitz: input channels rescaled"),
         Method("cayley", "Cayley", "isoconv.nn.cayley:CayleyConv2d", "orthogonal, per frequency", sized=True),

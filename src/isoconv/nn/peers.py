@@ -108,6 +108,14 @@ def _translate(mean: Tensor | None, bias: Tensor | None, factor: Any = 1.0) -> n
     return chain(_scale(factor), shift)
 
 
+def _centre_batch(layer: Any) -> nn.Module:
+    return _translate(layer._get_mean_and_update(), layer.bias, layer.get_scaling())
+
+
+def _centre_layer(axes: Any, bias: Tensor | None) -> nn.Module:
+    return chain(LayerCentering(axes), _translate(None, bias))
+
+
 def _scale(factor: float) -> nn.Module | None:
     return None if factor == 1.0 else Scale(factor)
 
@@ -139,7 +147,7 @@ def _norm_pool(layer: Any) -> nn.Module:
     return chain(L2NormPool2d(layer.kernel_size, layer.stride), _scale(getattr(layer, "_coefficient_lip", 1.0)))
 
 
-def _whole_norm_pool(layer: Any) -> nn.Module:
+def _norm_of_all(layer: Any) -> nn.Module:
     return chain(L2NormPool2d(), _scale(layer._coefficient_lip), nn.Unflatten(1, (-1, 1, 1)))
 
 
@@ -160,15 +168,11 @@ CONVERTERS = _tabulate(
     (f"{_LIP}.pooling", "ScaledAvgPool2d", _average),
     (f"{_LIP}.pooling", "ScaledAdaptiveAvgPool2d", lambda m: ScaledMean(m._coefficient_lip)),
     (f"{_LIP}.pooling", "ScaledL2NormPool2d", _norm_pool),
-    (f"{_LIP}.pooling", "ScaledAdaptativeL2NormPool2d", _whole_norm_pool),
+    (f"{_LIP}.pooling", "ScaledAdaptativeL2NormPool2d", _norm_of_all),
     (f"{_LIP}.downsampling", "InvertibleDownSampling", lambda m: nn.PixelUnshuffle(m.downscale_factor)),
     (f"{_LIP}.upsampling", "InvertibleUpSampling", lambda m: nn.PixelShuffle(m.upscale_factor)),
-    (
-        f"{_LIP}.normalization",
-        "BatchLipNorm BatchCentering",
-        lambda m: _translate(m._get_mean_and_update(), m.bias, m.get_scaling()),
-    ),
-    (f"{_LIP}.normalization", "LayerCentering", lambda m: chain(LayerCentering(m.dim), _translate(None, m.bias))),
+    (f"{_LIP}.normalization", "BatchLipNorm BatchCentering", _centre_batch),
+    (f"{_LIP}.normalization", "LayerCentering", lambda m: _centre_layer(m.dim, m.bias)),
     (f"{_LIP}.normalization", "ScaleBiasLayer", lambda m: chain(_scale(float(m.scalar)), _translate(None, m.bias))),
     (f"{_ORTHO}.conv.AOC.fast_block_ortho_conv", "FastBlockConv2d FastBlockConvTranspose2D", _convolution),
     (f"{_ORTHO}.conv.AOC.rko_conv", "RKOConv2d RkoConvTranspose2d", _convolution),
@@ -181,10 +185,6 @@ CONVERTERS = _tabulate(
     (f"{_ORTHO}.custom_activations", "MaxMin", lambda m: MaxMin(m.axis)),
     (f"{_ORTHO}.custom_activations", "HouseHolder", lambda m: _reflection(m, 1 / math.sqrt(2))),
     (f"{_ORTHO}.normalization", "BatchCentering2D", lambda m: _translate(m.running_mean, m.bias)),
-    (
-        f"{_ORTHO}.normalization",
-        "LayerCentering2D",
-        lambda m: chain(LayerCentering((-2, -1)), _translate(None, m.bias)),
-    ),
+    (f"{_ORTHO}.normalization", "LayerCentering2D", lambda m: _centre_layer((-2, -1), m.bias)),
     ("torch.nn.modules.pooling", "LPPool2d", _norm_pool),  # the pooling of orthogonium's networks
 )

@@ -20,7 +20,7 @@ from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
 from isoconv.nn.residual import ConvexSum, Residual
-from isoconv.nn.trace import children_of, is_leaf, trace
+from isoconv.nn.trace import children_of, describe_error, find_probe, is_leaf, trace
 from isoconv.records import require
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
@@ -57,13 +57,13 @@ def plain(model: nn.Module, input_shape: Sequence[int] | None = None) -> nn.Modu
 
 def _compare(network: nn.Module, graph: nn.Module, input_shape: Sequence[int], seed: int = 0) -> None:
     """Refuse a network that does something else than what was traced."""
-    probe = next((p for p in network.state_dict().values() if p.is_floating_point()), torch.zeros(()))
+    probe = find_probe(network.state_dict().values())
     x = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(seed)).to(probe)
     try:
         expected, found = network(x.clone()).detach(), graph(x).detach()
     except Exception as error:  # whatever a user's code may raise
-        got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise IsoconvError(f"Expected a network that can be run on {tuple(x.shape)}. Got {got}.") from None
+        expected = f"a network that can be run on {tuple(x.shape)}"
+        raise IsoconvError(f"Expected {expected}. Got {describe_error(error)}.") from None
     tolerance = torch.finfo(x.dtype).eps ** 0.5 * (1 + expected.abs().amax())
     same = expected.shape == found.shape and bool(((found - expected).abs() <= tolerance).all())
     require(same or not bool(expected.isfinite().all()), "a forward that does what was traced", "one that does not")
@@ -87,8 +87,8 @@ def replace_peers(model: nn.Module, input_shape: Sequence[int] | None = None) ->
     except IsoconvError:
         raise
     except Exception as error:  # whatever another library may raise
-        got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise IsoconvError(f"Expected layers of deel-torchlip or orthogonium that can be read. Got {got}.") from None
+        expected = "layers of deel-torchlip or orthogonium that can be read"
+        raise IsoconvError(f"Expected {expected}. Got {describe_error(error)}.") from None
     if input_shape is not None:
         _compare(original, result.eval(), check_shape(input_shape))
     return result.train(model.training)
@@ -141,11 +141,10 @@ def show_image(model: nn.Module, input_shape: Sequence[int]) -> None:
         seen[layer].add(tuple(layer._extension))  # type: ignore[arg-type]
 
     hooks = [layer.register_forward_hook(note) for layer in strided]
-    probe = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     try:
         with suppress(Exception):  # a model that cannot take the image: whoever runs the plain form finds out
             if strided:
-                model.eval()(probe.new_zeros(1, *input_shape))
+                model.eval()(find_probe(model.parameters()).new_zeros(1, *input_shape))
     finally:
         for hook in hooks:
             hook.remove()

@@ -12,10 +12,11 @@ from isoconv.records import require
 
 
 class SVCMConv2d(SizedConv2d, UnbuiltConv2d):
-    """A convolution whose parameter training projects now and then: the paper, every 100 updates and after the last.
+    """A convolution whose parameter training projects after every update; the paper does so after every 100 and the last.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding, and `input_size`, the height and width of the layer's input.
-    Between projections the norm is free; after one it may still exceed 1 slightly.
+    Between projections the norm is free; after one it may still exceed 1 slightly. `isoconv.train.fit` projects; a loop of
+    your own calls `project` after the optimiser's step.
     """
 
     @property

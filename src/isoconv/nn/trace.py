@@ -15,8 +15,9 @@ memory afterwards finds another count, and is refused. The recorded modules all 
 import copy
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,18 +78,30 @@ def trace(model: nn.Module, input_shape: Sequence[int]) -> Graph:
     records = [_Recorder(modules, (n, *shape)) for n in _BATCHES]
     for record in records:
         record.run(model)
-    steps = [[*zip(record.nodes, map(_contents, record.used()), strict=True)] for record in records]
-    same = len(steps[0]) == len(steps[1]) and all(
-        a == b and c.keys() == d.keys() and all(_equal(c[key], d[key]) for key in c)
-        for (a, c), (b, d) in zip(*steps, strict=True)
-    )
+    used, again = (record.used() for record in records)
+    same = records[0].nodes == records[1].nodes and all(map(_alike, used.values(), again.values()))
     other = "one that depends on the size of the batch or on chance"
     require(same, "a network that does the same to every input", other)
-    nodes, used = records[0].nodes, records[0].used()
-    for module in used:
+    for module in used.values():
         if getattr(module, "inplace", False) is True and type(module) not in OPAQUE:
             module.inplace = False  # type: ignore[assignment]
-    return Graph({node.path: module for node, module in zip(nodes, used, strict=True)}, nodes)
+    return Graph(used, records[0].nodes)
+
+
+def find_probe(tensors: Iterable[Tensor | None]) -> Tensor:
+    """Return the first floating-point tensor, for its device and type; one of torch's usual type if there is none."""
+    return next((t for t in tensors if t is not None and t.is_floating_point()), torch.zeros(()))
+
+
+def describe_error(error: Exception) -> str:
+    """Return the kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def number(start: str, mark: str, first: int) -> Iterator[str]:
+    """Yield a name, and then the same name with numbers behind a mark."""
+    yield start
+    yield from (f"{start}{mark}{k}" for k in count(first))
 
 
 def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
@@ -101,13 +114,18 @@ def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, n
         yield from _walk(child, name, seen)
 
 
-def _contents(module: nn.Module) -> dict[str, Any]:
-    settings = {name: value for name, value in vars(module).items() if name[0] != "_"}
-    return {"kind": type(module), **settings, **module.state_dict()}
+def _alike(a: nn.Module, b: nn.Module) -> bool:
+    """Return whether two modules are of one kind, with the same settings and the same numbers."""
 
+    def contents(module: nn.Module) -> dict[str, Any]:
+        settings = {name: value for name, value in vars(module).items() if name[0] != "_"}
+        return {"kind": type(module), **settings, **module.state_dict()}
 
-def _equal(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b or bool(a == b)
+    def equal(x: Any, y: Any) -> bool:
+        return torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x is y or bool(x == y)
+
+    mine, others = contents(a), contents(b)
+    return mine.keys() == others.keys() and all(equal(mine[key], others[key]) for key in mine)
 
 
 class _Recorder(TorchFunctionMode):
@@ -116,10 +134,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, modules: Mapping[str, nn.Module], shape: Sequence[int]) -> None:
         super().__init__()
         self.modules, self.made = modules, dict[str, nn.Module]()
-        tensors = [
-            t for m in modules.values() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None
-        ]
-        probe = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        probe = find_probe(t for m in modules.values() for t in (*m._parameters.values(), *m._buffers.values()))
         users = [(path, m._parameters) for path, m in modules.items() if not is_leaf(m)]
         self.paths = {id(t): f"{path}.{p}" if path else p for path, table in users for p, t in table.items()}
         self.device, self.dtype, self.batch = probe.device, probe.dtype, shape[0]
@@ -145,14 +160,13 @@ class _Recorder(TorchFunctionMode):
         except IsoconvError:
             raise
         except Exception as error:  # whatever a user's code may raise
-            frames = traceback.extract_tb(error.__traceback__)
-            got = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]} ({users_line(frames)})"
+            got = f"{describe_error(error)} ({users_line(traceback.extract_tb(error.__traceback__))})"
             raise IsoconvError(f"Expected a forward that takes {tuple(self.input.shape)}. Got {got}.") from None
         finally:
             for module in self.modules.values():
                 del vars(module)["forward"]
-        single = isinstance(output, Tensor) and id(output) in self.values
-        require(single, "a network that returns one tensor computed from its input", type(output).__name__)
+        single = "a network that returns one tensor computed from its input"
+        require(self.is_value(output), single, type(output).__name__)
         name = self._name(output)
         name = self.emit("identity", nn.Identity(), name) if name == INPUT else name
         needed = {name}
@@ -160,10 +174,10 @@ class _Recorder(TorchFunctionMode):
             needed |= set(node.inputs) if node.name in needed else set()
         self.nodes = [node for node in self.nodes if node.name in needed]
 
-    def used(self) -> list[nn.Module]:
-        """Return the module of each node."""
+    def used(self) -> dict[str, nn.Module]:
+        """Return the modules of the nodes, by path."""
         modules = {**self.modules, **self.made}
-        return [modules[node.path] for node in self.nodes]
+        return {node.path: modules[node.path] for node in self.nodes}
 
     def _call(self, path: str, module: Any, *arguments: Any, **keywords: Any) -> Any:
         self.scopes.append(path)
@@ -175,8 +189,7 @@ class _Recorder(TorchFunctionMode):
         """Record a leaf module. `twin` is a copy of it that works on tensors without numbers."""
         place = f"{type(twin).__name__} at {path}"
         joins = type(twin) in (Add, Concat)
-        tensors = all(isinstance(x, Tensor) and id(x) in self.values for x in inputs) and not keywords
-        if not tensors or not (joins or len(inputs) == 1):
+        if keywords or not all(map(self.is_value, inputs)) or not (joins or len(inputs) == 1):
             self.refuse("modules that take one value computed from the input, and nothing else", place)
         names = tuple(self._name(x) for x in inputs)
         self.inside = True
@@ -191,20 +204,19 @@ class _Recorder(TorchFunctionMode):
         else:
             output = twin(*inputs)
         self.inside = False
-        name = path if path.isprintable() and path != INPUT else ascii(path)
-        count = sum(node.path == path for node in self.nodes)
-        self.nodes.append(GraphNode(f"{name}#{count + 1}" if count else name, path, names))
-        return self._remember(output, self.nodes[-1].name)
+        start, taken = path if path.isprintable() and path != INPUT else ascii(path), {node.name for node in self.nodes}
+        name = next(name for name in number(start, "#", 2) if name not in taken)
+        self.nodes.append(GraphNode(name, path, names))
+        return self._remember(output, name)
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        keywords = keywords or {}
-        tensors = [t for t in tree_leaves((arguments, keywords)) if isinstance(t, Tensor)]
-        if self.inside or not any(id(t) in self.values for t in tensors):
+        keywords = dict(keywords or {})
+        values = [leaf for leaf in tree_leaves((arguments, keywords)) if self.is_value(leaf)]
+        if self.inside or not values:
             return function(*arguments, **keywords)
         name = function.__self__.__name__ if function.__name__ == "__get__" else function.__name__
         if name in _QUESTIONS:
             return self.device if name == "device" else function(*arguments, **keywords)
-        out = keywords.get("out")
         home = getattr(function, "__module__", None) or "torch.Tensor"
         self.function = f"{home}.{name}"
         known = home.partition(".")[0] == "torch" and not home.startswith("torch._ops")  # where users have theirs
@@ -216,13 +228,11 @@ class _Recorder(TorchFunctionMode):
             self.refuse("plain tensors", f"{', '.join(strangers)} in {self.function}, which may compute anything")
         if name in _CONTROL:
             self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
-        if translate is None or out is not None or (in_place and id(arguments[0]) not in self.values):
-            reason = _REASONS.get(base)
-            got = f"{self.function}, {reason}" if reason else self.function
-            self.refuse("operations with a known Lipschitz constant", got)
-        for tensor in tensors:
-            if id(tensor) in self.values:
-                self._name(tensor)  # refused if it is stale
+        if translate is None or keywords.get("out") is not None or (in_place and not self.is_value(arguments[0])):
+            reason = f", {_REASONS[base]}" if base in _REASONS else ""
+            self.refuse("operations with a known Lipschitz constant", f"{self.function}{reason}")
+        for value in values:
+            self._name(value)  # refused if it is stale
         if base in _SAME:
             if not self.is_value(arguments[0]):  # a constant is given the type of a value
                 return arguments[0].to(self.device, self.dtype)
@@ -235,9 +245,7 @@ class _Recorder(TorchFunctionMode):
         meta = [tree_map(self._without_numbers, part) for part in (arguments, keywords)]
         result = function(*meta[0], **meta[1])
         self.call, self.outputs = function, list(result) if isinstance(result, (tuple, list)) else [result]
-        if not arguments:
-            first = next(iter(keywords))
-            arguments, keywords = (keywords[first],), {k: v for k, v in keywords.items() if k != first}
+        arguments = arguments or (keywords.pop(next(iter(keywords))),)
         try:
             names = translate(self, *arguments, **keywords)
             pairs = list(zip(self.outputs, [names] if isinstance(names, str) else names, strict=True))
@@ -254,21 +262,15 @@ class _Recorder(TorchFunctionMode):
     def emit(self, word: str, module: nn.Module, *inputs: str, path: str | None = None) -> str:
         """Record a module that stands for a function, under the path of the module that called it. Return its value."""
         start = path or (f"{self.scopes[-1]}.{word}" if self.scopes[-1] else word)
-        start, count = f"{start}_" if start in (INPUT, "nodes") else start, 0
-        path = start
-        while path in self.modules or path in self.made:
-            count += 1
-            path = f"{start}_{count}"
-        for attribute, value in vars(module).items():
-            if isinstance(value, torch.Size):
-                setattr(module, attribute, tuple(value))
+        start = f"{start}_" if start in (INPUT, "nodes") else start
+        path = next(path for path in number(start, "_", 1) if path not in self.modules and path not in self.made)
         self.made[path] = module.eval()
         self.nodes.append(GraphNode(path, path, inputs))
         return path
 
     def name(self, value: Any) -> str:
         """Return the name of a value; refuse what is none."""
-        if not isinstance(value, Tensor) or id(value) not in self.values:
+        if not self.is_value(value):
             self.refuse("a value computed from the input", f"{type(value).__name__} in {self.function}")
         return self.values[id(value)][1]
 
@@ -301,7 +303,7 @@ class _Recorder(TorchFunctionMode):
         return tensor
 
     def _without_numbers(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or id(value) in self.values:
+        if not isinstance(value, Tensor) or self.is_value(value):
             return value
         if value.is_meta:
             self.refuse("operations that can be seen", "a tensor that was computed from the input out of sight")
@@ -319,15 +321,21 @@ def users_line(frames: Sequence[traceback.FrameSummary]) -> str:
 # Translations: functions of the recorder, which knows the call and its outputs, and of its arguments; they return names ---
 
 
-def _twin(kind: type[nn.Module], names: str, r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
-    """Use the module that does what a function does; `names` are the function's arguments behind the first."""
-    arguments = {**dict(zip(names.split(), args, strict=False)), **kw}
+def _bind(names: str, args: Sequence[Any], kw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by their names, those of a function behind the first."""
     if len(args) > len(names.split()):
-        raise TypeError(f"{len(args)} arguments")
+        raise TypeError(f"{len(args) + 1} arguments")
+    return {**dict(zip(names.split(), args, strict=False)), **kw}
+
+
+def _twin(kind: type[nn.Module], r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
+    """Use the module that does what a function does. It takes the same arguments, in the same order but for `_ORDERS`."""
     known = inspect.signature(kind).parameters
+    arguments = _bind(_ORDERS.get(kind, " ".join(known)), args, kw)
+    arguments = {name: tuple(n) if isinstance(n, torch.Size) else n for name, n in arguments.items()}
     odd = [name for name, value in arguments.items() if name not in known and value not in (None, False)]
-    if not isinstance(arguments.get("inplace", False), bool) or any(name != "_stacklevel" for name in odd):
-        raise TypeError(", ".join(odd) or "inplace")
+    if any(name != "_stacklevel" for name in odd):
+        raise TypeError(", ".join(odd))
     own = {name: value for name, value in arguments.items() if name in known and name != "inplace"}
     return r.emit(r.call.__name__.rstrip("_"), kind(**own), r.name(x))
 
@@ -339,14 +347,21 @@ def _dropout(r: _Recorder, x: Tensor, p: float = 0.5, training: bool = True, inp
 
 
 def _scaled(r: _Recorder, x: Tensor, factor: Any) -> str:
-    """Multiply by a number, or by a tensor of one."""
-    if r.is_value(factor) or (isinstance(factor, Tensor) and (factor.numel() != 1 or factor.dim() > x.dim())):
-        r.refuse("products with a number", f"{r.function} of a tensor")
-    return r.emit("scale", Scale(float(_number(factor))), r.name(x))
-
-
-def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
+    """Multiply by a number, or by one for each channel: that is a convolution of channels on their own."""
+    if r.is_value(factor):
+        r.refuse("products with constants", f"{r.function} of two values")
+    if not isinstance(factor, Tensor) or (factor.numel() == 1 and factor.dim() <= x.dim()):
+        return r.emit("scale", Scale(float(factor)), r.name(x))
+    channels, column = x.shape[1], (*x.shape[1:2], *(1 for _ in x.shape[2:]))
+    if factor.shape not in (column, (1, *column)) or x.dim() > 4:
+        expected = f"products with a number, or with one for each channel, of shape {column}"
+        r.refuse(expected, f"{r.function} with {tuple(factor.shape)}")
+    kind, taps = (nn.Conv1d, (1,)) if x.dim() == 3 else (nn.Conv2d, (1, 1))
+    layer = kind(channels, channels, 1, groups=channels, bias=False, device="meta")
+    weight = factor.detach().to(r.device, r.dtype).reshape(channels, 1, *taps)
+    value = r.name(x) if x.dim() > 2 else r.emit("reshape", Reshape((channels, 1, 1)), r.name(x))
+    value = r.emit("scale", with_parameters(layer, weight, None), value)
+    return value if x.dim() > 2 else r.emit("reshape", Reshape((channels,)), value)
 
 
 def _plus(sign: int, r: _Recorder, x: Any, other: Any, *, alpha: Any = 1) -> str:
@@ -375,7 +390,7 @@ def _divide(r: _Recorder, x: Any, other: Any) -> str:
     if not r.is_value(x) or r.is_value(other):
         r.refuse("quotients by constants", r.function)
     if not isinstance(other, Tensor) or other.numel() == 1:
-        return _scaled(r, x, 1 / _number(other))
+        return _scaled(r, x, 1 / float(other))
     column = (*x.shape[1:2], *(1 for _ in x.shape[2:]))
     std = other.detach().to(r.device, r.dtype)
     if std.shape not in (column, (1, *column)) or not bool((std >= 1e-37).all() and (std < 1e38).all()):
@@ -495,156 +510,106 @@ def _pad(r: _Recorder, x: Tensor, pad: Sequence[int], mode: str = "constant", va
     return name
 
 
-def _weighted(
-    r: _Recorder, word: str, make: Any, x: Tensor, weight: Tensor, bias: Any, sizes: Sequence[Any], **kw: Any
-) -> str:
+def _weigh(kind: type[nn.Module], names: str, r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
+    """Use the layer that applies a weight; `names` are the function's arguments behind the first."""
+    options = _bind(names, args, kw)
+    weight, bias, groups = options.pop("weight"), options.pop("bias", None), options.get("groups", 1)
     if r.is_value(weight) or r.is_value(bias):
         r.refuse("weights that do not depend on the input", r.function)
-    return r.emit(word, with_parameters(make(*sizes, bias=False, device="meta", **kw), weight, bias), r.name(x))
+    first, second, *taps = weight.shape
+    sizes = (first, second * groups) if "output_padding" in names else (second * groups, first)
+    layer = kind(*sizes, *[tuple(taps)] * bool(taps), bias=False, device="meta", **options)
+    return r.emit("conv" if taps else "linear", with_parameters(layer, weight, bias), r.name(x))
 
 
-def _linear(r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None) -> str:
-    return _weighted(r, "linear", nn.Linear, x, weight, bias, tuple(weight.shape)[::-1])
-
-
-def _convolve(
-    r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None,
-    stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-) -> str:  # fmt: skip
-    make = nn.Conv1d if weight.dim() == 3 else nn.Conv2d
-    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]), stride, padding, dilation, groups)
-    return _weighted(r, "conv", make, x, weight, bias, sizes)
-
-
-def _convolve_transposed(
-    r: _Recorder, x: Tensor, weight: Tensor, bias: Any = None,
-    stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
-) -> str:  # fmt: skip
-    make = nn.ConvTranspose1d if weight.dim() == 3 else nn.ConvTranspose2d
-    sizes = (weight.shape[0], weight.shape[1] * groups, tuple(weight.shape[2:]), stride, padding, output_padding)
-    return _weighted(r, "conv", make, x, weight, bias, sizes, groups=groups, dilation=dilation)
-
-
-def _normalise(
-    r: _Recorder, x: Tensor, running_mean: Any, running_var: Any, weight: Any = None,
-    bias: Any = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> str:  # fmt: skip
-    state = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-    fixed = (
-        not training
-        and all(t is not None for t in (running_mean, running_var))
-        and not any(map(r.is_value, state.values()))
-    )
-    if not fixed or r.call is not F.batch_norm:
+def _normalise(r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
+    """Subtract means and divide by deviations that are constants."""
+    state = _bind("running_mean running_var weight bias training momentum eps", args, kw)
+    training = state.pop("training", False)
+    options = {name: state.pop(name) for name in ("momentum", "eps") if name in state}
+    state = {name: tensor for name, tensor in state.items() if tensor is not None}
+    fixed = {"running_mean", "running_var"} <= state.keys() and not any(map(r.is_value, state.values()))
+    if training or not fixed or r.call is not F.batch_norm:
         r.refuse("batch normalisation with running statistics", r.function)
-    kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, weight is not None or bias is not None
-    norm = kind(x.shape[1], eps, momentum, affine, device=r.device, dtype=r.dtype)
-    norm.load_state_dict({key: value for key, value in state.items() if value is not None}, strict=False)
+    kind, affine = nn.BatchNorm2d if x.dim() == 4 else nn.BatchNorm1d, len(state) > 2
+    norm = kind(x.shape[1], affine=affine, device=r.device, dtype=r.dtype, **options)
+    norm.load_state_dict(state, strict=False)
     return r.emit("batch_norm", norm, r.name(x))
 
 
-def _twins(**table: tuple[type[nn.Module], str]) -> dict[str, Callable[..., Any]]:
-    return {name: partial(_twin, kind, names) for name, (kind, names) in table.items()}
+def _spread(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with one row for each of the names that a row begins with."""
+    return {name: value for names, value in table.items() for name in names.split()}
 
 
-_POOL = "kernel_size stride padding ceil_mode count_include_pad divisor_override"
+# torch names functions as it names modules, but for capitals and underscores.
+_KINDS = {name.lower(): kind for name, kind in vars(nn).items()}
+_TWINS = """relu relu6 leaky_relu elu celu selu silu gelu mish softplus softsign hardswish hardsigmoid hardtanh tanh sigmoid
+    log_sigmoid softmax max_pool1d max_pool2d avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d pixel_shuffle
+    pixel_unshuffle"""
 _MAX_POOL = "kernel_size stride padding dilation ceil_mode return_indices"
-_RESIZE = "size scale_factor mode align_corners recompute_scale_factor antialias"
-_TRANSLATIONS: dict[str, Callable[..., Any]] = {
-    **_twins(
-        relu=(nn.ReLU, "inplace"),
-        relu6=(nn.ReLU6, "inplace"),
-        leaky_relu=(nn.LeakyReLU, "negative_slope inplace"),
-        tanh=(nn.Tanh, ""),
-        sigmoid=(nn.Sigmoid, ""),
-        abs=(Abs, ""),
-        absolute=(Abs, ""),
-        softsign=(nn.Softsign, ""),
-        hardtanh=(nn.Hardtanh, "min_val max_val inplace"),
-        elu=(nn.ELU, "alpha inplace"),
-        celu=(nn.CELU, "alpha inplace"),
-        selu=(nn.SELU, "inplace"),
-        silu=(nn.SiLU, "inplace"),
-        gelu=(nn.GELU, "approximate"),
-        softplus=(nn.Softplus, "beta threshold"),
-        hardswish=(nn.Hardswish, "inplace"),
-        hardsigmoid=(nn.Hardsigmoid, "inplace"),
-        mish=(nn.Mish, "inplace"),
-        log_sigmoid=(nn.LogSigmoid, ""),
-        softmax=(nn.Softmax, "dim _stacklevel dtype"),
-        max_pool1d=(nn.MaxPool1d, _MAX_POOL),
-        max_pool2d=(nn.MaxPool2d, _MAX_POOL),
-        avg_pool1d=(nn.AvgPool1d, _POOL),
-        avg_pool2d=(nn.AvgPool2d, _POOL),
-        adaptive_avg_pool1d=(nn.AdaptiveAvgPool1d, "output_size"),
-        adaptive_avg_pool2d=(nn.AdaptiveAvgPool2d, "output_size"),
-        pixel_shuffle=(nn.PixelShuffle, "upscale_factor"),
-        pixel_unshuffle=(nn.PixelUnshuffle, "downscale_factor"),
-        interpolate=(nn.Upsample, _RESIZE),
-        upsample=(nn.Upsample, _RESIZE),
-    ),
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "alpha_dropout"), _dropout),
-    **dict.fromkeys(("add", "radd"), partial(_plus, 1)),
-    **dict.fromkeys(("sub", "subtract"), partial(_plus, -1)),
-    "rsub": lambda r, x, other: _plus(-1, r, other, x),
-    **dict.fromkeys(("mul", "multiply", "rmul"), _multiply),
-    **dict.fromkeys(("div", "divide", "true_divide", "truediv"), _divide),
-    **dict.fromkeys(("neg", "negative"), lambda r, x: _scaled(r, x, -1)),
-    **dict.fromkeys(
-        ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"), _reshape
-    ),
-    **dict.fromkeys(("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "mT"), _permute),
-    **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate),
-    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split"), _pieces),
-    "stack": _stack,
-    "unbind": _unbind,
-    "getitem": _index,
-    "narrow": _narrow,
-    "select": _select,
-    **dict.fromkeys(("clamp", "clip"), _clamp),
-    "mean": _mean,
-    "pad": _pad,
-    "linear": _linear,
-    "batch_norm": _normalise,
-    **dict.fromkeys(("conv1d", "conv2d"), _convolve),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d"), _convolve_transposed),
+_ORDERS: dict[type[nn.Module], str] = {
+    nn.Softmax: "dim _stacklevel dtype",
+    nn.MaxPool1d: _MAX_POOL,
+    nn.MaxPool2d: _MAX_POOL,
+}
+_WEIGHTS = {
+    "linear": "weight bias",
+    "conv1d conv2d": "weight bias stride padding dilation groups",
+    "conv_transpose1d conv_transpose2d": "weight bias stride padding output_padding groups dilation",
 }
 _SAME = ("contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16", "type_as")
-_TRANSLATIONS |= dict.fromkeys(_SAME, lambda *_: "")
+_TRANSLATIONS: dict[str, Callable[..., Any]] = {
+    **{name: partial(_twin, _KINDS[name.replace("_", "")]) for name in _TWINS.split()},
+    **{name: partial(_weigh, _KINDS[name.replace("_", "")], names) for name, names in _spread(_WEIGHTS).items()},
+    **_spread(
+        {
+            "abs absolute": partial(_twin, Abs),
+            "interpolate upsample": partial(_twin, nn.Upsample),
+            "dropout dropout1d dropout2d alpha_dropout": _dropout,
+            "add radd": partial(_plus, 1),
+            "sub subtract": partial(_plus, -1),
+            "rsub": lambda r, x, other: _plus(-1, r, other, x),
+            "mul multiply rmul": _multiply,
+            "div divide true_divide truediv": _divide,
+            "neg negative": lambda r, x: _scaled(r, x, -1),
+            "view reshape flatten unflatten squeeze unsqueeze view_as reshape_as": _reshape,
+            "permute transpose swapaxes swapdims movedim moveaxis mT": _permute,
+            "cat concat concatenate": _concatenate,
+            "chunk split split_with_sizes tensor_split": _pieces,
+            "stack": _stack,
+            "unbind": _unbind,
+            "getitem": _index,
+            "narrow": _narrow,
+            "select": _select,
+            "clamp clip": _clamp,
+            "mean": _mean,
+            "pad": _pad,
+            "batch_norm": _normalise,
+        }
+    ),
+    **dict.fromkeys(_SAME, lambda *_: ""),
+}
 # What may be asked of a value: none of it depends on numbers.
 _QUESTIONS = {
-    *(
-        "shape",
-        "size",
-        "dim",
-        "ndim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "dtype",
-        "device",
-        "layout",
-        "stride",
-        "__len__",
-    ),
-    *("_version", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"),
+    *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "dtype", "device", "layout", "stride"),
+    *("__len__", "_version", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"),
 }
 _CONTROL = {
     *("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "is_nonzero", "any", "all"),
 }
-_SPREAD = "which divides by the spread or the norm of its own input: only eps limits its slope"
+_OWN_NORM = "which divides by the spread or the norm of its own input: only eps limits its slope"
 _PRODUCTS = "which multiplies values by values and is not Lipschitz"
-_REASONS = {
-    **dict.fromkeys(("group_norm", "layer_norm", "instance_norm", "normalize", "rms_norm"), _SPREAD),
-    **dict.fromkeys(("scaled_dot_product_attention", "matmul", "bmm", "einsum", "__matmul__"), _PRODUCTS),
-    **dict.fromkeys(
-        ("gt", "lt", "ge", "le", "eq", "ne", "equal", "allclose"),
-        "which compares numbers of an input; nothing may depend on them but values",
-    ),
-}
+_REASONS = _spread(
+    {
+        "group_norm layer_norm instance_norm normalize rms_norm": _OWN_NORM,
+        "scaled_dot_product_attention matmul bmm einsum __matmul__": _PRODUCTS,
+        "gt lt ge le eq ne equal allclose": "which compares numbers of an input; nothing may depend on them but values",
+    }
+)
 #: why modules of torch are refused that have no useful Lipschitz constant
 REFUSED: dict[type[nn.Module], str] = {
-    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _SPREAD),
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _OWN_NORM),
     **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
     **dict.fromkeys((nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder), _PRODUCTS),
 }

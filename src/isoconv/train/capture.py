@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from isoconv.linalg.matrices import add_product, as_tall, full_precision, gram_residual, matmul_precision
 from isoconv.linalg.orthogonalisation import retract
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
+from isoconv.nn.cayley import CayleyConv2d
 from isoconv.nn.svcm import project_together
 from isoconv.optim import SteepestDescent
 from isoconv.records import require
@@ -123,7 +124,7 @@ class Stepper:
         On a GPU like layers of all networks take hardly longer together than those of one. On a CPU they are projected
         one by one: what is trained beside others is bit for bit what is trained alone.
         """
-        due = [(layer, one.project_iterations) for one in learners for layer in one.projected_rarely]
+        due = [(layer, one.clippings) for one in learners for layer in one.projected_rarely]
         if due:
             self.wait()  # the next step waits for the current stream, so for what is launched here
         for iterations in dict.fromkeys(number for _, number in due):
@@ -135,13 +136,15 @@ class Stepper:
 def _can_be_captured(learner: "Learner") -> bool:
     """Return False on a CPU, and where a step looks at numbers on the device, which a graph cannot.
 
-    Optimisers do that unless they say otherwise; our layers where nothing is prepared for them, in an update of one's own.
+    Optimisers do that unless they say otherwise; our layers where nothing is prepared for them, in an update of one's own;
+    and so does the library that inverts the Cayley layers' matrices.
     """
     optimiser = learner.optimiser
     blind = all(group.get("capturable") or group.get("fused") for group in optimiser.param_groups)
     blind = blind or isinstance(optimiser, SteepestDescent)
-    ours = any(isinstance(module, BuiltWeight) for module in learner.model.modules())
-    return learner.device.type == "cuda" and blind and not (ours and learner.update)
+    ours = [module for module in learner.model.modules() if isinstance(module, BuiltWeight)]
+    looking = bool(ours and learner.update) or any(isinstance(layer, CayleyConv2d) for layer in ours)
+    return learner.device.type == "cuda" and blind and not looking
 
 
 def are_alike(learners: "Sequence[Learner]") -> bool:

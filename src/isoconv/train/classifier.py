@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from isoconv.certify import RobustAccuracy, robust_accuracy
 from isoconv.data import EpochBatches, ImageSet
+from isoconv.losses import LOSSES
 from isoconv.records import Count, Pattern, Percent, Size, require
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, fit
-from isoconv.train.losses import LOSSES
 from isoconv.train.own_model import Build
 from isoconv.train.run_folder import Finding, RunFolder, locked
 

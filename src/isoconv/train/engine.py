@@ -17,7 +17,15 @@ from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record, require
 from isoconv.train.capture import Stepper
-from isoconv.train.config import OPTIMISERS, PRECISIONS, SCHEDULES, NetworkSettings, Schedule, Settings
+from isoconv.train.config import (
+    OPTIMISERS,
+    PAPERS_PROJECTIONS,
+    PRECISIONS,
+    SCHEDULES,
+    NetworkSettings,
+    Schedule,
+    Settings,
+)
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 
@@ -108,13 +116,24 @@ class FitConfig(Settings):
     steps_per_epoch: int
     seed: int
     precision: str = "float32"
+    project_every: int = PAPERS_PROJECTIONS["project_every"]  # what a folder that does not say so was trained with
+    project_iterations: int = PAPERS_PROJECTIONS["project_iterations"]
 
     @classmethod
     def of(cls, learner: "Learner", seed: int) -> "FitConfig":
+        """Return the settings of a learner; those of projections only where it has layers to project."""
         kinds = learner.choice, learner.schedule
         optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
         length = learner.epochs, learner.steps_per_epoch
-        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed, learner.precision)
+        projections = (learner.project_every, learner.project_iterations) if learner.projected_rarely else ()
+        name = type(learner.model).__name__
+        return cls(name, optimiser, learner.lr, schedule, *length, seed, learner.precision, *projections)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields as plain data; those of projections only where they differ from what a folder means without."""
+        fields, names = super().to_fields(), PAPERS_PROJECTIONS.keys()
+        paper = {name: fields[name] for name in names} == PAPERS_PROJECTIONS
+        return {name: value for name, value in fields.items() if not (paper and name in names)}
 
 
 @dataclass(eq=False)
@@ -136,8 +155,8 @@ class Learner:
     momentum: float = 0.9
     epochs: int = 1
     steps_per_epoch: int = 1
-    project_every: int = 100
-    project_iterations: int = 50
+    project_every: int = 1
+    project_iterations: int = 1
     precision: str = "float32"
     update: LossFunction | None = None
     device: torch.device = _CPU
@@ -181,6 +200,12 @@ class Learner:
     def warm_up(self) -> int:
         """How many steps run eagerly before one is captured."""
         return OPTIMISERS[self.choice].warm_up if isinstance(self.choice, str) else 20
+
+    @property
+    def clippings(self) -> int:
+        """How many iterations the next projection has: after the last update, when the network is kept, at least 50."""
+        least = PAPERS_PROJECTIONS["project_iterations"] if self.done == self.steps else 1
+        return max(least, self.project_iterations)
 
     def scheduled_rate(self) -> float:
         """Return the learning rate of the next step."""
@@ -237,8 +262,8 @@ def fit(
     momentum: float = 0.9,
     schedule: str | Schedule | Sequence[str | Schedule] = "linear",
     update: LossFunction | None = None,
-    project_every: int = 100,
-    project_iterations: int = 50,
+    project_every: int = 1,
+    project_iterations: int = 1,
     precision: str = "float32",
     folder: Path | str | RunFolder | Sequence[Path | str | RunFolder] | None = None,
     resume: bool = False,
@@ -262,6 +287,8 @@ def fit(
         and left as they were at the end. A torch `Dataset` is shuffled and split into batches of `batch_size`.
     loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
+    project_every : after how many updates, and after the last, layers such as `SVCMConv2d` are projected, by
+        `project_iterations` clippings each, at the end by at least 50; the paper has 100 and 50
     precision : "float32", or "bf16": the loss is computed under autocast, steepest descent finds the directions of large
         matrices in bfloat16, and on a GPU the network is compiled, which takes a while. Weights are built in float32.
     folder : where the run is kept, a path, or a `RunFolder` that was started and will be finished by the caller. None: no

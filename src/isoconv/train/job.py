@@ -12,12 +12,12 @@ from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
 from isoconv.data.datasets import FROM_FILES
 from isoconv.data.pictures import Size, height_and_width
 from isoconv.errors import IsoconvError
+from isoconv.losses import LOSSES
 from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
 from isoconv.train.config import TrainConfig, default_epsilons, is_own, recipe_settings, refuse_other_options
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
-from isoconv.train.losses import LOSSES
 from isoconv.train.own_model import Build, find_function, hash_graph
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of

@@ -16,7 +16,7 @@ from isoconv.nn.methods import METHODS
 from isoconv.records import Record, require
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
-from isoconv.train.config import NetworkSettings
+from isoconv.train.config import PAPERS_PROJECTIONS, NetworkSettings
 from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder, locked
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
@@ -110,7 +110,7 @@ def critic_config(
         activation = "groupsort" if model == "fc" and recipe == "default" else "maxmin"
     if recipe == "paper":
         settings: dict[str, object] = {"optimiser": "rmsprop", "lr": 1e-3 if activation == "relu" else 1e-4}
-        settings |= {"schedule": "exponential", "epochs": 256, "orthogonalisation": "bjorck"}
+        settings |= {"schedule": "exponential", "epochs": 256, "orthogonalisation": "bjorck"} | PAPERS_PROJECTIONS
     elif model == "anchors":
         settings = {"optimiser": "adam", "lr": 0.02, "epochs": 10, "batch_size": 1024}
     elif model == "fc":
