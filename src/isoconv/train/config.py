@@ -159,8 +159,10 @@ class TrainConfig(NetworkSettings):
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
     augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
     resize : how the user's own images came to their size; see `isoconv.data.pictures`
+    accumulate : how many batches give the gradient of one update
     """
 
+    counts = (*NetworkSettings.counts, "accumulate")
     positive = ("lr", "margin", "temperature")
     choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES, "resize": RESIZES}
 
@@ -179,6 +181,7 @@ class TrainConfig(NetworkSettings):
     augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
     resize: str = "squash"
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,6 +201,10 @@ class TrainConfig(NetworkSettings):
             known[name].check(name, value)
 
     @property
+    def training(self) -> dict[str, Any]:
+        return super().training | {"accumulate": self.accumulate}
+
+    @property
     def has_methods(self) -> bool:
         """Whether conv and activation say what the network consists of."""
         return self.model in MODELS and MODELS[self.model].has_methods
@@ -210,7 +217,7 @@ class TrainConfig(NetworkSettings):
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data; those that most runs leave as they are only where they say something."""
         there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
-        there["resize"] = self.resize != "squash"
+        there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,20 +15,20 @@ import torch
 from torch import nn
 
 from isoconv import attacks
-from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy
+from isoconv.certify import Certifier, RobustAccuracy
 from isoconv.certify.accuracy import default_batch_size
-from isoconv.certify.certificate_file import open_certificate
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
+from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.pictures import read_pictures
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Percent, Record, Size, require
-from isoconv.train.classifier import Radius, figures_of
+from isoconv.train.classifier import Radius, figures_of, share_certifying
 from isoconv.train.config import TrainConfig, default_epsilons, is_own, make_model
-from isoconv.train.distributed import choose_device
+from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.own_model import Build, check_classifier, find_function, load_weights
 from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
@@ -136,7 +136,7 @@ class TrainedRun:
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
         # Pictures are looked at once or twice: they stay in their files, and what is certified needs no memory for them.
-        reading: dict[str, Any] = {} if self.config.data in NAMES else {"stream": True, "workers": 0}
+        reading: dict[str, Any] = {"stream": True, "workers": 0} if is_pictures(self.config.data) else {}
         return _take(splits_of(self.config, folder, download, **reading).test, count)
 
     def certify(
@@ -145,21 +145,21 @@ class TrainedRun:
         epsilons: Sequence[float] = (),
         *,
         certificate: Path | None = None,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         progress: Progress = _be_silent,
+        processes: Processes | None = None,
         **options: Any,
     ) -> tuple[RobustAccuracy, CertifiedRecord]:
         """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`.
 
-        certificate : a file for the certificates of all images, written batch by batch
+        certificate : a file for the certificates of all images; one process writes it batch by batch
+        processes : those that share the images, each with this call; all return the same
         """
         began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
         epsilons = epsilons or default_epsilons(self.config.data)
-        certifier = Certifier(self.model.to(device), data.shape, **options)
-        with nullcontext() if certificate is None else open_certificate(certificate, certifier, len(data)) as file:
-            add = None if file is None else file.add
-            accuracy = robust_accuracy(certifier, data, epsilons, progress=show, certified=add)
-        radii = tuple(accuracy.radii.tolist())
+        how: dict[str, Any] = {"certificate": certificate, "progress": show, **options}
+        accuracy = share_certifying(self.model.to(device), data, epsilons, processes, **how)
+        certifier, radii = accuracy.certifier, tuple(accuracy.radii.tolist())
         layers = tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers)
         figures = figures_of(accuracy) | {"layers": layers, "radii": radii, "seconds": time.perf_counter() - began}
         figures |= {"arithmetic": certifier.arithmetic, "criterion": certifier.criterion}
@@ -288,7 +288,7 @@ def open_own(
     require(data is not None or folder is not None, "data to certify a network of your own on (--data)", "none")
     name, build = find_function(model)
     where = (str(folder), None) if data is None else (str(data), folder)
-    reading: dict[str, Any] = {} if where[0] in NAMES else {"stream": True, "workers": 0}
+    reading: dict[str, Any] = {"stream": True, "workers": 0} if is_pictures(where[0]) else {}
     splits = load_splits(*where, size=size, download=download, lazy=True, **reading)
     images = splits.test
     config = TrainConfig(where[0], images.shape, images.classes, splits.listing, name)
@@ -346,6 +346,7 @@ def certify_run(
     device: str = "auto",
     progress: Progress = _be_silent,
     say: Callable[[str], None] = lambda line: None,
+    processes: Processes | None = None,
     **options: str,
 ) -> list[CertifiedRecord]:
     """Certify each network of a run on its test images, and keep what is proved in its certified.json.
@@ -355,9 +356,11 @@ def certify_run(
     certificate : a file for the certificates of all images
     folder, download, images : where the data set is, whether to fetch it, and how many of its images to take
     say : called with lines worth showing
+    processes : those that share the images, as `Processes.join(device)` returns them; the first one writes
     options : arithmetic and criterion of `Certifier`
     """
-    device, records, own = choose_device(device), [], None
+    device, records, own, processes = choose_device(device), [], None, processes or Processes()
+    say = say if processes.first else lambda line: None
     if callable(run) or (is_own(str(run)) and not Path(run).is_dir()):
         own, test = open_own(run, weights, data, folder=folder, size=size, download=download)
         runs, test = [own], _take(test, images)
@@ -371,9 +374,15 @@ def certify_run(
     if certificate is not None:
         _only(runs, " for --certificate")
     for one in runs:
-        how: dict[str, Any] = {"certificate": certificate, "device": device, "progress": progress, **options}
-        accuracy, record = one.certify(test, epsilons, **how)
+        shared: dict[str, Any] = {
+            "device": processes.device(device),
+            "processes": processes,
+            "certificate": certificate,
+        }
+        accuracy, record = one.certify(test, epsilons, progress=progress, **shared | options)
         records.append(record)
+        if not processes.first:
+            continue
         if certificate is not None:
             model = one.folder if own is None else certificate.with_suffix(".plain.safetensors")
             if own is not None:
