@@ -51,6 +51,25 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
 
+def test_a_data_set_is_shuffled_into_batches(tmp_path):
+    """As its loader gives them; stopped in the middle of an epoch it goes on as if it had not been."""
+    data, models = loader().dataset, [network() for _ in range(3)]
+    (expected,) = fit(models[0], DataLoader(data, 16, shuffle=True, drop_last=True), cross_entropy, "adam", epochs=3)
+    (result,) = fit(models[1], data, cross_entropy, "adam", epochs=3, batch_size=16)
+    assert result.updates == 12 and result.metrics["accuracy"] == expected.metrics["accuracy"]
+    assert same(models[0], models[1])
+    options = {"epochs": 3, "batch_size": 16, "folder": tmp_path, "resume": True}
+    with pytest.raises(Stopped):
+        fit(models[2], data, cross_entropy, "adam", should_stop=stop_after(6), **options)
+    fit(models[2], data, cross_entropy, "adam", **options)
+    assert same(models[0], models[2])
+    (result,) = fit(network(), data, cross_entropy, "adam", epochs=1, batch_size=100)  # the whole set is one batch
+    assert result.updates == 1
+    for source, size in ((data, None), (data, 0), (loader(), 16)):
+        with pytest.raises(IsoconvError, match="batch_size"):
+            fit(network(), source, cross_entropy, "adam", epochs=1, batch_size=size)
+
+
 def test_three_lines_train_an_own_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, before = network(), torch.get_rng_state()

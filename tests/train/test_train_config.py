@@ -22,7 +22,8 @@ from train.toys import toy_config, write_pictures
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0), accumulate=2)
+    settings = {"resize": "crop", "accumulate": 2}
+    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0), **settings)
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
     assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}
@@ -31,6 +32,7 @@ def test_the_json_holds_every_setting_as_plain_data():
 
 
 CHOICES = ("model", "conv", "activation", "orthogonalisation", "loss", "optimiser", "schedule", "precision", "recipe")
+CHOICES += ("resize",)
 WRONG = [(name, "other") for name in CHOICES]
 WRONG += [(name, 0) for name in ("epochs", "batch_size", "project_every", "project_iterations")]
 WRONG += [(name, value) for name in ("lr", "margin", "temperature") for value in (0.0, -1.0, math.inf, math.nan)]

@@ -1,8 +1,10 @@
 """From a data set to clean and certified accuracy."""
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from numbers import Real
 from typing import Any
 
@@ -13,6 +15,7 @@ from isoconv.certify.certifier import Certified, Certifier, check_batch_size, jo
 from isoconv.linalg.rounding import up
 from isoconv.records import require
 
+_BATCH = 500  # images of 3×32×32 or smaller
 _BEYOND = 1e300  # any radius; whole numbers may be too large to be a float
 
 
@@ -77,62 +80,113 @@ def robust_accuracy(
     data: Any,
     epsilons: Sequence[float] = (),
     *,
-    batch_size: int = 500,
+    batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    certified: Callable[[Certified, Tensor], None] | None = None,
     **options: object,
 ) -> RobustAccuracy:
     """Return clean and certified accuracy of `plain(model)` on images in [0, 1], or uint8 ones, which are divided by 255.
 
-    `data` is a pair (images, labels), a data set of `isoconv.data`, a `DataLoader` (of batches in the order wanted), or a
-    torch data set of (image, label), and is held in memory. `options` are those of `Certifier`.
+    data : a pair (images, labels), a data set of `isoconv.data`, a `DataLoader` (of batches in the order wanted), or a torch
+        data set of (image, label). Only the images of a batch are held in memory, apart from those that were before
+    batch_size : by default 500, or fewer of images larger than 3×32×32
+    progress : called with how many images are done, and of how many, if that is known
+    certified : called with the certificates and the labels of each batch, such as `CertificateFile.add`
+    options : those of `Certifier`
     """
-    images, labels = _images_and_labels(data)
     epsilons = _check_radii(epsilons)
-    check_batch_size(batch_size)
+    pairs = iter(_pairs(data))
+    first = next(pairs, None)
+    require(first is not None, "at least one image", "none")
+    assert first is not None
+    shape = first[0].shape[1:]
+    size = default_batch_size(shape) if batch_size is None else batch_size
+    check_batch_size(size)
     if isinstance(model, Certifier):
         require(not options, "no options beside a certifier, which has its own", ", ".join(options))
-    certifier = model if isinstance(model, Certifier) else Certifier(model, images.shape[1:], **options)  # type: ignore[arg-type]
-    classes, least, most = len(certifier.pair_constants), int(labels.min()), int(labels.max())
-    require(least >= 0 and most < classes, f"labels from 0 to {classes - 1}", f"{least} to {most}")
+    certifier = model if isinstance(model, Certifier) else Certifier(model, shape, **options)  # type: ignore[arg-type]
+    classes, count = len(certifier.pair_constants), _count(data)
     # A table, because on a GPU division by a number is multiplication by its rounded reciprocal.
-    device = next((p.device for p in certifier.network.parameters()), images.device)
+    device = next((p.device for p in certifier.network.parameters()), first[0].device)
     bytes_as_numbers = (torch.arange(256, dtype=torch.float64) / 255).to(device, getattr(torch, certifier.arithmetic))
-    parts = []
-    for start in range(0, len(images), batch_size):
-        part = images[start : start + batch_size].to(device)
+    parts, known, done = list[Certified](), list[Tensor](), 0
+    for images, labels in _batches(chain([first], pairs), size):
+        least, most = int(labels.min()), int(labels.max())
+        require(least >= 0 and most < classes, f"labels from 0 to {classes - 1}", f"{least} to {most}")
+        part = images.to(device)
         parts.append(certifier(bytes_as_numbers[part.int()] if part.dtype == torch.uint8 else part).cpu())
+        known.append(labels.cpu())
+        done += len(labels)
+        if certified is not None:
+            certified(parts[-1], known[-1])
         if progress is not None:
-            progress(min(start + batch_size, len(images)), len(images))
-    return RobustAccuracy(join(parts), labels.cpu(), certifier, epsilons)
+            progress(done, max(done, count))
+    return RobustAccuracy(join(parts), torch.cat(known), certifier, epsilons)
 
 
-def _images_and_labels(data: Any) -> tuple[Tensor, Tensor]:
-    whole = data if isinstance(data, (tuple, list)) else (getattr(data, "images", None), getattr(data, "labels", None))
-    tensors = len(whole) == 2 and all(isinstance(part, Tensor) for part in whole)
-    images, labels = whole if tensors else _gather(data)
-    numbered = labels.shape == images.shape[:1] and not labels.is_floating_point()
-    require(numbered, f"a whole number as label of each of {len(images)} images", tuple(labels.shape))
-    require(len(images) > 0, "at least one image", "none")
-    return images, labels
+def default_batch_size(shape: Sequence[int]) -> int:
+    """Return how many images of a shape to certify at a time: of large ones fewer, so that they need as much memory."""
+    return max(1, min(_BATCH, _BATCH * 3 * 32 * 32 // max(1, math.prod(shape))))
 
 
-def _gather(data: Any) -> tuple[Tensor, Tensor]:
-    """Return the images and labels of batches (x, y), or of a data set of one image each, whose y is one number."""
+def _count(data: Any) -> int:
+    """Return the number of images where it is known without counting, else 0."""
+    if _is_pair(data):
+        return len(data[0])
+    data = getattr(data, "dataset", data)  # of a loader
+    return len(data) if hasattr(data, "__len__") else 0
+
+
+def _is_pair(data: Any) -> bool:
+    return isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+
+
+def _pairs(data: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield images and labels of batches (x, y), or of a data set of one image each, whose y is one number."""
+    if not _is_pair(data) and isinstance(getattr(data, "labels", None), Tensor):
+        if callable(getattr(data, "batches", None)):  # a data set of isoconv.data
+            yield from data.batches(default_batch_size(data.shape))
+            return
+        data = (getattr(data, "images", None), data.labels)
+    if _is_pair(data):
+        yield _check_pair(*data)
+        return
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     pairs = data if hasattr(data, "__iter__") else (data[i] for i in range(len(data))) if indexed else [data]
-    xs, ys = list[Tensor](), list[Tensor]()
     for pair in pairs:
         paired = isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], Tensor)
         expected = "images and labels: a pair of tensors, a data set of isoconv.data, or a torch data set or loader"
         require(paired, f"{expected} of (image, label)", type(data).__name__)
         x, y = pair[0], torch.as_tensor(pair[1])
         single = y.dim() == 0 or (y.numel() == 1 and x.dim() == 3)  # some data sets have labels of shape (1,)
-        xs.append(x[None] if single else x)
-        ys.append(y.reshape(-1))
-    shapes = sorted({tuple(x.shape[1:]) for x in xs})
-    require(bool(shapes), "at least one image", "none")
-    require(len(shapes) == 1, "images of one shape", " and ".join(map(str, shapes[:2])))
-    return torch.cat(xs), torch.cat(ys)
+        if single or len(x):
+            yield _check_pair(x[None] if single else x, y.reshape(-1))
+
+
+def _check_pair(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    numbered = labels.shape == images.shape[:1] and not labels.is_floating_point()
+    require(numbered, f"a whole number as label of each of {len(images)} images", tuple(labels.shape))
+    require(len(images) > 0, "at least one image", "none")
+    return images, labels
+
+
+def _batches(pairs: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the same images and labels, so many at a time: what is certified does not depend on how they came."""
+    xs, ys, waiting, shape = list[Tensor](), list[Tensor](), 0, None
+    for x, y in pairs:
+        shape = shape or tuple(x.shape[1:])
+        same = tuple(x.shape[1:]) == shape
+        require(same, "images of one shape", f"{shape} and {tuple(x.shape[1:])}")
+        xs.append(x)
+        ys.append(y)
+        waiting += len(x)
+        if waiting >= size:
+            whole = waiting - waiting % size
+            images, labels = torch.cat(xs) if len(xs) > 1 else x, torch.cat(ys)
+            yield from zip(images[:whole].split(size), labels[:whole].split(size), strict=True)
+            xs, ys, waiting = [images[whole:]], [labels[whole:]], waiting - whole
+    if waiting:
+        yield torch.cat(xs), torch.cat(ys)
 
 
 def _check_radii(epsilons: Iterable[float]) -> list[float]:

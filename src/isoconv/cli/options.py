@@ -103,6 +103,13 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace existing o
 Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
 Epsilons = Annotated[list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
 Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
+Stream = Annotated[
+    bool | None,
+    typer.Option("--stream/--no-stream", help="decode pictures batch by batch (default: if they do not fit in memory)"),
+]
+Workers = Annotated[
+    int | None, typer.Option(help="processes that decode what is streamed: one per core, up to 8 (default)")
+]
 Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
 Search = Annotated[
     Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")

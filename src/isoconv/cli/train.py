@@ -11,7 +11,7 @@ import typer
 from isoconv.cli import options as cli
 from isoconv.cli import print_line
 from isoconv.cli.options import list_choices
-from isoconv.data.datasets import DATASETS, NAMES
+from isoconv.data.datasets import DATASETS, NAMES, RESIZES
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
@@ -30,6 +30,9 @@ def train(
     folder: cli.Data = None,
     download: cli.Download = False,
     size: cli.Sides = None,
+    resize: Annotated[str | None, typer.Option(help=f"to that size: {list_choices(RESIZES, 'squash')}")] = None,
+    stream: cli.Stream = None,
+    workers: cli.Workers = None,
     model: Annotated[str | None, typer.Option(help=_MODELS)] = None,
     conv: Annotated[str | None, typer.Option(help=list_choices(METHODS, "bcop"))] = None,
     activation: Annotated[str | None, typer.Option(help=list_choices(ACTIVATIONS, "maxmin"))] = None,

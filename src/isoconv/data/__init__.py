@@ -1,4 +1,4 @@
-"""Data sets as bytes in memory: readers of what users have on their disks, augmentation, and batches for training.
+"""Data sets as bytes, in memory or streamed from files: readers of what users have on disk, augmentation, and batches.
 
 Everything here returns or takes `ImageSet`s. `as_float` turns their bytes into numbers in [0, 1], which are never
 normalised. `DATASETS` holds what is known of each data set, and can be read without importing torch.
@@ -30,5 +30,6 @@ if TYPE_CHECKING:
     from isoconv.data.stream import distort as distort
     from isoconv.data.stream import draw as draw
     from isoconv.data.stream import epoch_generator as epoch_generator
+    from isoconv.data.streamed import StreamedSet as StreamedSet
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

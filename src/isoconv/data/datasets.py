@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from isoconv.data.image_set import Splits
     from isoconv.data.pictures import PictureOptions
 
+RESIZES = ("squash", "crop")  # how a picture comes to another size: as a whole, or the middle of it in its proportions
+
 
 @dataclass(frozen=True)
 class Version:
@@ -262,3 +264,8 @@ DATASETS: dict[str, DataSet] = {record.name: record for record in _ALL}
 NAMES = tuple(DATASETS)
 #: Those that lie in a folder somewhere
 FROM_FILES = tuple(name for name, record in DATASETS.items() if record.versions or record.folders)
+
+
+def is_pictures(data: str) -> bool:
+    """Return True if the images of a set, or of a user's own path, are pictures in files of their own."""
+    return data not in DATASETS or bool(DATASETS[data].folders)

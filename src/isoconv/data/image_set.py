@@ -49,18 +49,25 @@ class ImageSet:
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """Return the images with these indices, in this order, repeated where an index is."""
-        index = torch.as_tensor(indices, device=self.images.device)
+        index = torch.as_tensor(indices, device=self.labels.device)
         if index.numel() == 0:
             index = index.reshape(0).to(torch.int64)  # torch takes an empty list for floats
         is_list = index.ndim == 1 and not index.is_floating_point() and index.dtype != torch.bool
         require(is_list, "a list of indices", _describe(index))
         _check_range("indices", index, len(self))
-        return replace(self, images=self.images[index], labels=self.labels[index])
+        return self._part(index)
 
     def take(self, n: int) -> "ImageSet":
         """Return the first n images, without a copy."""
         require(0 <= n <= len(self), f"a number of images from 0 to {len(self)}", n)
-        return replace(self, images=self.images[:n], labels=self.labels[:n])
+        return self._part(slice(n))
+
+    def _part(self, at: Tensor | slice) -> "ImageSet":
+        return replace(self, images=self.images[at], labels=self.labels[at])
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images and labels, so many at a time, in their order."""
+        return zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True) if len(self) else iter(())
 
 
 def _describe(tensor: Tensor) -> str:

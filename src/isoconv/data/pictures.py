@@ -2,8 +2,9 @@
 
 How a picture becomes (C, H, W): the first frame of it, turned as its EXIF orientation says; what is transparent lies on
 black; sixteen bits are rounded to eight; colours become grey (ITU-R 601) if one channel is asked for; then it is scaled
-to the size that is asked for, not keeping its proportions, by Pillow's BICUBIC, whose filter widens when it shrinks
-(antialiasing). Training and prediction share this code. `resize` brings the images of a named set to another size.
+to the size that is asked for by Pillow's BICUBIC, whose filter widens when it shrinks (antialiasing): squashed, not keeping
+its proportions, or cropped, losing what lies outside of the largest rectangle of the right proportions in its middle.
+Training and prediction share this code. `resize` brings the images of a named set to another size.
 """
 
 import csv
@@ -13,7 +14,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
@@ -22,8 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isoconv.data.datasets import RESIZES
 from isoconv.data.fetch import Progress
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out_indices, shuffle_indices
+from isoconv.data.streamed import PathTable, PictureFiles, StreamedSet, default_workers, fit_in_memory
 from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes
 
@@ -53,6 +56,10 @@ class PictureOptions(TypedDict, total=False):
     seed          : of the choice of these, and of the order of the images (default: 0)
     progress      : is told how many pictures were read
     lazy          : read a part when it is first asked for, if `size` and `channels` are known
+    resize        : "squash" (default) or "crop"; see the head of this module
+    stream        : leave the pictures in their files, and decode a batch when it is needed: True, False (default), or None
+                    to stream those that do not fit in memory
+    workers       : processes that decode what is streamed, by default one per core, at most 8; 0 for threads instead
     """
 
     size: Size | None
@@ -61,6 +68,9 @@ class PictureOptions(TypedDict, total=False):
     seed: int
     progress: Progress | None
     lazy: bool
+    resize: str
+    stream: bool | None
+    workers: int | None
 
 
 def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -112,26 +122,28 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
     return make_splits(path.stem, classes, [pictures], 0, options)
 
 
-def load_image(path: str | PathLike[str], shape: tuple[int, int, int]) -> Tensor:
+def load_image(path: str | PathLike[str], shape: tuple[int, int, int], resize: str = "squash") -> Tensor:
     """Return one picture as a uint8 tensor of this shape (C, H, W), prepared as the pictures of a folder are."""
     channels, *size = shape
-    return read_pictures([Path(path)], (size[0], size[1]), channels)[0]
+    return read_pictures([Path(path)], (size[0], size[1]), channels, resize=resize)[0]
 
 
 def read_pictures(
-    paths: Sequence[Path], size: Size | None = None, channels: int | None = None, progress: Progress | None = None
+    paths: Sequence[Path],
+    size: Size | None = None,
+    channels: int | None = None,
+    progress: Progress | None = None,
+    resize: str = "squash",
 ) -> Tensor:
     """Return all the pictures, uint8 (N, C, H, W).
 
     Without a size they must all have the same. Without `channels`, C is 1 if all pictures are grey, else 3.
     """
-    require(channels in (None, 1, 3), "1 channel (grey) or 3 (colour)", channels)
-    shape = None if size is None else height_and_width(size)
-    arrays: list[Array] = []
+    read, arrays = _picture_reader(size, channels, resize), list[Array]()
     # Pillow works outside of Python's lock, so threads help. It warns of odd metadata, which changes no pixel.
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        for path, array in zip(paths, pool.map(lambda path: _read_picture(path, shape, channels), paths), strict=True):
+        for path, array in zip(paths, pool.map(read, paths), strict=True):
             arrays.append(array)
             first, other = (f"{x.shape[1]}×{x.shape[0]}" for x in (arrays[0], array))
             problem = f"{first} in {paths[0]} and {other} in {path}"
@@ -171,7 +183,8 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
     resized = np.empty((len(planes), height, width), dtype=np.uint8)
     for source, target in zip(planes, resized, strict=True):
         target[:] = np.asarray(Image.fromarray(source).resize((width, height), Image.Resampling.BILINEAR))
-    return replace(images, images=torch.from_numpy(resized).reshape(len(images), images.shape[0], height, width))
+    pixels = torch.from_numpy(resized).reshape(len(images), images.shape[0], height, width)
+    return ImageSet(pixels, images.labels.cpu(), images.classes, images.name)
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -186,9 +199,17 @@ def files_in(folder: Path) -> Iterable[Path]:
         yield from (Path(path, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | None) -> Array:
+def _picture_reader(size: Size | None, channels: int | None, resize: str) -> "partial[Array]":
+    """Return the function that reads one picture, which worker processes can be sent."""
+    require(channels in (None, 1, 3), "1 channel (grey) or 3 (colour)", channels)
+    require(resize in RESIZES, f"resize to be one of {', '.join(RESIZES)}", repr(resize))
+    shape = None if size is None else height_and_width(size)
+    return partial(_read_picture, shape=shape, channels=channels, resize=resize)
+
+
+def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | None, resize: str) -> Array:
     """Return (H, W, 1) for a grey picture, (H, W, 3) for a coloured one."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     data = io.BytesIO(read_bytes(path))
     try:
@@ -197,7 +218,8 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
         if channels == 1:
             picture = picture.convert("L")
         if shape is not None and picture.size != shape[::-1]:
-            picture = picture.resize(shape[::-1], Image.Resampling.BICUBIC)
+            change = ImageOps.fit if resize == "crop" else Image.Image.resize
+            picture = change(picture, shape[::-1], Image.Resampling.BICUBIC)
         array = np.array(picture).reshape(*picture.size[::-1], -1)
     except MemoryError:
         raise
@@ -220,21 +242,23 @@ def _flatten(file: "Image") -> "Image":
     if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture).convert("RGB")
-    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+    wanted = "L" if picture.mode in ("1", "L") else "RGB"
+    return picture if picture.mode == wanted else picture.convert(wanted)
 
 
 def make_splits(
     name: str, classes: Sequence[str], parts: Sequence[Sequence[Picture]], ignored: int, options: PictureOptions
 ) -> Splits:
-    """Shuffle the pictures of each part, hold some out if there is only one, and read them."""
+    """Shuffle the pictures of each part, hold some out if there is only one, and read them, or say how to stream them."""
     size, channels, seed = options.get("size"), options.get("channels"), options.get("seed", 0)
+    resize = options.get("resize", "squash")
     pictures = [picture for part in parts for picture in part]
     number = {label: index for index, label in enumerate(classes)}
     labels = torch.tensor([number[picture.label] for picture in pictures])
 
     def read(indices: Tensor) -> ImageSet:
         paths = [pictures[index].path for index in indices.tolist()]
-        images = read_pictures(paths, size, channels, options.get("progress"))
+        images = read_pictures(paths, size, channels, options.get("progress"), resize)
         return ImageSet(images, labels[indices], tuple(classes), name)
 
     train, *rest = (shuffle_indices(len(part), seed) for part in parts)
@@ -245,10 +269,29 @@ def make_splits(
         train, test = (train[index] for index in hold_out_indices(labels[train], len(classes), fraction, seed))
     lines = (f"{picture.name}\n{picture.path.stat().st_size}\n{picture.label}\n" for picture in pictures)
     listing = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    if options.get("stream", False) is not False:
+        paths = PathTable(picture.path for picture in pictures)
+        shape = _shape_of(paths, size, channels, resize)
+        if options.get("stream") or not fit_in_memory(len(paths), shape):
+            workers = default_workers() if (asked := options.get("workers")) is None else asked
+            require(workers >= 0, "a number of workers of at least 0", workers)
+            files = PictureFiles(paths, shape, _picture_reader(size, shape[0], resize), workers)
+            kept, held = (StreamedSet(files, part, labels[part], classes, name) for part in (train, test))
+            return Splits(kept, held, listing=listing, ignored=ignored)
     if options.get("lazy") and size is not None and channels is not None:
         return Splits(lambda: read(train), lambda: read(test), listing=listing, ignored=ignored)
     whole = read(torch.arange(len(pictures)))  # together, so that both get the same size and the same channels
     return Splits(whole.subset(train), whole.subset(test), listing=listing, ignored=ignored)
+
+
+def _shape_of(paths: PathTable, size: Size | None, channels: int | None, resize: str) -> tuple[int, int, int]:
+    """Return (C, H, W) of all the pictures, as if they had been read: reads on to the first one that has colours."""
+    read = _picture_reader(size, channels, resize)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        height, width = read(paths[0]).shape[:2] if size is None else height_and_width(size)
+        depth = channels or (3 if any(read(path).shape[2] == 3 for path in paths) else 1)
+    return depth, height, width
 
 
 def _list_sub_folders(folder: Path) -> list[Path]:

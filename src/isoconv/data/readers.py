@@ -26,7 +26,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from isoconv.data.datasets import DATASETS, DataSet, Version
+from isoconv.data.datasets import DATASETS, DataSet, Version, is_pictures
 from isoconv.data.fetch import download as fetch
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out, shuffle_indices
 from isoconv.data.pictures import Picture, PictureOptions, list_classes, make_splits, read_csv, read_folder, resize
@@ -44,9 +44,9 @@ def load_splits(
     """Return the training and the test set of a data set in `DATASETS`, or of a folder of images or a CSV file.
 
     The files of a named set are looked for in `folder` (default: `data`); with `download` they are fetched if they are
-    missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (`size`, `channels`,
-    `test_fraction`, `seed`, `progress`, `lazy`; see `PictureOptions`) a named set uses `size`, `progress` and `lazy`:
-    it has its own channels and test images. One of pictures has its published size unless another is asked for.
+    missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (see `PictureOptions`) a
+    named set uses `size`, `progress` and `lazy`: it has its own channels and test images. One of pictures has its
+    published size unless another is asked for, and can be cropped and streamed; others are held in memory.
     """
     record = DATASETS.get(str(name_or_path))
     if record is None:
@@ -58,6 +58,8 @@ def load_splits(
     size, channels = options.get("size"), options.get("channels")
     problem = f"{channels}: only pictures from a folder or a CSV file are converted"
     require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)
+    held = options.get("resize", "squash") == "squash" and not options.get("stream") and not options.get("workers")
+    require(held or is_pictures(record.name), "pictures in files of their own, to crop or to stream", record.name)
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))

@@ -4,7 +4,8 @@ Random crops, mirror images and distortions are made on the device that holds th
 epoch at once. Every random choice of an epoch depends on (seed, epoch) alone, and on nothing that happened before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from isoconv.data.image_set import ImageSet
+from isoconv.data.streamed import StreamedSet
 from isoconv.errors import require
 
 Batch = tuple[Tensor, Tensor]
@@ -119,8 +121,9 @@ class EpochBatches:
     every device, but for the rounding of distorted pixels, and for a run that resumes at epoch e.
 
     If the images fit on the device (or if `resident`) they stay there, are augmented an epoch at a time, and batches are
-    selected there. Otherwise batches are sent from pinned host memory, one ahead of the one in use. The batches are the
-    same, bit for bit.
+    selected there. Otherwise batches are sent from pinned host memory, one ahead of the one in use. Those of a
+    `StreamedSet` are decoded ahead, by its workers, which end when the iterator is exhausted or closed. The batches are
+    the same, bit for bit.
 
     `batch_size` counts the images of all `world_size` processes. Process `rank` gets the rank-th of world_size equal
     parts of each batch, so that together they see what one process alone would see.
@@ -154,7 +157,12 @@ class EpochBatches:
         fits_in = 0 <= augment[0] <= 1 and 0 <= augment[1] <= 2
         require(fits_in, "a share of images from 0 to 1 and a strength from 0 to 2", augment)
         self.augment = augment
+        self._data: ImageSet
         self.device, self._augmented = torch.device(device), padding > 0 or flip or augment[0] > 0
+        if isinstance(data, StreamedSet):
+            require(not resident, "images in memory, to keep them on the device", "streamed ones")
+            self.resident, self._data = False, data
+            return
         copies = (data.images.device != self.device) + self._augmented
         self.resident = fits(data.images.nbytes * copies, self.device) if resident is None else resident
         self._data = data.to(self.device if self.resident else "cpu")
@@ -163,7 +171,8 @@ class EpochBatches:
         """Return the number of batches in an epoch."""
         return len(self.data) // self.batch_size if self.drop_last else -(-len(self.data) // self.batch_size)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Iterate over the batches of an epoch. The first `start` are not needed: streamed, they have no pixels to see."""
         draws: list[Tensor] = []
         if self._augmented:
             draws += draw(len(self.data), self.padding, self.flip, epoch_generator(self.seed, epoch, "augmentation"))
@@ -171,7 +180,8 @@ class EpochBatches:
             random = epoch_generator(self.seed, epoch, "distortion")
             draws.append(torch.rand(len(self.data), _NUMBERS, generator=random))
         draws = [drawn.to(self.device) for drawn in draws]
-        return (self._select if self.resident else self._send)(self.indices(epoch), draws)
+        parts = self.indices(epoch)
+        return self._select(parts, draws) if self.resident else self._send(parts, draws, start)
 
     def _augment(self, images: Tensor, draws: Sequence[Tensor]) -> Tensor:
         if draws:
@@ -189,15 +199,36 @@ class EpochBatches:
         for index in torch.cat(list(parts)).to(self.device).split(len(parts[0])):
             yield images.index_select(0, index), labels.index_select(0, index)
 
-    def _send(self, parts: Sequence[Tensor], draws: Sequence[Tensor]) -> Iterator[Batch]:
+    def _send(self, parts: Sequence[Tensor], draws: Sequence[Tensor], start: int) -> Iterator[Batch]:
         indices = torch.cat(list(parts)).to(self.device).split(len(parts[0]))
+        start = start if isinstance(self._data, StreamedSet) else 0
+        for index in parts[:start]:
+            blank = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(len(index), *self._data.shape)
+            yield blank, self._data.labels[index]
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        transfers = (_Transfer(self._data, index, self.device, stream) for index in parts)
-        ahead = next(transfers)
-        for index in indices:
-            transfer, ahead = ahead, next(transfers, ahead)
-            images, labels = transfer.receive()
-            yield self._augment(images, [drawn[index] for drawn in draws]), labels
+        with closing(self._collect(parts[start:], stream is not None)) as batches:
+            transfers = (_Transfer(batch, self.device, stream) for batch in batches)
+            ahead = next(transfers)
+            for index in indices[start:]:
+                transfer, ahead = ahead, next(transfers, ahead)
+                images, labels = transfer.receive()
+                yield self._augment(images, [drawn[index] for drawn in draws]), labels
+
+    def _collect(self, parts: Sequence[Tensor], pinned: bool) -> Generator[Batch, None, None]:
+        """Yield batches in host memory."""
+        images = self._data.select(parts) if isinstance(self._data, StreamedSet) else None
+        for index in parts:
+            labels = _gather(self._data.labels, index, pinned)
+            if images is None:
+                yield _gather(self._data.images, index, pinned), labels
+            else:
+                batch = next(images)
+                yield (batch.pin_memory() if pinned else batch), labels
+
+
+def _gather(source: Tensor, index: Tensor, pinned: bool) -> Tensor:
+    host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=pinned)
+    return torch.index_select(source, 0, index, out=host)
 
 
 def fits(size: int, device: torch.device | str) -> bool:
@@ -207,20 +238,17 @@ def fits(size: int, device: torch.device | str) -> bool:
 
 
 class _Transfer:
-    """One batch in transfer: collected in pinned memory, copied on a stream of its own, received on the current one.
+    """One batch in transfer: it lies in pinned memory, is copied on a stream of its own, received on the current one.
 
     torch keeps pinned memory for later batches, and gives it out again only when it has been copied.
     """
 
-    def __init__(self, data: ImageSet, index: Tensor, device: torch.device, stream: torch.cuda.Stream | None):
-        self.stream, batch = stream, []
+    def __init__(self, batch: Batch, device: torch.device, stream: torch.cuda.Stream | None):
+        self.stream = stream
         with torch.cuda.stream(stream):
-            for source in (data.images, data.labels):
-                host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=stream is not None)
-                torch.index_select(source, 0, index, out=host)
-                batch.append(host.to(device, non_blocking=True))
+            images, labels = (host.to(device, non_blocking=True) for host in batch)
             self.copied = None if stream is None else stream.record_event()
-        self.batch = batch[0], batch[1]
+        self.batch = images, labels
 
     def receive(self) -> Batch:
         if self.stream is not None and self.copied is not None:

@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy
+from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
+from isoconv.certify.accuracy import default_batch_size
+from isoconv.certify.certificate_file import open_certificate
 from isoconv.certify.certifier import join
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.losses import LOSSES
@@ -22,8 +25,6 @@ from isoconv.train.run_folder import Finding, RunFolder, locked
 
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
 Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
-
-_CERTIFIED_AT_ONCE = 500  # images in a batch, as `robust_accuracy` has them
 
 
 @dataclass(frozen=True)
@@ -142,20 +143,26 @@ def share_certifying(
     """Return the robust accuracy of a network, each process having certified a part of the images.
 
     Each takes whole batches of those that one alone would certify, so that the answer is the same bit for bit where the
-    arithmetic of one batch is. `options` are those of `robust_accuracy`.
+    arithmetic of one batch is. `options` are those of `robust_accuracy`, and `certificate`, a file for the certificates:
+    one process alone writes it batch by batch, the first of several when it has all.
     """
-    progress = options.pop("progress", None)
+    progress, certificate = options.pop("progress", None), options.pop("certificate", None)
     certifier = Certifier(model, data.shape, **options)
     if processes is None or processes.count == 1:
-        return robust_accuracy(certifier, data, epsilons, progress=progress)
-    size = _CERTIFIED_AT_ONCE
+        with nullcontext() if certificate is None else open_certificate(certificate, certifier, len(data)) as file:
+            add = None if file is None else file.add
+            return robust_accuracy(certifier, data, epsilons, progress=progress, certified=add)
+    size = default_batch_size(data.shape)
     share = processes.share(len(data), size)
     own = []
     if share:
         part = robust_accuracy(certifier, data.subset(share), epsilons, batch_size=size, progress=progress)
         own = [(part.certificates, part.epsilons)]
     parts = [part for others in processes.gather(own) for part in others]
-    return RobustAccuracy(join([certificates for certificates, _ in parts]), data.labels.cpu(), certifier, parts[0][1])
+    certificates, labels = join([certificates for certificates, _ in parts]), data.labels.cpu()
+    if certificate is not None and processes.first:
+        write_certificate(certificate, certifier, certificates, labels)
+    return RobustAccuracy(certificates, labels, certifier, parts[0][1])
 
 
 def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:

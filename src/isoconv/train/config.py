@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isoconv.data.datasets import DATASETS, OWN_IMAGES
+from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
@@ -158,12 +158,13 @@ class TrainConfig(NetworkSettings):
     graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
     augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
+    resize : how the user's own images came to their size; see `isoconv.data.pictures`
     accumulate : how many batches give the gradient of one update
     """
 
     counts = (*NetworkSettings.counts, "accumulate")
     positive = ("lr", "margin", "temperature")
-    choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES}
+    choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES, "resize": RESIZES}
 
     data: str
     input_shape: tuple[int, int, int]
@@ -179,6 +180,7 @@ class TrainConfig(NetworkSettings):
     flip: bool = False
     augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
+    resize: str = "squash"
     accumulate: int = 1
 
     def __post_init__(self) -> None:
@@ -213,9 +215,9 @@ class TrainConfig(NetworkSettings):
         return (self.model, self.conv, self.activation) if self.has_methods else (self.model,)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; `graph`, `loss_options`, `augment` and `accumulate` only where they are used."""
+        """Return the fields as plain data; those that most runs leave as they are only where they say something."""
         there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
-        there["accumulate"] = self.accumulate > 1
+        there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
-from isoconv.data import epoch_generator
+from isoconv.data import EpochBatches, epoch_generator
 from isoconv.errors import IsoconvError
 from isoconv.nn import OSSNConv2d, SVCMConv2d
 from isoconv.records import Record, require
@@ -267,11 +268,12 @@ class Learner:
 
 def fit(
     models: nn.Module | Sequence[nn.Module],
-    batches: Batches | Sequence[Batches],
+    batches: Batches | Dataset[Any] | Sequence[Batches | Dataset[Any]],
     loss: LossFunction | Sequence[LossFunction] | None,
     optimiser: OptimiserChoice | Sequence[OptimiserChoice] = "steepest",
     *,
     epochs: int,
+    batch_size: int | None = None,
     lr: float | Sequence[float] = 0.01,
     momentum: float = 0.9,
     schedule: str | Schedule | Sequence[str | Schedule] = "linear",
@@ -299,7 +301,7 @@ def fit(
         one entry for each network; `loss`, `optimiser`, `lr` and `schedule` may be.
     batches : what an epoch consists of: an iterable with a length, such as a `DataLoader`, or an object with
         `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch,
-        and left as they were at the end.
+        and left as they were at the end. A torch `Dataset` is shuffled and split into batches of `batch_size`.
     loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
     project_every : after how many updates, and after the last, layers such as `SVCMConv2d` are projected, by
@@ -319,7 +321,8 @@ def fit(
         each other. One process writes; see Note [Any number of processes].
     """
     several = not isinstance(models, nn.Module)
-    networks, sources = _listed(models, several), _listed(batches, several)
+    networks = _listed(models, several)
+    sources = [_split(source, batch_size) for source in _listed(batches, several)]
     count, steps = len(networks), _steps_per_epoch(sources, accumulate)
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes = processes or Processes()
@@ -349,6 +352,16 @@ def fit(
 
 def _listed(value: Any, several: bool) -> list[Any]:
     return list(value) if several else [value]
+
+
+def _split(source: Any, batch_size: int | None) -> Any:
+    """Return a data set as shuffled batches, all of one size but for a set that is smaller; anything else as it is."""
+    if not isinstance(source, Dataset):
+        require(batch_size is None, "batch_size with a torch Dataset alone", f"it with {type(source).__name__}")
+        return source
+    sized = hasattr(source, "__len__") and batch_size is not None and batch_size > 0
+    require(sized, "a batch_size for a torch Dataset, which has a length", f"{batch_size} for {type(source).__name__}")
+    return DataLoader(source, batch_size, shuffle=True, drop_last=len(source) > (batch_size or 1))  # type: ignore[arg-type]
 
 
 def _for_each(value: Any, count: int) -> list[Any]:
@@ -397,6 +410,7 @@ class _Loop:
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
         self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
         self.pause = min(_FIRST_SAVE, self.save_every)
+        self.streams: list[Iterator[Any]] = []
 
     def run(self) -> None:
         try:
@@ -404,18 +418,35 @@ class _Loop:
                 self._run_epoch(epoch)
             self._read_clock()
         finally:
+            self._close_streams()
             self.stepper.end()
+
+    def _open_streams(self, epoch: int, start: int) -> None:
+        """Begin an epoch of batches, of which the first `start` were trained on before the run was stopped."""
+        self._close_streams()
+        for source in self.sources:
+            if isinstance(source, EpochBatches):
+                self.streams.append(source.epoch(epoch, start))
+            else:
+                self.streams.append(iter(source.epoch(epoch) if hasattr(source, "epoch") else source))
+
+    def _close_streams(self) -> None:
+        """End the worker processes of batches that are decoded ahead, also in the middle of an epoch."""
+        for stream in self.streams:
+            if isinstance(stream, Generator):
+                stream.close()
+        self.streams = []
 
     def _run_epoch(self, epoch: int) -> None:
         started, before = time.monotonic(), [learner.done for learner in self.learners]
         first, last = epoch * self.steps, (epoch + 1) * self.steps
         samples, taken, stopping = [0] * len(self.learners), 0, False
         torch.manual_seed(epoch_generator(self.seed, epoch, "fit").initial_seed())
-        streams = [iter(s.epoch(epoch) if hasattr(s, "epoch") else s) for s in self.sources]
+        self._open_streams(epoch, (min(before) - first) * self.accumulate)
         for step in range(first, last):
             if first < step == min(before):
                 _restore_random_numbers(self.learners[before.index(step)])
-            drawn = [[_as_batch(next(stream, None)) for _ in range(self.accumulate)] for stream in streams]
+            drawn = [[_as_batch(next(stream, None)) for _ in range(self.accumulate)] for stream in self.streams]
             samples = [n + sum(len(batch[0]) for batch in batches) for n, batches in zip(samples, drawn, strict=True)]
             steps = [batches if self.accumulate > 1 else batches[0] for batches in drawn]
             due = [batch if one.done == step else None for one, batch in zip(self.learners, steps, strict=True)]

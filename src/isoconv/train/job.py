@@ -32,6 +32,8 @@ def train(
     folder: Path | None = None,
     download: bool = False,
     size: Size | None = None,
+    stream: bool | None = None,
+    workers: int | None = None,
     seeds: Sequence[int] | None = None,
     epsilons: Sequence[float] = (),
     search: Sequence[float] | None = None,
@@ -49,6 +51,8 @@ def train(
     data : the name of a data set, a folder of pictures with one sub-folder per class, or a CSV file; None to resume
     out : the run's folder; several seeds live in seed-0, seed-1, … inside it
     folder : where the data set is, or where a user's pictures have moved to
+    stream, workers : whether a user's pictures stay in their files (by default if they do not fit in memory), and how many
+        processes decode them; see `isoconv.data.pictures.PictureOptions`. The networks are the same either way
     search : learning rates to try on a validation split first
     watch : called with the number of steps, and of those done before, when training begins; returns who observes it
     say : called with lines worth showing
@@ -71,13 +75,14 @@ def train(
         configs = _read_configs(folders, data, asked)
         if is_own(configs[0].model) and build is None:
             raise IsoconvError(f"Expected --model again, to resume a network of your own, {configs[0].model}.")
-        splits = splits_of(configs[0], folder, download)
+        splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
     else:
         if data is None:
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
         if data not in NAMES and folder is not None:
             raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
-        splits = load_splits(data, folder, size=size, download=download)
+        reading = {"resize": settings.get("resize", "squash"), "stream": stream, "workers": workers}
+        splits = load_splits(data, folder, size=size, download=download, **reading)
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
     models = build_networks(configs, splits.train, device, processes, build)

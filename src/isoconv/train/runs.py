@@ -1,11 +1,12 @@
 """Finished runs: open them, certify them, attack them, ask them. Each is one call."""
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,10 +15,13 @@ import torch
 from torch import nn
 
 from isoconv import attacks
-from isoconv.certify import Certifier, RobustAccuracy, write_certificate
+from isoconv.certify import Certifier, RobustAccuracy
+from isoconv.certify.accuracy import default_batch_size
 from isoconv.certify.graph import plain_network
-from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
+from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
+from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import Size as Sides
+from isoconv.data.pictures import read_pictures
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
@@ -29,6 +33,7 @@ from isoconv.train.own_model import Build, check_classifier, find_function, load
 from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
 ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
+_ATTACKED_PIXELS = 10_000 * 3 * 32 * 32  # an attack holds several numbers for each
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
 
 Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
@@ -134,13 +139,16 @@ class TrainedRun:
 
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
-        return _take(splits_of(self.config, folder, download).test, count)
+        # Pictures are looked at once or twice: they stay in their files, and what is certified needs no memory for them.
+        reading: dict[str, Any] = {"stream": True, "workers": 0} if is_pictures(self.config.data) else {}
+        return _take(splits_of(self.config, folder, download, **reading).test, count)
 
     def certify(
         self,
         data: ImageSet,
         epsilons: Sequence[float] = (),
         *,
+        certificate: Path | None = None,
         device: str | torch.device = "cpu",
         progress: Progress = _be_silent,
         processes: Processes | None = None,
@@ -148,11 +156,13 @@ class TrainedRun:
     ) -> tuple[RobustAccuracy, CertifiedRecord]:
         """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`.
 
+        certificate : a file for the certificates of all images; one process writes it batch by batch
         processes : those that share the images, each with this call; all return the same
         """
         began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
         epsilons = epsilons or default_epsilons(self.config.data)
-        accuracy = share_certifying(self.model.to(device), data, epsilons, processes, progress=show, **options)
+        how: dict[str, Any] = {"certificate": certificate, "progress": show, **options}
+        accuracy = share_certifying(self.model.to(device), data, epsilons, processes, **how)
         certifier, radii = accuracy.certifier, tuple(accuracy.radii.tolist())
         layers = tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers)
         figures = figures_of(accuracy) | {"layers": layers, "radii": radii, "seconds": time.perf_counter() - began}
@@ -175,29 +185,43 @@ class TrainedRun:
         `epsilon` is None for the rounding search, which stays within each image's own certified radius. `settings` are
         those of the attack's function in `isoconv.attacks`.
         """
-        pixels, radii = as_float(data.images, torch.float64), certified.certificates.radius[: len(data)]
         began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
         show(0, len(data))  # the first image may take long
+        results, done, radii = list[attacks.AttackResult](), 0, certified.certificates.radius[: len(data)]
+        for images, labels in data.batches(_attacked_at_once(data.shape)):
+            pixels, part = as_float(images, torch.float64), slice(done, done + len(images))
+            done, how = part.stop, settings | {"progress": partial(_show_part, show, part.start, len(data))}
+            if epsilon is None:
+                prediction = certified.certificates.prediction[part]
+                result = attacks.rounding_search(self.model, pixels, prediction, radii[part], **how)
+            else:
+                result = getattr(attacks, attack)(self.model, pixels, labels, epsilon, **how)
+            results.append(replace(result, images=result.images[:0]))
+        whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
-            prediction = certified.certificates.prediction[: len(data)]
-            result = attacks.rounding_search(self.model, pixels, prediction, radii, progress=show, **settings)
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
             # Here a success is a changed prediction within the radius.
-            figures["violations"] = int((result.success.cpu() & (radii > 0)).sum())
+            figures["violations"] = int((whole.success.cpu() & (radii > 0)).sum())
         else:
-            result = getattr(attacks, attack)(self.model, pixels, data.labels, epsilon, progress=show, **settings)
-            figures = attacks.against_certificates(result, certified, epsilon)
+            figures = attacks.against_certificates(whole, certified, epsilon)
         seconds = time.perf_counter() - began
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
     def predict(self, images: Sequence[Path], device: str = "auto") -> list[Prediction]:
         """Classify picture files, resized to the network's input, each with its certified radius."""
-        shape, classes = self.config.input_shape, self.config.classes
-        pixels = as_float(torch.stack([load_image(path, shape) for path in images]), torch.float64)
-        certified = Certifier(self.model.to(choose_device(device)), shape)(pixels).cpu()
-        answers = zip(images, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
-        size = shape[1], shape[2]
-        return [Prediction(str(path), classes[k], radius, _size_of(path) != size) for path, k, radius in answers]
+        (channels, *size), classes = self.config.input_shape, self.config.classes
+        certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
+        predictions, at_once = list[Prediction](), default_batch_size(self.config.input_shape)
+        for start in range(0, len(images), at_once):
+            paths = [Path(path) for path in images[start : start + at_once]]
+            pictures = read_pictures(paths, (size[0], size[1]), channels, resize=self.config.resize)
+            certified = certifier(as_float(pictures, torch.float64)).cpu()
+            answers = zip(paths, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
+            predictions += [
+                Prediction(str(path), classes[label], radius, _size_of(path) != (size[0], size[1]))
+                for path, label, radius in answers
+            ]
+        return predictions
 
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file beside the run's own, or raise if the folder has another network by now.
@@ -228,6 +252,16 @@ def _size_of(path: Path) -> tuple[int, int]:
     with Image.open(path) as file:
         turned = file.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of the orientation: a quarter turn
         return file.size if turned else file.size[::-1]
+
+
+def _attacked_at_once(shape: Sequence[int]) -> int:
+    """Return how many images to attack at a time: all of CIFAR-10's test set, of larger ones fewer."""
+    return max(1, _ATTACKED_PIXELS // math.prod(shape))
+
+
+def _show_part(show: Callable[[int, int], None], before: int, count: int, done: int, total: int) -> None:
+    """Show the progress of a part as that of the whole."""
+    show(before + done, count)
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
@@ -270,7 +304,8 @@ def open_own(
     require(data is not None or folder is not None, "data to certify a network of your own on (--data)", "none")
     name, build = find_function(model)
     where = (str(folder), None) if data is None else (str(data), folder)
-    splits = load_splits(*where, size=size, download=download, lazy=True)
+    reading: dict[str, Any] = {"stream": True, "workers": 0} if is_pictures(where[0]) else {}
+    splits = load_splits(*where, size=size, download=download, lazy=True, **reading)
     images = splits.test
     config = TrainConfig(where[0], images.shape, images.classes, splits.listing, name)
     network = make_model(config, build)
@@ -286,8 +321,11 @@ def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
     return runs[0]
 
 
-def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = False) -> Splits:
-    """Return the data of a run, split as in its training. A user's own pictures may have moved to `folder`."""
+def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = False, **options: Any) -> Splits:
+    """Return the data of a run, split as in its training. A user's own pictures may have moved to `folder`.
+
+    options : `stream` and `workers`, as for `isoconv.data.load_splits`
+    """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
     if own and not source.exists():
@@ -295,7 +333,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
-    splits = load_splits(*where, size=(height, width), channels=channels, download=download, lazy=True)
+    options |= {"channels": channels, "resize": config.resize, "lazy": True}
+    splits = load_splits(*where, size=(height, width), download=download, **options)
     part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
     if part.shape != config.input_shape or part.classes != config.classes:
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
@@ -351,13 +390,16 @@ def certify_run(
     if certificate is not None:
         _only(runs, " for --certificate")
     for one in runs:
-        shared: dict[str, Any] = {"device": processes.device(device), "processes": processes}
+        shared: dict[str, Any] = {
+            "device": processes.device(device),
+            "processes": processes,
+            "certificate": certificate,
+        }
         accuracy, record = one.certify(test, epsilons, progress=progress, **shared | options)
         records.append(record)
         if not processes.first:
             continue
         if certificate is not None:
-            write_certificate(certificate, accuracy.certifier, accuracy.certificates, accuracy.labels)
             model = one.folder if own is None else certificate.with_suffix(".plain.safetensors")
             if own is not None:
                 write_tensors(model, accuracy.certifier.deployed.state_dict(), {"format": "pt"})

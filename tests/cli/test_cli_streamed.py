@@ -1,0 +1,166 @@
+"""Commands on pictures that stay in their files: the same networks and figures as from memory, killed or not."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from isoconv.certify import robust_accuracy
+from isoconv.data import load_splits
+from isoconv.files import read_tensors
+from isoconv.train import load_run, open_run, runs
+
+TINY = ["--model", "small", "--batch-size", "8", "--device", "cpu", "--size", "12", "--augment", "0.5"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 coloured pictures of two classes and two sizes, 48 of them to train on."""
+    folder, random = tmp_path_factory.mktemp("photos") / "photos", np.random.RandomState(0)
+    for k in range(60):
+        pixels = random.randint(0, 120, ((16, 20), (24, 18))[k % 4 // 2] + (3,)) + 120 * (k % 2)
+        path = folder / ("dark", "bright")[k % 2] / f"{k}.{('png', 'jpg')[k % 3 // 2]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return read_tensors(run / "model.safetensors")
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    first, second = weights(a), weights(b)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def workers_of(process) -> list[Path]:
+    """Return the folders in /proc of a process's children."""
+    return [
+        Path("/proc", number) for number in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+def are_gone(processes: list[Path], seconds: float = 30) -> bool:
+    """Return True if processes end within so many seconds: torch's workers look for their parent every five."""
+    end = time.monotonic() + seconds
+    while any(path.exists() for path in processes) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not any(path.exists() for path in processes)
+
+
+def test_streamed_and_in_memory_are_one(isoconv, photos, tmp_path):
+    """Trained, certified, attacked and asked."""
+    how = {
+        "memory": ["--no-stream"],
+        "threads": ["--stream", "--workers", "0"],
+        "workers": ["--stream", "--workers", "2"],
+    }
+    for name, options in how.items():
+        assert isoconv("train", photos, *TINY, "--epochs", "2", "--out", name, *options).code == 0
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in how]
+    for name, result in zip(how, results, strict=True):
+        assert same_weights(tmp_path / "memory", tmp_path / name)
+        assert (result["clean"], result["robust"]) == (results[0]["clean"], results[0]["robust"])
+    outcome = isoconv("certify", "workers", "--certificate", "c.jsonl", "--json")
+    expected = robust_accuracy(open_run("workers").model, load_splits(photos, size=12).test)
+    assert json.loads(outcome.out)[0]["radii"] == expected.radii.tolist()
+    lines = (tmp_path / "c.jsonl").read_text().splitlines()
+    assert len(lines) == 13 and [json.loads(line)["label"] for line in lines[1:]] == expected.labels.tolist()
+    pictures = sorted(photos.rglob("*.png"))[:4]
+    answers = json.loads(isoconv("predict", "workers", *pictures, "--json").out)
+    for path, answer in zip(pictures, answers, strict=True):
+        alone = json.loads(isoconv("predict", "workers", path, "--json").out)[0]
+        assert (answer["class"], answer["radius"]) == (alone["class"], pytest.approx(alone["radius"], rel=1e-9))
+
+
+def test_an_attack_in_parts_is_the_attack_on_all(isoconv, photos, tmp_path, monkeypatch):
+    assert isoconv("train", photos, *TINY, "--epochs", "1", "--out", "run").code == 0
+    attack = ["attack", "run", "--attack", "fgsm", "--attack", "rounding", "--epsilon", "0.5", "--json"]
+    whole = json.loads(isoconv(*attack).out)
+    monkeypatch.setattr(runs, "_ATTACKED_PIXELS", 5 * 3 * 12 * 12)
+    parts = json.loads(isoconv(*attack).out)
+    for a, b in zip(whole, parts, strict=True):
+        assert a.pop("seconds") > 0 < b.pop("seconds")
+        assert a == b and a["images"] == 12
+
+
+def test_a_crop_is_remembered(isoconv, photos, tmp_path):
+    for name, form in (("squashed", "squash"), ("cropped", "crop")):
+        assert isoconv("train", photos, *TINY, "--epochs", "1", "--out", name, "--resize", form).code == 0
+    assert not same_weights(tmp_path / "squashed", tmp_path / "cropped")
+    assert load_run(tmp_path / "cropped")[1].resize == "crop"
+    assert "resize" not in (tmp_path / "squashed" / "config.json").read_text()
+    run = open_run("cropped")
+    expected = robust_accuracy(run.model, load_splits(photos, size=12, resize="crop").test)
+    assert json.loads(isoconv("certify", "cropped", "--json").out)[0]["radii"] == expected.radii.tolist()
+    pictures = [run.test_images().files.paths[int(k)] for k in run.test_images().index]
+    answers = json.loads(isoconv("predict", "cropped", *pictures, "--json").out)
+    right = [
+        answer["class"] == ("bright", "dark")[k] for answer, k in zip(answers, expected.labels.tolist(), strict=True)
+    ]
+    assert [a["radius"] * r for a, r in zip(answers, right, strict=True)] == pytest.approx(expected.radii.tolist())
+    assert isoconv("report", "cropped").code == 0
+    assert "--resize crop" in (tmp_path / "report.html").read_text()
+
+
+def test_what_cannot_be_streamed_is_refused(isoconv, photos, world):
+    assert isoconv("train", "digits", "--stream").is_refused("digits")
+    assert isoconv("train", "digits", "--resize", "crop").is_refused("digits")
+    assert isoconv("train", photos, "--size", "12", "--resize", "stretch").is_refused("squash, crop", "stretch")
+    assert isoconv("train", photos, "--size", "12", "--stream", "--workers", "-1").is_refused("workers", "-1")
+
+
+def test_a_broken_picture_ends_a_streamed_run_with_its_name(isoconv, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    for name in ("dark/0.png", "bright/1.png"):
+        (tmp_path / "photos" / name).write_bytes((photos / name).read_bytes()[:200])
+    outcome = isoconv("train", "photos", *TINY, "--stream", "--workers", "2", "--epochs", "1", "--out", "run")
+    assert outcome.code == 2 and "Traceback" not in outcome.err
+    assert "cannot be read as a picture" in outcome.err.splitlines()[-1] and "photos" in outcome.err.splitlines()[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_killed_in_the_middle_of_a_streamed_epoch_it_ends_as_if_never_killed(start, isoconv, photos, tmp_path):
+    """Also with another number of workers, or from memory. The workers of a process that was killed end by themselves."""
+    long = [*TINY, "--batch-size", "1", "--epochs", "5"]
+    assert isoconv("train", photos, *long, "--out", "whole", "--no-stream").code == 0
+    process = start("train", photos, *long, "--out", "killed", "--stream", "--workers", "2")
+    state, done = tmp_path / "killed" / "state.safetensors", 0
+    while process.poll() is None and (done == 0 or done % 48 == 0):
+        done = int(read_tensors(state)["progress/done"]) if state.exists() else 0
+        time.sleep(0.01)
+    assert process.poll() is None  # it was saved within an epoch
+    workers = workers_of(process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert 0 < done < 5 * 48
+    assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu", "--stream", "--workers", "1").code == 0
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert are_gone(workers)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_ends_the_workers_too(start, photos, tmp_path):
+    process = start("train", photos, *TINY, "--epochs", "500", "--out", "run", "--stream", "--workers", "2")
+    for line in process.stderr:
+        if line.startswith("epoch 2/"):
+            break
+    workers = []
+    while not workers and process.poll() is None:
+        workers = workers_of(process)
+    assert workers
+    for worker in workers:  # a terminal sends it to all
+        os.kill(int(worker.name), signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in err and "Traceback" not in err
+    assert are_gone(workers)
