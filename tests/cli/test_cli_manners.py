@@ -150,7 +150,7 @@ def test_ctrl_c_leaves_the_files_of_before(words, kept, isoconv, world, monkeypa
 def test_a_second_ctrl_c_in_training_is_the_ordinary_one(isoconv, world, monkeypatch):
     """The first one lets the step finish and saves; while it saves, the second."""
     monkeypatch.setattr(TrainingProgress, "step", lambda self, steps: signal.raise_signal(signal.SIGINT))
-    monkeypatch.setattr(RunFolder, "save", lambda self, learner: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(RunFolder, "save", lambda *_: signal.raise_signal(signal.SIGINT))
     outcome = isoconv(*TRAIN)
     assert outcome.code == 130 and outcome.err.splitlines()[-1] == "isoconv: Interrupted."
 

@@ -70,14 +70,19 @@ def cifar10_binary(pixels: np.ndarray, labels: np.ndarray) -> bytes:
     return np.concatenate([labels[:, None], pixels], axis=1).tobytes()
 
 
-def cifar10_pickle(pixels: np.ndarray, labels: np.ndarray, fortran: bool = False) -> bytes:
-    """As Python 2 and its numpy wrote it, in protocol 2, where strings are bytes."""
+def cifar10_pickle(
+    pixels: np.ndarray, labels: np.ndarray, fortran: bool = False, name: bytes = b"labels", **others: np.ndarray
+) -> bytes:
+    """As Python 2 and its numpy wrote it, in protocol 2, where strings are bytes; `others` are more lists of labels."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
 
     raw = pixels.tobytes("F" if fortran else "C")
-    listed = b"](" + b"".join(b"K" + bytes([int(label)]) for label in labels) + b"e"
+    lists = {name: labels, **{key.encode(): value for key, value in others.items()}}
+    listed = b"".join(
+        text(key) + b"](" + b"".join(b"K" + bytes([int(n)]) for n in values) + b"e" for key, values in lists.items()
+    )
     shape = b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape) + b"\x86"
     made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R("
     dtype = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|")
@@ -85,7 +90,7 @@ def cifar10_pickle(pixels: np.ndarray, labels: np.ndarray, fortran: bool = False
     order = b"\x88" if fortran else b"\x89"
     array = made + b"K\x01" + shape + dtype + order + b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
     label = text(b"batch_label") + text(b"training batch 1 of 5")
-    return b"\x80\x02}(" + label + text(b"labels") + listed + text(b"data") + array + b"u."
+    return b"\x80\x02}(" + label + listed + text(b"data") + array + b"u."
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> Path:
@@ -113,7 +118,69 @@ def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
     else:
         for name, data in files.items():
             write(folder / inside / name, data)
-    return archive if tar else folder / inside, replace(DATASETS["cifar10"], images_per_file=4, md5=sums)
+    return archive if tar else folder / inside, replace(
+        DATASETS["cifar10"], images_per_file={f"{name}.bin": 4 for name in BATCHES}, md5=sums
+    )
+
+
+def cifar100_parts() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return pixels, fine labels and coarse ones."""
+    sizes = {"train": 6, "test": 3}
+    return {
+        part: (random_bytes(n, 3072, seed=n), np.arange(n, dtype=np.uint8) * 16 + 3, np.arange(n, dtype=np.uint8))
+        for part, n in sizes.items()
+    }
+
+
+def write_cifar100(folder: Path, form: str) -> tuple[Path, DataSet]:
+    """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
+    kind, tar = form[:3].rstrip("."), form.endswith(".tar.gz")
+    title, ending = ("binary", ".bin") if kind == "bin" else ("python", "")
+    files = {}
+    for part, (pixels, fine, coarse) in cifar100_parts().items():
+        rows = np.concatenate([coarse[:, None], fine[:, None], pixels], axis=1).tobytes()
+        pickled = cifar10_pickle(pixels, fine, name=b"fine_labels", coarse_labels=coarse)
+        files[part + ending] = rows if kind == "bin" else pickled
+    inside, archive = f"cifar-100-{title}", folder / f"cifar-100-{title}.tar.gz"
+    sums = {name: md5(data) for name, data in files.items()}
+    if tar:
+        write_tar(archive, {f"{inside}/{name}": data for name, data in files.items()})
+        sums[archive.name] = md5(archive.read_bytes())
+    else:
+        for name, data in files.items():
+            write(folder / inside / name, data)
+    counts = {"train.bin": 6, "test.bin": 3}
+    return archive if tar else folder / inside, replace(DATASETS["cifar100"], images_per_file=counts, md5=sums)
+
+
+WNIDS = ("n01443537", "n01629819", "n02123045")
+
+
+def write_tiny_imagenet(folder: Path, each: int = 2) -> DataSet:
+    """Write three classes in the layout of Tiny-ImageNet, each of its own brightness; return the record of these."""
+    lines = []
+    for k, wnid in enumerate(WNIDS):
+        for i in range(each):
+            path = folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG"
+            save_picture(path, np.full((64, 64, 3), 80 * k, np.uint8))
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t63\t63\n")
+        name = f"val_{k}.JPEG"
+        save_picture(folder / "val" / "images" / name, np.full((64, 64), 80 * k, np.uint8))  # some of them are grey
+        lines.append(f"{name}\t{wnid}\t0\t0\t63\t63\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    save_picture(folder / "test" / "images" / "test_0.JPEG", np.full((64, 64, 3), 9, np.uint8))
+    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS))
+    return replace(DATASETS["tiny-imagenet"], class_count=3)
+
+
+def write_imagenet(folder: Path) -> DataSet:
+    """Write three classes in the layout of ImageNet, pictures of many sizes; return the record of these."""
+    for k, wnid in enumerate(WNIDS):
+        for i in range(2):
+            array = np.full((30 + 7 * i, 40 - k, 3), 80 * k, np.uint8)
+            save_picture(folder / "train" / wnid / f"{wnid}_{i}.JPEG", array)
+        save_picture(folder / "val" / wnid / f"ILSVRC2012_val_{k:08}.JPEG", np.full((50, 20, 3), 80 * k, np.uint8))
+    return replace(DATASETS["imagenet"], class_count=3)
 
 
 def stl10_files(*without: str) -> dict[str, bytes]:

@@ -122,6 +122,35 @@ def test_sets_that_are_not_complete(tmp_path):
     refused("mnist of one shape … (1, 20, 20)", lambda: data.load_splits("mnist", tmp_path))
 
 
+def test_sets_of_pictures_that_are_not_there_or_not_complete(tmp_path):
+    for name, source in (("tiny-imagenet", "cs231n.stanford.edu"), ("imagenet", "image-net.org")):
+        record = data.DATASETS[name]
+        refused(f"{record.title} … no folder {tmp_path}/no … {source} … --data", record.read, tmp_path / "no")
+        refused(f"{record.title} … {tmp_path}/{record.folders[0]}, … {source}", record.read, tmp_path)
+        refused("can be downloaded … " + name, data.download, name, tmp_path)
+    tiny, whole = fakes.write_tiny_imagenet(tmp_path / "tiny"), fakes.write_imagenet(tmp_path / "whole")
+    refused(f"200 classes in {tmp_path}/tiny/train … 3", data.load_splits, "tiny-imagenet", tmp_path / "tiny")
+    refused("channels=3 … 1", data.load_splits, "imagenet", tmp_path / "whole", channels=1)
+    annotations = tmp_path / "tiny" / "val" / "val_annotations.txt"
+    first, *rest = annotations.read_text().splitlines()
+    for line, words in (
+        (first.replace("n0", "n9"), "same classes … n91443537 in only one"),
+        (first.split("\t")[0], "a picture and its class in line 3"),
+        (first.replace("val_0", "val_9"), "line 3 … val_9.JPEG, which does not exist"),
+    ):
+        annotations.write_text("\n".join([*rest, line]))
+        refused(words, tiny.read, tmp_path / "tiny")
+    annotations.write_text("\n".join([*rest, first]))
+    picture = tmp_path / "tiny" / "val" / "images" / "val_1.JPEG"
+    picture.write_bytes(picture.read_bytes()[:100])
+    refused(f"{picture} cannot be read as a picture", tiny.read(tmp_path / "tiny", lazy=True).load)
+    # ImageNet's test pictures as they are downloaded, without their classes
+    shutil.rmtree(tmp_path / "whole" / "val")
+    refused(f"test pictures of ImageNet in {tmp_path}/whole/val", whole.read, tmp_path / "whole")
+    fakes.save_picture(tmp_path / "whole" / "val" / "ILSVRC2012_val_00000001.JPEG")
+    refused(f"one sub-folder of images per class … {tmp_path}/whole/val", whole.read, tmp_path / "whole")
+
+
 LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
 
 
@@ -170,6 +199,20 @@ OFFICIAL = {"py": "c99cafc152244af7", "bin.tar.gz": "c32a1d4ab5d03f12", "py.tar.
 def test_the_official_md5s_are_asked_for(tmp_path, form, md5):
     fakes.write_cifar10(tmp_path, form)
     refused(md5, CIFAR10.read(tmp_path).load)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("py", "16019d7e3df5f242"),
+        ("bin.tar.gz", "03b5dce01913d631"),
+        ("py.tar.gz", "eb9058c3a382ffc7"),
+        ("bin", "bytes"),
+    ],
+)
+def test_another_file_is_not_taken_for_cifar100(tmp_path, form, words):
+    fakes.write_cifar100(tmp_path, form)
+    refused(words, data.DATASETS["cifar100"].read(tmp_path).load)
 
 
 def test_damaged_stl10_archives(tmp_path):

@@ -135,7 +135,7 @@ def test_load_splits_downloads_what_is_missing(tmp_path, monkeypatch):
 
 def test_the_official_files():
     records = [record for record in DATASETS.values() if record.downloads]
-    assert [record.name for record in records] == ["mnist", "cifar10", "stl10"]
+    assert [record.name for record in records] == ["mnist", "cifar10", "stl10", "cifar100"]
     for record in records:
         assert all(len(md5) == 32 for md5 in record.downloads.values()) and len(record.mirrors) >= 2
         assert all(url.startswith("http") and not url.endswith("/") for url in record.mirrors)

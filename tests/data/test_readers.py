@@ -11,17 +11,22 @@ import pytest
 import torch
 
 from data.fakes import (
+    WNIDS,
     cifar10_batches,
     cifar10_pickle,
+    cifar100_parts,
     idx,
     random_bytes,
     save_picture,
     stl10_files,
     write,
     write_cifar10,
+    write_cifar100,
+    write_imagenet,
     write_mnist,
     write_stl10,
     write_stl10_archive,
+    write_tiny_imagenet,
 )  # fmt: skip
 from isoconv.data import DATASETS, OWN_IMAGES, DataSet, load_splits
 from isoconv.data.datasets import Version
@@ -96,6 +101,61 @@ def test_the_careful_unpickler_resolves_nothing_else():
     for thing in (print, np.save, np.ndarray.tobytes):
         with pytest.raises(pickle.UnpicklingError, match="no need"):
             unpickle_batch(pickle.dumps({b"data": thing}))
+
+
+# CIFAR-100
+
+
+@pytest.mark.parametrize("form", ["bin", "py", "bin.tar.gz", "py.tar.gz"])
+def test_every_form_of_cifar100_gives_the_same_images_with_their_fine_labels(tmp_path, form):
+    path, record = write_cifar100(tmp_path, form)
+    for part, images in zip(cifar100_parts().values(), record.read(tmp_path), strict=True):
+        assert np.array_equal(images.images.numpy().reshape(-1, 3072), part[0])
+        assert images.labels.tolist() == part[1].tolist() and images.name == "cifar100"
+    if path.is_dir():
+        assert len(record.read(path).train) == 6
+
+
+def test_the_classes_of_cifar100():
+    """The fine labels count the names in alphabetical order."""
+    classes = DATASETS["cifar100"].classes
+    assert len(set(classes)) == 100 and list(classes) == sorted(classes)
+    assert (classes[0], classes[23], classes[99]) == ("apple", "cloud", "worm")
+
+
+# Sets of pictures
+
+
+@pytest.mark.parametrize("folder", ["tiny-imagenet-200", "", "tiny-imagenet"])
+def test_every_layout_of_tiny_imagenet(tmp_path, monkeypatch, folder):
+    monkeypatch.setitem(DATASETS, "tiny-imagenet", write_tiny_imagenet(tmp_path / folder))
+    train, test = load_splits("tiny-imagenet", tmp_path)
+    assert (len(train), len(test), train.shape, train.name) == (6, 3, (3, 64, 64), "tiny-imagenet")
+    assert train.classes == test.classes == WNIDS
+    for part in (train, test):  # JPEG changes a flat picture by a step or two
+        assert (part.images.float().mean(dim=(1, 2, 3)) - 80 * part.labels).abs().max() < 4
+    smaller = load_splits("tiny-imagenet", tmp_path, size=16, lazy=True)
+    assert smaller.test.shape == (3, 16, 16) and smaller.test.labels.tolist() == test.labels.tolist()
+
+
+def test_test_pictures_of_tiny_imagenet_that_were_sorted_into_classes(tmp_path):
+    record = write_tiny_imagenet(tmp_path)
+    expected = record.read(tmp_path).test
+    (tmp_path / "val" / "val_annotations.txt").unlink()
+    for k, wnid in enumerate(WNIDS):
+        (tmp_path / "val" / wnid).mkdir()
+        (tmp_path / "val" / "images" / f"val_{k}.JPEG").rename(tmp_path / "val" / wnid / f"val_{k}.JPEG")
+    (tmp_path / "val" / "images").rmdir()
+    assert torch.equal(record.read(tmp_path).test.images, expected.images)
+
+
+def test_imagenet(tmp_path, monkeypatch):
+    monkeypatch.setitem(DATASETS, "imagenet", write_imagenet(tmp_path / "imagenet"))
+    train, test = load_splits("imagenet", tmp_path, size=(48, 32))
+    assert (len(train), len(test), train.shape, train.classes) == (6, 3, (3, 48, 32), WNIDS)
+    for part in (train, test):
+        assert (part.images.float().mean(dim=(1, 2, 3)) - 80 * part.labels).abs().max() < 4
+    assert load_splits("imagenet", tmp_path, lazy=True).test.shape == (3, 224, 224)
 
 
 # STL-10

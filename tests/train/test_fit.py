@@ -100,6 +100,32 @@ def test_our_layers_learn_and_what_is_kept_is_the_plain_network(tmp_path):
     assert len(kept) == 8 and all(name.endswith(("weight", "bias")) for name in kept)
 
 
+@pytest.mark.parametrize("optimiser", ["steepest", "adam", sgd])
+def test_batches_that_are_accumulated_are_one_large_batch(optimiser, tmp_path):
+    """Also after a stop between two updates; what is left over at the end of an epoch is not used by either."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(13, 4, 1, 8, 8, generator=generator, dtype=torch.float64)
+    y = (x.mean(dim=(2, 3, 4)) > 0).long()
+    small = list(zip(x, y, strict=True))
+    large = [(x[k : k + 3].flatten(0, 1), y[k : k + 3].flatten()) for k in range(0, 12, 3)]
+    start = Small((1, 8, 8), classes=2).double()
+    models = [copy.deepcopy(start) for _ in range(3)]
+    settings: dict[str, Any] = {"epochs": 3, "schedule": "cosine"}
+    results = [fit(models[0], large, cross_entropy, optimiser, **settings)[0]]
+    results += fit(models[1], small, cross_entropy, optimiser, accumulate=3, **settings)
+    settings |= {"accumulate": 3, "folder": tmp_path / "run"}
+    with pytest.raises(Stopped):
+        fit(models[2], small, cross_entropy, optimiser, **settings, should_stop=stop_after(6))
+    results += fit(models[2], small, cross_entropy, optimiser, **settings, resume=True)
+    assert not same(start, models[0])
+    for model, result in zip(models[1:], results[1:], strict=True):
+        assert result.updates == results[0].updates == 12
+        assert result.metrics["accuracy"] == results[0].metrics["accuracy"]
+        assert result.metrics["loss"] == pytest.approx(results[0].metrics["loss"], rel=1e-6)
+        for one, other in zip(models[0].parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+
+
 def test_several_networks_side_by_side_are_each_alone(tmp_path):
     class Pairs:
         """Batches by the number of the epoch."""
@@ -170,6 +196,9 @@ REFUSED = [
     (network(), loader(), {"optimiser": "newton"}, "newton"),
     (network(), loader(), {"schedule": "step"}, "step"),
     (network(), loader(), {"optimiser": sgd, "lr": 1e30}, "diverged"),
+    (network(), loader(), {"accumulate": 0}, "from 1 to 5 batches"),
+    (network(), loader(), {"accumulate": 6}, "as an epoch has"),
+    (network(), loader(), {"accumulate": 2, "update": cross_entropy}, "update of your own"),
     (TWO, [loader()], {}, "each of 2 networks"),
     (TWO, [loader(), loader(16)], {}, "as many batches"),
 ]

@@ -22,7 +22,7 @@ from train.toys import toy_config, write_pictures
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0))
+    config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0), accumulate=2)
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
     assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}

@@ -1,27 +1,33 @@
-"""Two processes under torchrun, on the CPU."""
+"""Two and more processes under torchrun, on the CPU."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import isoconv
 from isoconv.cli import main
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
+from isoconv.train import train
 from isoconv.train.distributed import Processes, choose_device
-from train.toys import toy_config, train_toy, write_pictures
+from isoconv.train.engine import Stopped
+from isoconv.train.run_folder import RunFolder
+from train.toys import losses, stop_after, toy_config, train_toy, write_pictures
 
-OPTIONS = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
+OPTIONS = ["--model", "small", "--epochs", "2", "--device", "cpu"]
 
 
-def launch(*command: str, cwd: Path) -> str:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+def launch(*command: str, cwd: Path, count: int = 2, fails: bool = False) -> tuple[str, str]:
+    ours = [str(Path(isoconv.__file__).parents[1]), str(Path(__file__).parents[1])]
+    path = os.pathsep.join([*ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*torchrun, *command], cwd=cwd, env=environment, **pipes) as run:
         try:
@@ -29,28 +35,110 @@ def launch(*command: str, cwd: Path) -> str:
         except subprocess.TimeoutExpired:
             run.terminate()  # torchrun ends its processes
             pytest.fail("The processes wait for each other for ever.")
-    assert run.returncode == 0, errors
-    return output
+    assert (run.returncode != 0) == fails, errors
+    return output, errors
 
 
-def test_two_processes_train_the_same_network_as_one(tmp_path, monkeypatch, capsys):
-    data = str(write_pictures(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["isoconv", "train", data, "--out", "alone", "--json", *OPTIONS])
+def run_alone(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["isoconv", *words])
     with pytest.raises(SystemExit, match=r"^0$"):
         main()
-    both = launch("-m", "isoconv", "train", data, "--out", "both", "--json", *OPTIONS, cwd=tmp_path)
-    first, second = (read_tensors(tmp_path / name / "model.safetensors") for name in ("alone", "both"))
+
+
+def assert_same_network(first: Path, second: Path) -> None:
+    first, second = (read_tensors(folder / "model.safetensors") for folder in (first, second))
     assert first.keys() == second.keys()
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, rtol=0, atol=1e-5, msg=name)
+
+
+def write_split(folder: Path, train: int, test: int) -> Path:
+    write_pictures(folder / "train", train)
+    write_pictures(folder / "test", test)
+    return folder
+
+
+def test_two_processes_train_and_certify_like_one(tmp_path, monkeypatch, capsys):
+    """Two batches that they accumulate give the step that one batch, twice as large, gives one process."""
+    data = str(write_split(tmp_path / "data", 72, 600))
+    monkeypatch.chdir(tmp_path)
+    run_alone(monkeypatch, "train", data, "--out", "alone", "--json", "--batch-size", "16", *OPTIONS)
+    small = "--batch-size", "8", "--accumulate", "2"
+    both, _ = launch("-m", "isoconv", "train", data, "--out", "both", "--json", *small, *OPTIONS, cwd=tmp_path)
+    assert_same_network(tmp_path / "alone", tmp_path / "both")
     results = [json.loads(text) for text in (capsys.readouterr().out, both)]  # one process talks, not both
-    assert results[0][0]["clean"] == results[1][0]["clean"]
+    assert results[0][0]["clean"] == results[1][0]["clean"] and results[1][0]["images"] == 600
     metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "both")]
     assert len(metrics[0]) == len(metrics[1]) == 2
     for a, b in zip(*(map(json.loads, lines) for lines in metrics), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
         assert a["accuracy"] == pytest.approx(b["accuracy"])
+    # Three processes: the images are two batches, so that one of them has nothing to do.
+    words = "certify", "alone", "--json", "--device", "cpu", "--certificate"
+    run_alone(monkeypatch, *words, "one.jsonl")
+    alone, (shared, _) = capsys.readouterr().out, launch("-m", "isoconv", *words, "three.jsonl", cwd=tmp_path, count=3)
+    (one,), (three,) = json.loads(alone), json.loads(shared)
+    assert {**one, "seconds": 0} == {**three, "seconds": 0} and len(one["radii"]) == 600
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "three.jsonl").read_bytes()
+
+
+DOOMED = """
+import os, signal, sys
+from isoconv.cli import main
+from isoconv.train import engine
+
+rank, update = sys.argv[1:3]
+sys.argv[1:3] = []
+engine._FIRST_SAVE = 0.0  # it is saved after every step
+step = engine.Learner.step
+
+def die_or_step(self, *batches):
+    if (os.environ["RANK"], str(self.done)) == (rank, update):
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self, *batches)
+
+engine.Learner.step = die_or_step
+main()
+"""
+
+
+def test_a_run_whose_processes_die_goes_on_with_any_number_of_them(tmp_path):
+    data, run = str(write_split(tmp_path / "data", 64, 16)), tmp_path / "run"
+    (tmp_path / "doomed.py").write_text(DOOMED)
+    settings = {"model": "small", "epochs": 3, "batch_size": 16, "device": "cpu"}
+    train(data, tmp_path / "alone", **settings)
+    begun = [
+        "train",
+        data,
+        "--out",
+        "run",
+        "--model",
+        "small",
+        "--epochs",
+        "3",
+        "--batch-size",
+        "16",
+        "--device",
+        "cpu",
+    ]
+
+    def assert_died(rank: int, update: int, count: int, *words: str) -> None:
+        output, errors = launch("doomed.py", str(rank), str(update), *words, cwd=tmp_path, count=count, fails=True)
+        assert time.time() - (run / "state.safetensors").stat().st_mtime < 20
+        (line,) = [line for line in errors.splitlines() if line.startswith("isoconv:")]
+        assert "process" in line and "--resume" in line and not output
+        assert "isoconv/train" not in errors and 'doomed.py", line' not in errors  # as a traceback would have them
+        assert RunFolder(run).updates_done() == update
+
+    assert_died(0, 3, 2, *begun)
+    with pytest.raises(Stopped):
+        train(out=run, resume=True, device="cpu", should_stop=stop_after(3))
+    assert RunFolder(run).updates_done() == 6
+    assert_died(2, 9, 4, "train", "--resume", "--out", "run", "--device", "cpu")
+    train(out=run, resume=True, device="cpu")
+    assert_same_network(tmp_path / "alone", run)
+    for one, other in zip(losses(tmp_path / "alone"), losses(run), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
 
 
 STOP_AT_DIFFERENT_STEPS = """
@@ -87,7 +175,14 @@ def test_what_each_process_is(tmp_path, monkeypatch):
     for count in (None, "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False) if count is None else monkeypatch.setenv("WORLD_SIZE", count)
         assert Processes.join("cpu") == Processes(0, 1, 0)
-    assert Processes().first and Processes().total([1.5, 3]) == [1.5, 3] and not Processes().any(False)
+    assert (
+        Processes().first and Processes().total([1.5, 3]) == [1.5, 3] and Processes().any(False, True) == [False, True]
+    )
+    assert Processes().gather("a") == ["a"]
+    for count in (1, 499, 500, 501, 10_000):  # the parts of all make up the whole, in whole pieces
+        shares = [Processes(rank, 4).share(count, 500) for rank in range(4)]
+        assert [k for share in shares for k in share] == list(range(count))
+        assert all(share.start % 500 == 0 for share in shares if share)
     assert Processes().device("cpu") == Processes(3, 4, 1).device("cpu") == torch.device("cpu")
     assert Processes(3, 4, 1).device("cuda") == torch.device("cuda", 1)
     for options, words in (({"seeds": [0, 1]}, "one seed"), ({}, "multiple of 3")):

@@ -200,14 +200,22 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def resumable(out: Path, resume: bool, quiet: bool = False) -> Iterator[Callable[[], bool]]:
-    """Interrupt training as `interruptible` does; print how to continue what is saved in `out`, and exit."""
+    """Interrupt training as `interruptible` does; print how to continue what is saved in `out`, and exit.
+
+    Say how to continue, too, if another process of the run has ended.
+    """
+    from isoconv.train.distributed import Abandoned
     from isoconv.train.engine import Stopped
 
+    again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])]).replace(" --overwrite", "")
     with interruptible() as should_stop:
         try:
             yield should_stop
         except Stopped:
             if not quiet:
-                again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])])
-                print_line(f"Stopped, and saved in {out}. To continue: {again.replace(' --overwrite', '')}")
+                print_line(f"Stopped, and saved in {out}. To continue: {again}")
             raise SystemExit(130) from None
+        except Abandoned:
+            begun = any(path.exists() for path in (out / "config.json", *out.glob("seed-*/config.json")))
+            advice = f" To continue from what was saved, with any number of processes: {again}" if begun else ""
+            raise Abandoned(f"Another process of this run has ended, and training with it.{advice}") from None

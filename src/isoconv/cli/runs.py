@@ -42,8 +42,15 @@ def certify(
     options = given(locals(), "as_json")
     from isoconv.cli.output import print_certified, print_json
     from isoconv.train import certify_run
+    from isoconv.train.distributed import Processes, choose_device
 
-    records = certify_run(**options, progress=ProgressLine("images", 1), say=print_line)
+    processes = Processes.join(choose_device(device))
+    if processes.first:
+        options["progress"] = ProgressLine("images", 1)
+    with processes.together():
+        records = certify_run(**options, say=print_line, processes=processes)
+    if not processes.first:
+        return
     if as_json:
         print_json(records)
     else:

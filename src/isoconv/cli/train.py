@@ -36,6 +36,7 @@ def train(
     recipe: Annotated[str | None, typer.Option(help=_RECIPES)] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over the training set: 60 (default), paper: 200")] = None,
     batch_size: Annotated[int | None, typer.Option(help="images per step: 128, or less for small data sets")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="batches whose gradients make one step (default: 1)")] = None,
     optimiser: Annotated[str | None, typer.Option(help=f"{list_choices(OPTIMISERS)}; by default the recipe's")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate; by default the recipe's")] = None,
     schedule: Annotated[str | None, typer.Option(help=list_choices(SCHEDULES, "linear"))] = None,
@@ -78,11 +79,8 @@ def train(
     processes = Processes.join(choose_device(device))
     if processes.first:  # the others show nothing
         options["watch"] = partial(TrainingProgress, events=out if tensorboard else None)
-    try:
-        with resumable(out, resume, quiet=not processes.first) as should_stop:
-            results, config = train_networks(**options, should_stop=should_stop, say=print_line, processes=processes)
-    finally:
-        processes.leave()
+    with processes.together(), resumable(out, resume, quiet=not processes.first) as should_stop:
+        results, config = train_networks(**options, should_stop=should_stop, say=print_line, processes=processes)
     if not processes.first:
         return
     if as_json:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
     from isoconv.data.image_set import Splits
+    from isoconv.data.pictures import PictureOptions
 
 
 @dataclass(frozen=True)
@@ -61,30 +62,41 @@ class TrainingDefaults:
 class DataSet(TrainingDefaults):
     """One data set.
 
-    shape           : (C, H, W) of the published images
-    reader          : the function "module:name" of a record and a folder that returns `Splits`
-    versions        : the forms of its files, in the order of preference; none if it comes with a package
+    shape           : (C, H, W) of the published images, or to which pictures of many sizes are brought
+    classes         : their names; none if they are read from the folders of a set of pictures
+    reader          : the function "module:name" that returns `Splits`, of a record and a folder; for a set of pictures, also
+                      of `PictureOptions`
+    versions        : the forms of its files, in the order of preference; none if it comes with a package, or as pictures
+    folders         : for a set of pictures, in one sub-folder per class: where users keep it, in the order of preference
+    class_count     : how many classes a complete copy of such a set has
+    source          : where users get a set that isoconv may not fetch
     downloads       : the files to fetch, those of one version, by their path in the data folder, with their md5
     mirrors         : addresses under which they lie by name, to try one after the other
     md5             : of files that are only opened if it is right
-    images_per_file : -1 for any number
+    images_per_file : by the file's name, for those that must hold so many
     """
 
     name: str
     title: str
     shape: tuple[int, int, int]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     reader: str = "isoconv.data.readers:read_files"
     versions: tuple[Version, ...] = ()
     downloads: Mapping[str, str] = field(default_factory=dict)
     mirrors: tuple[str, ...] = ()
     md5: Mapping[str, str] = field(default_factory=dict)
-    images_per_file: int = -1
+    images_per_file: Mapping[str, int] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    class_count: int = 0
+    source: str = ""
 
-    def read(self, folder: str | PathLike[str]) -> "Splits":
-        """Return the training and the test set from the files in `folder`; each is read when it is first asked for."""
-        read: Callable[[DataSet, Path], Splits] = pkgutil.resolve_name(self.reader)
-        return read(self, Path(folder))
+    def read(self, folder: str | PathLike[str], **options: "Unpack[PictureOptions]") -> "Splits":
+        """Return the training and the test set from the files in `folder`; each is read when it is first asked for.
+
+        The options are for sets of pictures. The others are read as they are.
+        """
+        read: Callable[..., Splits] = pkgutil.resolve_name(self.reader)
+        return read(self, Path(folder), **options) if self.folders else read(self, Path(folder))
 
 
 OWN_IMAGES = TrainingDefaults()
@@ -156,7 +168,7 @@ _CIFAR10 = DataSet(
         "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10",
     ),
     md5=_CIFAR10_MD5,
-    images_per_file=10_000,
+    images_per_file={f"{name}.bin": 10_000 for name in _CIFAR10_MD5 if "." not in name},
     crop_padding=4,
 )
 _STL10 = DataSet(
@@ -178,7 +190,75 @@ _STL10 = DataSet(
     mirrors=("https://cs.stanford.edu/~acoates/stl10", "http://ai.stanford.edu/~acoates/stl10"),
     crop_padding=4,
 )
+_CIFAR100_CLASSES = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+    forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+    mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+    sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+    willow_tree wolf woman worm
+"""
+_CIFAR100_MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8",
+    "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
+}
+_PUBLISHED_RADII = (36 / 255, 72 / 255, 108 / 255)  # at which certified accuracy is published for these sets
+_CIFAR100 = DataSet(
+    name="cifar100",
+    title="CIFAR-100",
+    shape=(3, 32, 32),
+    classes=tuple(_CIFAR100_CLASSES.split()),
+    versions=(
+        Version(
+            train=(("train.bin",),),
+            test=(("test.bin",),),
+            folders=("cifar-100-binary", ""),
+            decoder="isoconv.data.readers:decode_cifar100_binary",
+            archive="cifar-100-binary.tar.gz",
+        ),
+        Version(
+            train=(("train",),),
+            test=(("test",),),
+            folders=("cifar-100-python", ""),
+            decoder="isoconv.data.readers:decode_cifar_pickle",
+            archive="cifar-100-python.tar.gz",
+        ),
+    ),
+    downloads={"cifar-100-binary.tar.gz": _CIFAR100_MD5["cifar-100-binary.tar.gz"]},
+    mirrors=("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz"),
+    md5=_CIFAR100_MD5,
+    images_per_file={"train.bin": 50_000, "test.bin": 10_000},
+    epsilons=_PUBLISHED_RADII,
+    crop_padding=4,
+)
+# The pictures of these two are under the terms of ImageNet, which whoever downloads them has to accept.
+_TINY_IMAGENET = DataSet(
+    name="tiny-imagenet",
+    title="Tiny-ImageNet",
+    shape=(3, 64, 64),
+    reader="isoconv.data.readers:read_class_folders",
+    folders=("tiny-imagenet-200", "", "tiny-imagenet"),
+    class_count=200,
+    source="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    epsilons=_PUBLISHED_RADII,
+    crop_padding=4,
+)
+_IMAGENET = DataSet(
+    name="imagenet",
+    title="ImageNet",
+    shape=(3, 224, 224),
+    reader="isoconv.data.readers:read_class_folders",
+    folders=("imagenet", "", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
+    class_count=1000,
+    source="https://image-net.org/download.php",
+    epsilons=_PUBLISHED_RADII,
+)
 
-DATASETS: dict[str, DataSet] = {record.name: record for record in (_DIGITS, _MNIST, _CIFAR10, _STL10)}
+_ALL = (_DIGITS, _MNIST, _CIFAR10, _STL10, _CIFAR100, _TINY_IMAGENET, _IMAGENET)
+DATASETS: dict[str, DataSet] = {record.name: record for record in _ALL}
 NAMES = tuple(DATASETS)
-FROM_FILES = tuple(name for name in NAMES if DATASETS[name].versions)  # those that lie in a folder somewhere
+#: Those that lie in a folder somewhere
+FROM_FILES = tuple(name for name, record in DATASETS.items() if record.versions or record.folders)

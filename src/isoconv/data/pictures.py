@@ -76,12 +76,12 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     known = {path.name: path for path in _list_sub_folders(folder)}
     train, test = known.get("train", folder), known.get("test", known.get("val"))
     roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
-    parts = [_list_classes(folder, root) for root in roots]
+    parts = [list_classes(folder, root) for root in roots]
     classes = [{picture.label for picture in part} for part in parts]
     different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
     require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
     ignored = sum(1 for _ in files_in(folder)) - sum(map(len, parts))
-    return _make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
+    return make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -109,7 +109,7 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
     require(len(labels) > 1, f"lines of path,label with at least two classes in {path}", problem)
     whole_numbers = all(label.isascii() and label.isdigit() for label in labels)
     classes = sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
-    return _make_splits(path.stem, classes, [pictures], 0, options)
+    return make_splits(path.stem, classes, [pictures], 0, options)
 
 
 def load_image(path: str | PathLike[str], shape: tuple[int, int, int]) -> Tensor:
@@ -223,7 +223,7 @@ def _flatten(file: "Image") -> "Image":
     return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
 
 
-def _make_splits(
+def make_splits(
     name: str, classes: Sequence[str], parts: Sequence[Sequence[Picture]], ignored: int, options: PictureOptions
 ) -> Splits:
     """Shuffle the pictures of each part, hold some out if there is only one, and read them."""
@@ -258,7 +258,7 @@ def _list_sub_folders(folder: Path) -> list[Path]:
         raise IsoconvError(f"{folder} cannot be read: {error.strerror}.") from error
 
 
-def _list_classes(root: Path, folder: Path) -> list[Picture]:
+def list_classes(root: Path, folder: Path) -> list[Picture]:
     """Return the pictures in the sub-folders of `folder`, each with the sub-folder's name as its class."""
     classes = {path: pictures_in(path) for path in _list_sub_folders(folder)}
     empty = [str(path) for path, files in classes.items() if not files]

@@ -29,8 +29,9 @@ import torch
 from isoconv.data.datasets import DATASETS, DataSet, Version
 from isoconv.data.fetch import download as fetch
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out, shuffle_indices
-from isoconv.data.pictures import PictureOptions, read_csv, read_folder, resize
+from isoconv.data.pictures import Picture, PictureOptions, list_classes, make_splits, read_csv, read_folder, resize
 from isoconv.errors import IsoconvError, require
+from isoconv.files import read_bytes
 
 
 def load_splits(
@@ -45,7 +46,7 @@ def load_splits(
     The files of a named set are looked for in `folder` (default: `data`); with `download` they are fetched if they are
     missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (`size`, `channels`,
     `test_fraction`, `seed`, `progress`, `lazy`; see `PictureOptions`) a named set uses `size`, `progress` and `lazy`:
-    it has its own channels and test images.
+    it has its own channels and test images. One of pictures has its published size unless another is asked for.
     """
     record = DATASETS.get(str(name_or_path))
     if record is None:
@@ -60,8 +61,8 @@ def load_splits(
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))
-    splits = record.read(folder)
-    if size is not None:
+    splits = record.read(folder, **options)
+    if size is not None and not record.folders:  # pictures are brought to it as they are read
         splits = splits.map(lambda part: resize(part, size))
     return splits if options.get("lazy") else splits.load()
 
@@ -91,6 +92,45 @@ def read_files(record: DataSet, folder: Path) -> Splits:
         f"{record.title}'s test set was not found: looked for {', '.join(location.missing)} in {location.folder}. "
         "Add them, or use --download.",
     )
+
+
+def read_class_folders(record: DataSet, folder: Path, **options: Unpack[PictureOptions]) -> Splits:
+    """Read a set that is published as pictures: train/CLASS/… and val/CLASS/…, such as ImageNet's.
+
+    Tiny-ImageNet's test pictures lie in val/images instead, and val/val_annotations.txt says what they are.
+    """
+    roots = [root for root in (folder / name for name in record.folders) if (root / "train").is_dir()]
+    if not roots:
+        places = ", ".join(str(folder / name) for name in record.folders)
+        problem = f"looked for train and val in {places}" if folder.is_dir() else f"there is no folder {folder}"
+        advice = f"isoconv may not fetch it: get it from {record.source}, unpack it, and say where it is (--data)"
+        raise IsoconvError(f"{record.title} was not found: {problem}. {advice}.")
+    root = roots[0]
+    require((root / "val").is_dir(), f"the test pictures of {record.title} in {root / 'val'}", "no such folder")
+    annotations = root / "val" / "val_annotations.txt"
+    train = list_classes(root, root / "train")
+    test = _list_annotated(root, annotations) if annotations.is_file() else list_classes(root, root / "val")
+    classes, tested = ({picture.label for picture in part} for part in (train, test))
+    require(len(classes) == record.class_count, f"{record.class_count} classes in {root / 'train'}", len(classes))
+    different = sorted(classes ^ tested)
+    problem = f"{', '.join(different[:3])}{' …' * (len(different) > 3)} in only one of them"
+    require(not different, f"the same classes in {root / 'train'} and {root / 'val'}", problem)
+    options["size"], options["channels"] = options.get("size") or record.shape[1:], record.shape[0]
+    options["seed"] = 0
+    return make_splits(record.name, sorted(classes), [train, test], 0, options)
+
+
+def _list_annotated(root: Path, annotations: Path) -> list[Picture]:
+    """Return the pictures that a file of lines `name<tab>class<tab>…` lists, which lie in the folder images beside it."""
+    pictures, folder = [], annotations.parent / "images"
+    for number, line in enumerate(read_bytes(annotations).decode(errors="replace").splitlines(), start=1):
+        name, _, label = line.partition("\t")
+        label = label.partition("\t")[0]
+        path = folder / name
+        require(bool(name and label), f"a picture and its class in line {number} of {annotations}", repr(line[:80]))
+        require(path.is_file(), f"a picture for line {number} of {annotations}", f"{path}, which does not exist")
+        pictures.append(Picture(path.relative_to(root).as_posix(), path, label))
+    return pictures
 
 
 # Finding and reading files
@@ -235,9 +275,18 @@ def decode_idx(record: DataSet, files: Sequence[File]) -> tuple[Array, Array]:
 
 
 def decode_cifar_binary(record: DataSet, files: Sequence[File]) -> tuple[Array, Array]:
-    """Decode CIFAR's binary version: rows of a label and the pixels."""
-    rows = files[0].to_array(record.images_per_file, 1 + prod(record.shape))
-    return rows[:, 1:].reshape(-1, *record.shape), rows[:, 0]
+    """Decode CIFAR-10's binary version: rows of a label and the pixels."""
+    return _decode_rows(record, files[0], labels=1)
+
+
+def decode_cifar100_binary(record: DataSet, files: Sequence[File]) -> tuple[Array, Array]:
+    """Decode CIFAR-100's binary version: rows of two labels, the coarse and the fine one, and the pixels."""
+    return _decode_rows(record, files[0], labels=2)
+
+
+def _decode_rows(record: DataSet, file: File, labels: int) -> tuple[Array, Array]:
+    rows = file.to_array(record.images_per_file.get(file.name, -1), labels + prod(record.shape))
+    return rows[:, labels:].reshape(-1, *record.shape), rows[:, labels - 1]
 
 
 def decode_cifar_pickle(record: DataSet, files: Sequence[File]) -> tuple[Array, Array]:
@@ -273,7 +322,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")):
             return _StandIn
-        raise pickle.UnpicklingError(f"a batch of CIFAR-10 has no need of {module}.{name}")
+        raise pickle.UnpicklingError(f"a batch of CIFAR has no need of {module}.{name}")
 
 
 def unpickle_batch(data: bytes) -> tuple[Array, Array]:
@@ -282,4 +331,5 @@ def unpickle_batch(data: bytes) -> tuple[Array, Array]:
     batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
     _, shape, _, fortran, raw = batch[b"data"].state
     pixels = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
-    return pixels, np.array(batch[b"labels"], dtype=np.uint8)
+    labels = batch[b"fine_labels"] if b"fine_labels" in batch else batch[b"labels"]  # of CIFAR-100 and of CIFAR-10
+    return pixels, np.array(labels, dtype=np.uint8)

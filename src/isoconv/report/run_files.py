@@ -116,7 +116,18 @@ def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
 # What the command line can set; everything else follows from the data, the recipe and the method.
 _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
-    *("optimiser", "lr", "schedule", "epochs", "batch_size", "crop_padding", "flip", "augment", "precision"),
+    *(
+        "optimiser",
+        "lr",
+        "schedule",
+        "epochs",
+        "batch_size",
+        "accumulate",
+        "crop_padding",
+        "flip",
+        "augment",
+        "precision",
+    ),
 )
 _APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 

@@ -92,15 +92,19 @@ class Stepper:
             groups = [self.learners] if together else [[learner] for learner in learners]
             self.groups = [_Group(group, STREAMS_IN_POOL // len(groups)) for group in groups]
 
-    def step(self, batches: "Sequence[Batch | None]") -> None:
-        """Update each network on its batch; None leaves it where it is. On a GPU the work is only launched."""
+    def step(self, batches: "Sequence[Batch | Sequence[Batch] | None]") -> None:
+        """Update each network on its batch, or on the batches that it accumulates; None leaves it where it is.
+
+        On a GPU the work is only launched.
+        """
         due = {one: batch for one, batch in zip(self.learners, batches, strict=True) if batch is not None}
         for group in self.groups:
-            group.step({one: due[one] for one in group.learners if one in due})
+            group.step({one: due[one] for one in group.learners if one in due})  # type: ignore[misc]
         for learner, batch in due.items():
             if not self.groups:
                 learner.rate.fill_(learner.scheduled_rate())
-                learner.step([part.to(learner.device, non_blocking=True) for part in batch])
+                parts: Sequence[Any] = batch if learner.accumulate > 1 else [batch]
+                learner.step(*([tensor.to(learner.device, non_blocking=True) for tensor in part] for part in parts))
             learner.done += 1
 
     def wait(self) -> None:
@@ -137,14 +141,15 @@ def _can_be_captured(learner: "Learner") -> bool:
     """Return False on a CPU, and where a step looks at numbers on the device, which a graph cannot.
 
     Optimisers do that unless they say otherwise; our layers where nothing is prepared for them, in an update of one's own;
-    and so does the library that inverts the Cayley layers' matrices.
+    and so does the library that inverts the Cayley layers' matrices. A graph of several batches that are accumulated is not
+    written yet.
     """
     optimiser = learner.optimiser
     blind = all(group.get("capturable") or group.get("fused") for group in optimiser.param_groups)
     blind = blind or isinstance(optimiser, SteepestDescent)
     ours = [module for module in learner.model.modules() if isinstance(module, BuiltWeight)]
     looking = bool(ours and learner.update) or any(isinstance(layer, CayleyConv2d) for layer in ours)
-    return learner.device.type == "cuda" and blind and not looking
+    return learner.device.type == "cuda" and learner.accumulate == 1 and blind and not looking
 
 
 def are_alike(learners: "Sequence[Learner]") -> bool:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify import RobustAccuracy, robust_accuracy
+from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy
+from isoconv.certify.certifier import join
 from isoconv.data import EpochBatches, ImageSet
 from isoconv.losses import LOSSES
 from isoconv.records import Count, Pattern, Percent, Size, require
@@ -21,6 +22,8 @@ from isoconv.train.run_folder import Finding, RunFolder, locked
 
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
 Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
+
+_CERTIFIED_AT_ONCE = 500  # images in a batch, as `robust_accuracy` has them
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def train_classifiers(
     target = processes.device(device)
     batches = [_batches(config, train, target, processes) for config in configs]
     with locked(folders if folders and processes.first else ()):
-        steps = len(batches[0]) * first.epochs
+        steps = len(batches[0]) // first.accumulate * first.epochs
         if resume and folders and all(folder.finished and folder.updates_done() == steps for folder in folders):
             return [TrainResult.read(folder.result) for folder in folders]
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
@@ -107,7 +110,7 @@ def train_classifiers(
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
             machine = device_name(target), torch.__version__
-            figures = {} if test is None else figures_of(robust_accuracy(model.eval(), test, epsilons))
+            figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
             run = config.seed, config.epochs, fitted.seconds, len(configs)
             result = TrainResult(*run, *machine, _peak_memory(target), **figures)
             if folders and processes.first:
@@ -128,8 +131,31 @@ def build_networks(
     require(processes.count == 1 or count == 1, "one seed at a time under torchrun", count)
     most = STREAMS_IN_POOL if device == "cuda" else count
     require(count <= most, f"at most {most} seeds side by side on a GPU", count)
-    _batches(configs[0], train, torch.device("cpu"), processes)
+    batches, accumulate = len(_batches(configs[0], train, torch.device("cpu"), processes)), configs[0].accumulate
+    require(accumulate <= batches, f"at most {batches} batches to accumulate, as many as an epoch has", accumulate)
     return [make_model(config, build) for config in configs]
+
+
+def share_certifying(
+    model: nn.Module, data: ImageSet, epsilons: Sequence[float], processes: Processes | None = None, **options: Any
+) -> RobustAccuracy:
+    """Return the robust accuracy of a network, each process having certified a part of the images.
+
+    Each takes whole batches of those that one alone would certify, so that the answer is the same bit for bit where the
+    arithmetic of one batch is. `options` are those of `robust_accuracy`.
+    """
+    progress = options.pop("progress", None)
+    certifier = Certifier(model, data.shape, **options)
+    if processes is None or processes.count == 1:
+        return robust_accuracy(certifier, data, epsilons, progress=progress)
+    size = _CERTIFIED_AT_ONCE
+    share = processes.share(len(data), size)
+    own = []
+    if share:
+        part = robust_accuracy(certifier, data.subset(share), epsilons, batch_size=size, progress=progress)
+        own = [(part.certificates, part.epsilons)]
+    parts = [part for others in processes.gather(own) for part in others]
+    return RobustAccuracy(join([certificates for certificates, _ in parts]), data.labels.cpu(), certifier, parts[0][1])
 
 
 def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:

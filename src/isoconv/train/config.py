@@ -158,8 +158,10 @@ class TrainConfig(NetworkSettings):
     graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
     augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
+    accumulate : how many batches give the gradient of one update
     """
 
+    counts = (*NetworkSettings.counts, "accumulate")
     positive = ("lr", "margin", "temperature")
     choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES}
 
@@ -177,6 +179,7 @@ class TrainConfig(NetworkSettings):
     flip: bool = False
     augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,6 +199,10 @@ class TrainConfig(NetworkSettings):
             known[name].check(name, value)
 
     @property
+    def training(self) -> dict[str, Any]:
+        return super().training | {"accumulate": self.accumulate}
+
+    @property
     def has_methods(self) -> bool:
         """Whether conv and activation say what the network consists of."""
         return self.model in MODELS and MODELS[self.model].has_methods
@@ -206,8 +213,9 @@ class TrainConfig(NetworkSettings):
         return (self.model, self.conv, self.activation) if self.has_methods else (self.model,)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; `graph`, `loss_options` and `augment` only where there are any."""
+        """Return the fields as plain data; `graph`, `loss_options`, `augment` and `accumulate` only where they are used."""
         there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
+        there["accumulate"] = self.accumulate > 1
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:

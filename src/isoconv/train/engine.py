@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from isoconv.data import epoch_generator
 from isoconv.errors import IsoconvError
@@ -117,22 +118,24 @@ class FitConfig(Settings):
     precision: str = "float32"
     project_every: int = PAPERS_PROJECTIONS["project_every"]  # what a folder that does not say so was trained with
     project_iterations: int = PAPERS_PROJECTIONS["project_iterations"]
+    accumulate: int = 1
 
     @classmethod
     def of(cls, learner: "Learner", seed: int) -> "FitConfig":
         """Return the settings of a learner; those of projections only where it has layers to project."""
         kinds = learner.choice, learner.schedule
         optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
+        names = ("precision", "accumulate", *(PAPERS_PROJECTIONS if learner.projected_rarely else ()))
+        rest: dict[str, Any] = {name: getattr(learner, name) for name in names}
         length = learner.epochs, learner.steps_per_epoch
-        projections = (learner.project_every, learner.project_iterations) if learner.projected_rarely else ()
-        name = type(learner.model).__name__
-        return cls(name, optimiser, learner.lr, schedule, *length, seed, learner.precision, *projections)
+        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed, **rest)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; those of projections only where they differ from what a folder means without."""
+        """Return the fields as plain data; without those that a folder means where it does not have them."""
         fields, names = super().to_fields(), PAPERS_PROJECTIONS.keys()
         paper = {name: fields[name] for name in names} == PAPERS_PROJECTIONS
-        return {name: value for name, value in fields.items() if not (paper and name in names)}
+        absent = {*(names if paper else ()), *(("accumulate",) if self.accumulate == 1 else ())}
+        return {name: value for name, value in fields.items() if name not in absent}
 
 
 @dataclass(eq=False)
@@ -144,6 +147,7 @@ class Learner:
     update : `update(model, optimiser, *batch)` does all of a step itself and returns what a loss returns, for methods
         that are more than one loss and one step of one optimiser; `loss` is not called then
     wrap : hangs a communication layer around the model
+    accumulate : how many batches give the gradient of one update
     """
 
     model: nn.Module
@@ -160,8 +164,12 @@ class Learner:
     update: LossFunction | None = None
     device: torch.device = _CPU
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
+        require(self.accumulate >= 1, "a number of batches to accumulate of at least 1", self.accumulate)
+        alone = self.accumulate == 1 or self.update is None
+        require(alone, "no batches to accumulate with an update of your own", self.accumulate)
         for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES), (self.precision, PRECISIONS)):
             require(not isinstance(name, str) or name in known, f"one of {', '.join(known)}", repr(name))
         self.device = torch.device(self.device)  # its name will do
@@ -211,13 +219,21 @@ class Learner:
         schedule = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
         return self.lr * schedule(self.done, self.steps, self.steps_per_epoch)
 
-    def step(self, batch: Batch) -> None:
-        """Update the network on a batch, eagerly: one step of the optimiser, or what it was told to do instead."""
+    def step(self, *batches: Batch) -> None:
+        """Update the network on batches, eagerly: one step of the optimiser, or what it was told to do instead.
+
+        The gradient is the mean over the batches, each of which needs memory only for itself.
+        """
         if self.update is not None:
-            self.add_up(self.update(self.called, self.optimiser, *batch))
+            self.add_up(self.update(self.called, self.optimiser, *batches[0]))
         else:
             self.optimiser.zero_grad(set_to_none=True)
-            self.compute_loss(batch).backward()
+            for number, batch in enumerate(batches, start=1):
+                # Processes average their gradients once, after the last batch.
+                silent = number < len(batches) and isinstance(self.called, DistributedDataParallel)
+                with self.called.no_sync() if silent else nullcontext():  # type: ignore[operator]
+                    loss = self.compute_loss(batch)
+                    (loss if len(batches) == 1 else loss / len(batches)).backward()  # type: ignore[no-untyped-call]
             self.optimiser.step()
         self.project_in_step()
 
@@ -271,6 +287,7 @@ def fit(
     should_stop: Callable[[], bool] = lambda: False,
     save_every: float = 8.0,
     captured: bool = True,
+    accumulate: int = 1,
     processes: Processes | None = None,
 ) -> list[FitResult]:
     """Train any networks in place, from wherever they are to their last epoch. Return one result per network.
@@ -295,15 +312,20 @@ def fit(
     should_stop : asked after every step; True saves the state and raises `Stopped`
     save_every : seconds after which the state is saved again, also in the middle of an epoch
     captured : False runs every step eagerly, for networks with an operation that no CUDA graph can hold
+    accumulate : how many batches give the gradient of one update, their mean: the update of one batch that is so many times
+        as large, up to rounding, in the memory of a small one. Batches that are left over at the end of an epoch are not
+        used. Steps are not captured then.
+    processes : `Processes.join(device)` under torchrun. `batches` are this process's own, as many and as large as those of
+        each other. One process writes; see Note [Any number of processes].
     """
     several = not isinstance(models, nn.Module)
     networks, sources = _listed(models, several), _listed(batches, several)
-    count, steps = len(networks), _steps_per_epoch(sources)
+    count, steps = len(networks), _steps_per_epoch(sources, accumulate)
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes = processes or Processes()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
     shared = momentum, epochs, steps, project_every, project_iterations, precision, update, torch.device(device)
-    learners = [Learner(*own, *shared, processes.wrap) for own in each]  # type: ignore[call-arg]
+    learners = [Learner(*own, *shared, processes.wrap, accumulate) for own in each]  # type: ignore[call-arg]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = {folders[k]: learners[k] for k, place in enumerate(places) if not isinstance(place, RunFolder)}
@@ -312,9 +334,10 @@ def fit(
         open_runs([*owned], configs, resume and any(run.exists for run in owned), overwrite=False)
     processes.wait()
     generators = [learners[0].device] if learners[0].device.type == "cuda" else []
-    with locked(folders if processes.first else ()), torch.random.fork_rng(generators):
+    with processes.guard(), locked(folders if processes.first else ()), torch.random.fork_rng(generators):
         for learner, run in zip(learners, folders, strict=True) if resume else ():
-            run.load(learner)
+            run.load(learner, writes=processes.first)
+            _divide_sums(learner, processes)
         loop = _Loop(
             learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every, captured
         )
@@ -332,13 +355,24 @@ def _for_each(value: Any, count: int) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
 
-def _steps_per_epoch(sources: Sequence[Any]) -> int:
-    """Return how many batches an epoch has, which must be as many for each network."""
+def _steps_per_epoch(sources: Sequence[Any], accumulate: int) -> int:
+    """Return how many updates an epoch has, which must be as many for each network."""
     counted = all(hasattr(source, "__len__") for source in sources)
     require(counted, "batches that have a length, so that the schedule is known", "an iterator")
     lengths = sorted({len(source) for source in sources})
     require(len(lengths) == 1 and lengths[0] > 0, "as many batches for each network, and at least one", lengths)
-    return lengths[0]
+    enough = 1 <= accumulate <= lengths[0]
+    require(enough, f"from 1 to {lengths[0]} batches to accumulate, as many as an epoch has", accumulate)
+    return lengths[0] // accumulate
+
+
+def _divide_sums(learner: Learner, processes: Processes) -> None:
+    """Make the sums over all processes, as they were saved, those of each; see `_Loop.add_sums`."""
+    same = processes.agree(learner.done)
+    require(same, "a run's folder that all processes see", f"{learner.done} updates in it, and others elsewhere")
+    for value in learner.sums.values():
+        share = processes.count if value.is_floating_point() else 1
+        value *= share if processes.first else 0
 
 
 @dataclass
@@ -357,6 +391,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
+        self.accumulate = self.learners[0].accumulate
         self.stepper = Stepper(self.learners, captured=self.captured and self.processes.count == 1)
         metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
@@ -380,17 +415,18 @@ class _Loop:
         for step in range(first, last):
             if first < step == min(before):
                 _restore_random_numbers(self.learners[before.index(step)])
-            drawn = [_as_batch(next(stream, None)) for stream in streams]
-            samples = [count + len(batch[0]) for count, batch in zip(samples, drawn, strict=True)]
-            due = [batch if one.done == step else None for one, batch in zip(self.learners, drawn, strict=True)]
+            drawn = [[_as_batch(next(stream, None)) for _ in range(self.accumulate)] for stream in streams]
+            samples = [n + sum(len(batch[0]) for batch in batches) for n, batches in zip(samples, drawn, strict=True)]
+            steps = [batches if self.accumulate > 1 else batches[0] for batches in drawn]
+            due = [batch if one.done == step else None for one, batch in zip(self.learners, steps, strict=True)]
             if all(batch is None for batch in due):  # done before the run was stopped
                 continue
             self.stepper.step(due)
             self.stepper.project_where_due()
             taken += 1
             self.observer.step(1)
-            stopping = self.processes.any(self.should_stop())
-            if (stopping or self._save_is_due()) and step + 1 < last:
+            stopping, saving = self.processes.any(self.should_stop(), self._save_is_due())
+            if (stopping or saving) and step + 1 < last:
                 self._save(epoch + 1)
                 if stopping:
                     self.processes.wait()
@@ -400,7 +436,7 @@ class _Loop:
             self.lines[k] = self._epoch_line(self.learners[k], epoch + 1, samples[k], started)
             if self.processes.first and self.folders:
                 self.folders[k].append_metrics(self.lines[k])
-        if self.processes.any(stopping or self._save_is_due() or epoch + 1 == self.epochs):
+        if any(self.processes.any(stopping, self._save_is_due(), epoch + 1 == self.epochs)):
             self._save(epoch + 1)
             self.processes.wait()
         seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
@@ -416,7 +452,8 @@ class _Loop:
         sums, line = learner.take_sums(), dict[str, float](epoch=epoch)
         totals = self.processes.total([float(value) for value in sums.values()])
         for (name, value), total in zip(sums.items(), totals, strict=True):
-            mean = total / self.steps if value.is_floating_point() else 100 * total / samples
+            steps = self.steps * self.accumulate
+            mean = total / steps if value.is_floating_point() else 100 * total / samples
             line[name] = mean / self.processes.count
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
@@ -432,10 +469,22 @@ class _Loop:
     def _save(self, epoch: int) -> None:
         self._read_clock()
         self.saved, self.pause = time.monotonic(), min(2 * self.pause, self.save_every)
-        if self.processes.first:
-            for learner, folder in zip(self.learners, self.folders, strict=bool(self.folders)):
-                _check_finite(learner, epoch, float(learner.sums["loss"]))
-                folder.save(learner)
+        for learner, folder in zip(self.learners, self.folders, strict=bool(self.folders)):
+            sums = self.add_sums(learner)
+            _check_finite(learner, epoch, float(sums["loss"]))
+            if self.processes.first:
+                folder.save(learner, sums)
+
+    def add_sums(self, learner: Learner) -> dict[str, Tensor]:
+        """Return the sums of all processes as one alone would have them: counts add up, and losses are means of parts."""
+        if self.processes.count == 1:
+            return learner.sums
+        totals = zip(learner.sums.items(), self.processes.total([float(x) for x in learner.sums.values()]), strict=True)
+        counts = (self.processes.count if value.is_floating_point() else 1 for value in learner.sums.values())
+        return {
+            name: torch.tensor(total / count, dtype=value.dtype)
+            for ((name, value), total), count in zip(totals, counts, strict=True)
+        }
 
     def _read_clock(self) -> None:
         """Add the seconds since it was last read to those that the networks have been trained for."""

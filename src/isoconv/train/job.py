@@ -102,10 +102,14 @@ def train(
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
     first, done = configs[0], folders[0].updates_done() if resume else 0
-    steps = len(splits.train) // first.batch_size * first.epochs
+    steps = len(splits.train) // first.batch_size // first.accumulate * first.epochs
     say(f"Resuming after {done:,} of {steps:,} steps." if resume else describe_data(first, splits))
     if not resume and device == "cpu" and "model" not in settings:
         say("The network is large, the default, which is slow on a CPU: --model small is faster.")
+    if device == "cuda" and (first.accumulate > 1 or processes.count > 1):
+        say(
+            "Steps run eagerly, which is slower for small networks: only steps of one batch in one process are captured."
+        )
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
     options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
     with watch(steps, done) as observer:

@@ -128,15 +128,15 @@ class RunFolder:
 
     # Going on -----------------------------------------------------------------------------------------------------
 
-    def save(self, learner: "Learner") -> None:
-        """Write the state after the updates so far; the sums of a part of an epoch go with it."""
+    def save(self, learner: "Learner", sums: Mapping[str, Tensor] | None = None) -> None:
+        """Write the state after the updates so far; the sums of a part of an epoch go with it, or others in their place."""
         self._check_lock()
         optimiser = learner.optimiser.state_dict()["state"]
         tensors = {
             "progress/done": torch.tensor(learner.done),
             "progress/seconds": torch.tensor(learner.seconds, dtype=torch.float64),
             "progress/random/cpu": torch.get_rng_state(),
-            **{f"progress/sums/{name}": value for name, value in learner.sums.items()},
+            **{f"progress/sums/{name}": value for name, value in (sums or learner.sums).items()},
             **{f"model/{name}": value for name, value in learner.model.state_dict().items()},
         }
         for index, state in optimiser.items():
@@ -147,8 +147,11 @@ class RunFolder:
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         write_tensors(self.state, tensors | {_CHECKSUM: _checksum(tensors)})
 
-    def load(self, learner: "Learner") -> None:
-        """Go on where `save` left off; a run killed before its first save begins anew."""
+    def load(self, learner: "Learner", writes: bool = True) -> None:
+        """Go on where `save` left off; a run killed before its first save begins anew.
+
+        writes : whether to take the lines of epochs that are done again out of the metrics
+        """
         if self.state.exists():
             tensors = {_RENAMED.get(name, name): value for name, value in self._read_state().items()}
             try:
@@ -163,7 +166,8 @@ class RunFolder:
             learner.random_state = _under("progress/random/", tensors)
         epochs = learner.done // learner.steps_per_epoch
         kept = "".join(json.dumps(line) + "\n" for line in self.read_metrics() if line["epoch"] <= epochs)
-        if self.metrics.exists() and self.metrics.read_text() != kept:  # cut off, or of epochs that are done again
+        # Other lines are cut off, or of epochs that are done again.
+        if writes and self.metrics.exists() and self.metrics.read_text() != kept:
             write_text(self.metrics, kept)
 
     def _read_state(self) -> dict[str, Tensor]:

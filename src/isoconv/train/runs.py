@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from isoconv import attacks
-from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
+from isoconv.certify import Certifier, RobustAccuracy, write_certificate
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_image, load_splits
 from isoconv.data.pictures import Size as Sides
@@ -22,9 +22,9 @@ from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Percent, Record, Size, require
-from isoconv.train.classifier import Radius, figures_of
+from isoconv.train.classifier import Radius, figures_of, share_certifying
 from isoconv.train.config import TrainConfig, default_epsilons, is_own, make_model
-from isoconv.train.distributed import choose_device
+from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.own_model import Build, check_classifier, find_function, load_weights
 from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
@@ -137,14 +137,18 @@ class TrainedRun:
         data: ImageSet,
         epsilons: Sequence[float] = (),
         *,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         progress: Progress = _be_silent,
+        processes: Processes | None = None,
         **options: Any,
     ) -> tuple[RobustAccuracy, CertifiedRecord]:
-        """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`."""
+        """Certify the network on images, at the data set's usual radii by default. `options` are those of `Certifier`.
+
+        processes : those that share the images, each with this call; all return the same
+        """
         began, show = time.perf_counter(), partial(progress, f"certifying {self.folder.name}")
         epsilons = epsilons or default_epsilons(self.config.data)
-        accuracy = robust_accuracy(self.model.to(device), data, epsilons, progress=show, **options)
+        accuracy = share_certifying(self.model.to(device), data, epsilons, processes, progress=show, **options)
         certifier, radii = accuracy.certifier, tuple(accuracy.radii.tolist())
         layers = tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers)
         figures = figures_of(accuracy) | {"layers": layers, "radii": radii, "seconds": time.perf_counter() - began}
@@ -305,6 +309,7 @@ def certify_run(
     device: str = "auto",
     progress: Progress = _be_silent,
     say: Callable[[str], None] = lambda line: None,
+    processes: Processes | None = None,
     **options: str,
 ) -> list[CertifiedRecord]:
     """Certify each network of a run on its test images, and keep what is proved in its certified.json.
@@ -314,9 +319,11 @@ def certify_run(
     certificate : a file for the certificates of all images
     folder, download, images : where the data set is, whether to fetch it, and how many of its images to take
     say : called with lines worth showing
+    processes : those that share the images, as `Processes.join(device)` returns them; the first one writes
     options : arithmetic and criterion of `Certifier`
     """
-    device, records, own = choose_device(device), [], None
+    device, records, own, processes = choose_device(device), [], None, processes or Processes()
+    say = say if processes.first else lambda line: None
     if callable(run) or (is_own(str(run)) and not Path(run).is_dir()):
         own, test = open_own(run, weights, data, folder=folder, size=size, download=download)
         runs, test = [own], _take(test, images)
@@ -330,8 +337,11 @@ def certify_run(
     if certificate is not None:
         _only(runs, " for --certificate")
     for one in runs:
-        accuracy, record = one.certify(test, epsilons, device=device, progress=progress, **options)
+        shared: dict[str, Any] = {"device": processes.device(device), "processes": processes}
+        accuracy, record = one.certify(test, epsilons, progress=progress, **shared | options)
         records.append(record)
+        if not processes.first:
+            continue
         if certificate is not None:
             write_certificate(certificate, accuracy.certifier, accuracy.certificates, accuracy.labels)
             model = one.folder if own is None else certificate.with_suffix(".plain.safetensors")
