@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from check.certificate_maker import DROP, Certificate, Outcome, check, put, weights_hash
+from isoconv.check import Malformed, files
 from isoconv.nn import MaxMin
 
 Table = dict[str, Any]
@@ -281,3 +283,17 @@ def test_no_corrupted_file_ends_in_a_traceback(honest, tmp_path):
             assert outcome.code in (0, 1, 2) and (outcome.out + outcome.err).count("\n") == 1
             if name == "model.safetensors" and outcome.code == 0:  # then only the header's white space has changed
                 assert header_of(bytes(changed)) == header_of(data)
+
+
+def test_an_old_certificate_is_kept_in_memory_once(tmp_path):
+    """As one of version 2 is; also where the object ends in the first line and something follows."""
+    peaks = []
+    for version, rest in ((2, ""), (1, ""), (1, " \n"), (1, "{}")):
+        path = tmp_path / "certificate"
+        path.write_text(f'{{"version": {version}, "more": [{"[], " * 100_000}[]]}}\n{rest}')
+        tracemalloc.start()
+        with pytest.raises(Malformed):
+            files.read_certificate(path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) <= 1.3 * peaks[0]

@@ -1,6 +1,7 @@
 """Lies about smooth activations, softmax, uneven pooling, interpolation and transposed convolutions are refused."""
 
 import math
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,30 @@ def test_work_in_proportion() -> None:
     ):
         with pytest.raises(Malformed, match="computation"):
             make_step(kind, (1, size), 1e9, **settings)
+
+
+def test_a_kernel_of_ones_is_paid_for_before_it_is_made() -> None:
+    """An average over more pixels than there are weights in the files: the memory is not in proportion to them."""
+    settings = {"kernel_size": (6001, 6001), "stride": (6001, 6001), "padding": ((3000, 3000),) * 2, "ceil_mode": False}
+    step = make_step("AvgPool2d", (1, 1, 1), 1e11, **settings, count_include_pad=True, divisor_override=1)
+    assert step.prove is not None
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed, match="computation"):
+            step.prove()
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("padding", "said"), [(9000, "numbers at once"), (1200, "more computation")])
+def test_padding_that_no_image_needs(padding: int, said: str, tmp_path: Path, capsys: Any) -> None:
+    """One pixel among very many zeros, of which four are seen: all of them would be kept and moved."""
+    model = nn.Sequential(nn.Conv2d(1, 1, 1, 2, 1), nn.Flatten())
+    arguments = write_all(model, images(60, 1, 1, 1), tmp_path)
+    header, lines = read(Path(arguments[0]))
+    header["nodes"][0]["settings"] |= {"padding": [[padding, padding]] * 2, "stride": [2 * padding] * 2}
+    write(Path(arguments[0]), header, lines)
+    capsys.readouterr()
+    assert check(arguments) == 2
+    assert said in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -124,6 +125,15 @@ def test_windows_that_do_not_overlap_are_one_matrix():
             budget.left = 1e9
             claim = Fraction(true * factor)
             assert (norms.convolution_norm(kernel, window, claim, budget, "it") is None) == proved
+
+
+def test_zeros_beside_the_image_cost_once_and_not_for_each_tap():
+    window = window_of((2, 2), (40, 40), (1 << 20,) * 2, (1, 1), ((1 << 20, 38),) * 2, False)
+    kernel, start = np.random.default_rng(0).standard_normal((1, 1, 1, 40, 40)), time.process_time()
+    true = spectral_norm(kernel[0, 0, 0, :2, :2].reshape(1, 4))  # the second window begins at the image
+    assert prove(kernel, window, true * (1 + 1e-9)) is None
+    assert prove(kernel, window, true * (1 - 1e-9)) == pytest.approx(true, rel=1e-8)
+    assert time.process_time() - start < 10
 
 
 def test_the_budget_grows_as_the_work_for_a_wider_network_does():

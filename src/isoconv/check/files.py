@@ -258,7 +258,11 @@ def read_certificate(path: Path) -> tuple[Certificate, Iterator[Image]]:
         if values.get("version") == 2:
             certificate = record(Certificate)(values, "the certificate")
             return certificate, _read_lines(path, file.tell(), certificate)
-        values = _translate(parse_json(line + read_bytes(file, _BYTES, path), path))
+        rest = read_bytes(file, _BYTES, path)
+    if rest.strip(b" \t\r\n") or not values:
+        values = {}  # not two at once: Python's objects take far more memory than the file
+        values = parse_json(line + rest, path)
+    values = _translate(values)
     listed = values.pop("images")
     certificate = record(Certificate)(values | {"images": len(listed)}, "the certificate")
     images = [_read_image(image, f"entry {n} of images", certificate) for n, image in enumerate(listed)]

@@ -61,6 +61,7 @@ class Step:
     prove : if `square` need not be the least: prove that the constant is at most the claim
     at_zero : ‖f(0)‖
     work : multiplications per input
+    padded : numbers of a padded input, beyond those of what it takes and gives, that computing it keeps
     matrix : of a linear layer
     joins : "sum" or "concatenation" of all its inputs; `square` is then with respect to each of them
     selects : what it gives are numbers of its input, each at most once, wherever they stood
@@ -72,6 +73,7 @@ class Step:
     rounding: Rounding | None = None
     at_zero: Fraction = ZERO
     work: int = 0
+    padded: int = 0
     prove: Callable[[], Estimate] | None = None
     matrix: Floats | None = None
     joins: str | None = None

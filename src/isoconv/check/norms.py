@@ -262,9 +262,10 @@ def _write_out(kernel: Ints, window: Window) -> Ints:
     """Return the matrix of each group."""
     groups, outputs, inputs, *taps = kernel.shape
     first, second = window.axes
+    sources = first.source(), second.source()  # as long as the padding, whatever the image
     matrices = np.zeros((groups, outputs, first.outputs, second.outputs, inputs, first.size, second.size), np.int64)
     for t, u in np.ndindex(*taps):
-        rows, columns = first.source()[first.seen(t)], second.source()[second.seen(u)]
+        rows, columns = sources[0][first.seen(t)], sources[1][second.seen(u)]
         y, x = np.flatnonzero(rows >= 0), np.flatnonzero(columns >= 0)
         # Each output once, so that += adds to every one of them; taps that meet on one input pixel add up.
         matrices[:, :, y[:, None], x, :, rows[y][:, None], columns[x]] += kernel[None, None, ..., t, u]

@@ -45,6 +45,7 @@ _NOTHING = Fraction(1, 2**4096)  # a slope that is nothing for any float
 _NUMBERS = 1 << 23  # that a batch of activations may hold at once
 _BATCH = 256
 _PER_IMAGE, _PER_PAIR = 200_000, 200_000  # multiplications that a logit, or a pair of classes, costs in fractions
+_PER_PADDED = 500  # that a number of a padded input costs
 # In multiplications: an input among many in fractions, here and where errors are added up; an entry of a set, in memory as
 # well, where it has four bytes; adding to a sum, or climbing to another base.
 _PER_INPUT, _PER_ENTRY, _PER_SUM = 1_000_000, 1_000, 50_000
@@ -385,7 +386,8 @@ def require_images(
             _require_radius(image, certificate, largest_input)
             certified += image.radius > 0
         if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
-            work = sum(step.work or 140 * prod(step.shape) for step in network.steps.values())
+            steps = network.steps.values()
+            work = sum(_PER_PADDED * step.padded + (step.work or 140 * prod(step.shape)) for step in steps)
             network.budget.spend(len(held) * work, "recomputing the logits")
             _require_logits(held, network, pictures, own_error)
             replayed += len(held)
@@ -396,9 +398,9 @@ def _most_kept(network: Network) -> int:
     """Return how many numbers must be kept at once to recompute the logits of one image."""
     sizes = {name: prod(shape) for name, shape in network.shapes.items()}
     kept = most = sizes[INPUT]
-    for node, _, done in network.run():
+    for node, step, done in network.run():
         kept += sizes[node.name]
-        most = max(most, kept)
+        most = max(most, kept + step.padded)
         kept -= sum(sizes[before] for before in done)
     return most
 

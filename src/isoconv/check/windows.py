@@ -45,6 +45,7 @@ from .kinds import LARGEST_SETTING, PER_WEIGHT, SIZE, Apply, Kind, Place, Roundi
 from .norms import POINT, Axis, Estimate, Window, convolution_norm
 
 _PER_TAP = 20_000  # multiplications that the norm of an axis costs per weight
+_PER_POSITION = 300  # that looking at the padding of an axis costs
 
 
 # Where windows lie, and what they see --------------------------------------------------------------------------------
@@ -70,7 +71,13 @@ def _window(place: Place, channels: int, taps: Sequence[int] = (1, 1), mode: str
             outputs -= (outputs - 1) * s >= size + before
             axis = replace(axis, after=(outputs - 1) * s + axis.reach + 1 - size - before)
         axes.append(axis)
+    place.spend(_PER_POSITION * sum(axis.padded for axis in axes))
     return Window((axes[0], axes[1])), place.give((channels, *(axis.outputs for axis in axes[2 - d :])))
+
+
+def _excess(window: Window, channels: int, shape: Shape) -> int:
+    """Return how many numbers a padded input of so many channels has beyond those of the image and of what is given."""
+    return max(0, channels * (prod(axis.padded for axis in window.axes) - window.inputs) - prod(shape))
 
 
 def _copy(x: Floats, sources: Iterable[Ints], fill: float = 0.0) -> Floats:
@@ -156,7 +163,7 @@ def _max_pool(place: Place) -> Step:
     def apply(x: Floats) -> Floats:
         return _combine(x, window, np.maximum, -np.inf).reshape(len(x), *shape)
 
-    return Step(shape, window.overlap, apply, work=work)
+    return Step(shape, window.overlap, apply, work=work, padded=_excess(window, shape[0], shape))
 
 
 def _norm_pool(place: Place) -> Step:
@@ -211,6 +218,7 @@ def _average_pool(place: Place) -> Step:
             place.spend(work)
             if claim**2 >= prod(_axis_square(*_intervals(*seen(axis), axis.size), axis.size) for axis in window.axes):
                 return None
+        place.spend(taps * PER_WEIGHT)
         ones = np.ones((1, 1, 1, *(axis.taps for axis in window.axes)))
         estimate = convolution_norm(ones, window, claim * least, place.budget, place.node)
         return None if estimate is None else estimate / float(least)
@@ -220,7 +228,8 @@ def _average_pool(place: Place) -> Step:
 
     largest = (claim * max(ONE, most), ZERO)  # sums are divided at the end
     rounding = Rounding(taps + 1, claim, underflow=taps + 1, largest=largest)
-    return Step(shape, rows * window.overlap / least, apply, rounding, work=work, prove=prove)
+    padded = _excess(window, shape[0], shape)
+    return Step(shape, rows * window.overlap / least, apply, rounding, work=work, padded=padded, prove=prove)
 
 
 # One matrix per axis, see Note [Averages] ----------------------------------------------------------------------------
@@ -351,7 +360,8 @@ def _affine(place: Place, kernel: Floats, window: Window, shape: Shape, transpos
 
     prove = partial(convolution_norm, kernel, window, place.node.lipschitz, place.budget, place.node)
     work = products * prod(shape) + prod(taps) * (100_000 + 20 * groups * inputs * window.outputs)
-    return Step(shape, square, apply, rounding, norm, work, prove)
+    padded = _excess(window, groups * inputs, shape)
+    return Step(shape, square, apply, rounding, norm, work, padded, prove)
 
 
 def _linear(place: Place) -> Step:
@@ -393,6 +403,7 @@ def _transposed(place: Place) -> Step:
     for size, k, stride, dilation, (before, after), extra in numbers:
         reached = (size - 1) * stride + (k - 1) * dilation + 1
         place.give((reached,))
+        place.spend(_PER_POSITION * reached)
         axes.append(Axis(reached - before - after + extra, k, stride, dilation, before, after - extra))
     result = place.give((groups * kernel.shape[2], *(axis.size for axis in axes[2 - d :])))
     return _affine(place, kernel, Window((axes[0], axes[1])), result, transposed=True)
@@ -423,7 +434,8 @@ def _convex_potential(place: Place) -> Step:
         return x - _convolve_back(units, kernel, window).reshape(x.shape)
 
     work = 2 * prod(taps) * (100_000 + 20 * max(inputs, outputs) * window.outputs) + 2 * n * prod(hidden)
-    return Step(shape, max(ONE, square - 1) ** 2, apply, rounding, absolute * norm, work, prove)
+    padded = _excess(window, inputs, hidden)
+    return Step(shape, max(ONE, square - 1) ** 2, apply, rounding, absolute * norm, work, padded, prove)
 
 
 # The table -----------------------------------------------------------------------------------------------------------
