@@ -404,15 +404,19 @@ def _activate(module: nn.Module, before: _Shape, after: Any, method: Method) -> 
 
 
 def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
-    """Averages over whole images become learned sums, which know places as zeros at the border made them known before.
+    """Averages over whole images become sums that are learned and begin as averages.
 
-    Where that takes too many weights they become L2 norms: as good for gradients, and signs that differ do not cancel.
+    Circular padding does not know places, as zeros at the border did. So the sums must: on held-out images a narrow
+    ResNet-18 certified 21.6 % with them, and 13.0 % with L2 norms (results/convert/trials.json). Norms stand where sums
+    would take too many weights: they preserve gradients too, and signs that differ do not cancel.
     """
     sizes = list(zip(before[2:], after[2:], strict=True))
     if after[2:] == (1, 1):
         if before[1] ** 2 * math.prod(before[2:]) <= _SUMMED:
-            channels, window = (before[1], before[1]), before[2:]
-            yield BCOPConv2d(*channels, window, window, padding=0, bias=False), "learned sums over all positions"
+            layer = BCOPConv2d(before[1], before[1], before[2:], before[2:], padding=0, bias=False)
+            average = torch.eye(before[1])[:, :, None, None].expand(layer.O.shape[0], -1, *before[2:])
+            layer.O.copy_(fold_stride(average / math.sqrt(math.prod(before[2:])), before[2:]).flatten(1))
+            yield layer, "learned sums over all positions"
         yield L2NormPool2d((before[2], before[3])), "the norm over all positions"
     if after[2:] != before[2:] and not any(m % n for n, m in sizes):
         yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
