@@ -144,19 +144,14 @@ def epochs_in(run: Path) -> list[int]:
 
 
 def test_a_signal_saves_and_says_how_to_go_on(start, isoconv, pictures, tmp_path):
-    process = let_it_train(start, pictures, "--epochs", "400", "--out", "run", "--seeds", "4")
+    process = let_it_train(start, pictures, "--epochs", "60", "--out", "run", "--seeds", "4")
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     done = int(read_tensors(tmp_path / "run" / "state.safetensors")["progress/done"])
-    assert done >= 12
-    epochs = done // 4 + 2  # only a few are left to do
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"epochs": epochs}))
-    words = resume_command(err)[1:]
-    words[words.index("400")] = epochs
-    again = isoconv(*words)
-    assert again.code == 0 and epochs_in(tmp_path / "run") == list(range(1, epochs + 1)), again.err
+    assert 12 <= done < 240
+    again = isoconv(*resume_command(err)[1:])
+    assert again.code == 0 and epochs_in(tmp_path / "run") == list(range(1, 61)), again.err
 
 
 def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
