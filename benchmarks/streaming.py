@@ -109,7 +109,7 @@ def read_bare(paths: list[str], size: int) -> int:
 
 
 def decoding_speed(splits: Splits, size: int, workers: int, count: int) -> dict[str, float]:
-    """Return pictures per second, of a bare loop in as many processes, and streamed in batches of 64; the best of three rounds."""
+    """Return pictures per second, of a bare loop in as many processes and streamed in batches of 64, at best of three."""
     train, bare, streamed = splits.train.take(count), list[float](), list[float]()
     assert isinstance(train, StreamedSet)
     paths = [str(train.files.paths[index]) for index in train.index.tolist()]
