@@ -34,7 +34,7 @@ from isoconv.attacks import against_certificates
 from isoconv.certify import lipschitz_bound, robust_accuracy, write_certificate
 from isoconv.data import EpochBatches, ImageSet, as_float, hold_out, load_splits
 from isoconv.export import export_onnx
-from isoconv.nn import ConvexSum, convert
+from isoconv.nn import ConvexSum, L2NormPool2d, convert
 from isoconv.train import fit
 from isoconv.train.classifier import Classification, device_name
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
@@ -198,6 +198,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the certificate, the network and the images in this folder")
     parser.add_argument("--check-seconds", type=float, default=1800, help="of the checker, which works on the CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--width", type=int, default=64, help="of the ResNet's first stage")
+    parser.add_argument("--images", type=int, default=50_000, help="of the training set")
+    parser.add_argument("--norms", action="store_true", help="norms over all positions in front of the head, not sums")
     parser.add_argument("--trial", action="store_true", help="hold out 5,000 training images, judge on them, and stop")
     parser.add_argument("--small", action="store_true", help="a narrow network and 512 images, to see that it runs")
     asked = parser.parse_args()
@@ -207,15 +210,19 @@ def main() -> None:
     report.figures |= {
         "small": asked.small,
         "trial": asked.trial,
+        "width": asked.width,
+        "images": asked.images,
+        "norms": asked.norms,
         "branch": asked.branch,
         "hardware": device_name(device),
         "torch": torch.__version__,
     }
     report.figures |= {"python": platform.python_version(), "isoconv": isoconv.__version__}
     splits = load_splits("cifar10", asked.data)
-    data, test = (part.take(512) if asked.small else part for part in (splits.train, splits.test))
+    data, test = splits.train.take(512 if asked.small else asked.images), splits.test
+    test = test.take(512) if asked.small else test
     if asked.trial:
-        data, test = hold_out(data, 64 if asked.small else 5000)
+        data, test = hold_out(data, min(5000, len(data) // 5))
     settings = recipe_settings("default", "cifar10", "bcop") | {"batch_size": 128, "epochs": asked.epochs}
     settings |= {"precision": asked.precision} | ({"epochs": 1} if asked.small else {})
 
@@ -230,9 +237,11 @@ def main() -> None:
 
     run: dict[str, Any] = {}
     with report.part("conversion") as figures:
-        ordinary = ResNet18(4 if asked.small else 64)
+        ordinary = ResNet18(4 if asked.small else asked.width)
         network, table = convert(ordinary, input_shape=(3, 32, 32), carry_weights=asked.carry)
         run["resnet"] = network
+        if asked.norms:
+            network.adaptive_avg_pool2d = L2NormPool2d()
         for module in network.modules() if asked.branch else ():
             if isinstance(module, ConvexSum) and module.logit is not None:
                 module.logit.data.fill_(math.log(asked.branch / (1 - asked.branch)))
