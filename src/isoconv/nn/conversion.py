@@ -407,7 +407,7 @@ def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Can
     """Averages over whole images become sums that are learned and begin as averages.
 
     Circular padding does not know places, as zeros at the border did. So the sums must: on held-out images a narrow
-    ResNet-18 certified 21.6 % with them, and 13.0 % with L2 norms (results/convert/trials.json). Norms stand where sums
+    ResNet-18 certified 20.7 % with them, and 12.8 % with L2 norms (results/convert/trials.json). Norms stand where sums
     would take too many weights: they preserve gradients too, and signs that differ do not cancel.
     """
     sizes = list(zip(before[2:], after[2:], strict=True))
