@@ -46,12 +46,12 @@ def layer_makers(draw: random.Random, shape: Sequence[int]) -> dict[str, Callabl
         return tuple(draw.randint(low, high) for _ in range(2 * d))
 
     def convolution(mode: str) -> nn.Module:
-        kind, groups = getattr(nn, f"Conv{d}d"), draw.choice([g for g in (1, 1, 1, 2, 3) if channels % g == 0])
+        kind, groups = maker("Conv"), draw.choice([g for g in (1, 1, 1, 2, 3) if channels % g == 0])
         outputs, bias = groups * draw.randint(1, 3), draw.random() < 0.7
         return kind(channels, outputs, some(1, 4), some(1, 3), some(0, 2), some(1, 2), groups, bias, mode)
 
     def maker(name: str) -> Callable[..., nn.Module]:
-        return getattr(nn, f"{name}{d}d")
+        return getattr(nn, f"{name}{d}d" if d < 3 else "no certificate is of three-dimensional kinds")
 
     def wrapped() -> nn.Module:
         """A circular pad that is part of the convolution behind it."""
