@@ -71,7 +71,7 @@ def layer_makers(draw: random.Random, shape: Sequence[int]) -> dict[str, Callabl
         "Hardtanh": lambda: nn.Hardtanh(draw.choice((-0.5, 0.25)), draw.choice((0.5, 0.75))),
         "LeakyReLU": lambda: nn.LeakyReLU(draw.choice((0.01, -2.0))),
         "Scale": lambda: Scale(draw.choice((-0.75, 1.5))),
-        "PixelShuffle": lambda: nn.PixelShuffle(2),
+        "PixelShuffle": lambda: nn.PixelShuffle(2 if d == 2 else 0),
         "PixelUnshuffle": lambda: nn.PixelUnshuffle(2 if d == 2 else 0),  # of other shapes it would mix a batch
         "Upsample": lambda: nn.Upsample(scale_factor=2),
         "Flatten": lambda: nn.Flatten(draw.choice((-1, d, 1)), d),

@@ -213,6 +213,13 @@ def test_one_line_that_names_the_thing_and_nothing_half_written(case, world, iso
     assert files_in(world) == before
 
 
+def test_names_that_are_more_than_a_line(isoconv, tmp_path):
+    """A line break, a sequence that colours a terminal, a byte that is no UTF-8."""
+    for name in ("two\nlines", "\x1b[31mred", "\udcff"):
+        for words in (["certify", name], ["predict", name, name], ["train", name], ["report", name]):
+            assert isoconv(*words).is_refused()
+
+
 def test_the_same_options_again_are_no_conflict(isoconv, world):
     assert isoconv(*NEW, "--size", "8x8").code == 0
     assert isoconv(*NEW, "--size", "8", "--resume").code == 0
