@@ -265,10 +265,6 @@ def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int]) -> flo
             return up(mpmath.sqrt(largest_count(module, shape)))
         case Scale():
             return abs(module.factor)
-        case nn.ConstantPad1d() | nn.ConstantPad2d():  # which may crop all there is
-            size = math.prod(shape)
-            images = nn.functional.pad(torch.eye(size).reshape(size, *shape), module.padding)
-            return float(images.flatten(1).sum(1).max())
     return 1.0
 
 
