@@ -22,12 +22,14 @@ from train.toys import toy_config, write_pictures
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    settings = {"resize": "crop", "accumulate": 2}
+    settings = {"resize": "crop", "accumulate": 2, "patch": 2, "checkpoint_activations": True}
     config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0), **settings)
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
     assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}
     assert json.loads(toy_config(loss_options={"margin": 0.5}).to_json())["loss_options"] == {"margin": 0.5}
+    usual = toy_config(patch=1)
+    assert usual == toy_config() and not {"patch", "checkpoint_activations"} & usual.to_fields().keys()
     assert fields["input_shape"] == [1, 8, 8] and fields["classes"] == list("abcd") and fields["seed"] == 3
 
 
@@ -36,7 +38,7 @@ CHOICES += ("resize",)
 WRONG = [(name, "other") for name in CHOICES]
 WRONG += [(name, 0) for name in ("epochs", "batch_size", "project_every", "project_iterations")]
 WRONG += [(name, value) for name in ("lr", "margin", "temperature") for value in (0.0, -1.0, math.inf, math.nan)]
-WRONG += [("offset", math.nan), ("offset", -math.inf), ("crop_padding", -1)]
+WRONG += [("offset", math.nan), ("offset", -math.inf), ("crop_padding", -1), ("patch", -1)]
 
 
 def test_what_is_no_setting_is_refused():

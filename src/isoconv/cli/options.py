@@ -110,6 +110,13 @@ Stream = Annotated[
 Workers = Annotated[
     int | None, typer.Option(help="processes that decode what is streamed: one per core, up to 8 (default)")
 ]
+CheckpointActivations = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpoint-activations/--no-checkpoint-activations",
+        help="compute activations twice: less memory, longer steps (default: no)",
+    ),
+]
 Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
 Search = Annotated[
     Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")

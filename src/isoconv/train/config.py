@@ -160,9 +160,13 @@ class TrainConfig(NetworkSettings):
     augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
     resize : how the user's own images came to their size; see `isoconv.data.pictures`
     accumulate : how many batches give the gradient of one update
+    patch : the side of the patches that the network sees as one position; see the networks in `isoconv.models`. 0, which
+        is what runs mean that do not say, becomes the network's usual one, and stays where it has none
+    checkpoint_activations : see `fit`; a run may be resumed with or without
     """
 
     counts = (*NetworkSettings.counts, "accumulate")
+    not_compared = ("checkpoint_activations",)
     positive = ("lr", "margin", "temperature")
     choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES, "resize": RESIZES}
 
@@ -182,9 +186,14 @@ class TrainConfig(NetworkSettings):
     loss_options: dict[str, float] = field(default_factory=dict)
     resize: str = "squash"
     accumulate: int = 1
+    patch: int = 0
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "patch", self.patch or self._usual_patch)
+        require(self.patch >= 0, "a patch of at least 1 pixel", self.patch)
+        require(self.patch == 0 or self._usual_patch > 0, f"no patch for {self.model}, which takes none", self.patch)
         own, methods = is_own(self.model), (self.conv, self.activation)
         require(own or self.model in CLASSIFIERS, f"model to be one of {', '.join(CLASSIFIERS)}", repr(self.model))
         fits = self.has_methods or methods == ("bcop", "maxmin")
@@ -202,7 +211,12 @@ class TrainConfig(NetworkSettings):
 
     @property
     def training(self) -> dict[str, Any]:
-        return super().training | {"accumulate": self.accumulate}
+        more = {"accumulate": self.accumulate, "checkpoint_activations": self.checkpoint_activations}
+        return super().training | more
+
+    @property
+    def _usual_patch(self) -> int:
+        return MODELS[self.model].patch if self.model in MODELS else 0
 
     @property
     def has_methods(self) -> bool:
@@ -218,6 +232,7 @@ class TrainConfig(NetworkSettings):
         """Return the fields as plain data; those that most runs leave as they are only where they say something."""
         there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
         there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
+        there |= {"patch": self.patch != self._usual_patch, "checkpoint_activations": self.checkpoint_activations}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:
@@ -239,7 +254,7 @@ def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = N
             from isoconv.train.own_model import build_network
 
             return build_network(build, config)
-        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
+        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation", "patch")}
         return MODELS[config.model].make(config.input_shape, len(config.classes), **options)  # type: ignore[no-any-return]
 
 
