@@ -1,5 +1,6 @@
 """The engine on a GPU: a captured step is the same step, networks do not disturb each other, nothing goes stale."""
 
+import gc
 import itertools
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_a_compiled_captured_step_in_batches_is_the_eager_step(half: bool, optim
     with torch.no_grad():
         difference = (plains[0](x) - plains[1](x)).norm() / plains[1](x).norm()
     assert float(difference) < 0.1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_captured_step_that_computes_activations_again_is_the_same_and_needs_less_memory(precision: str) -> None:
+    found, peaks = [], []
+    for again in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run = learner("bcop", "steepest", model="shift-s", precision=precision, checkpoint_activations=again)
+        stepper = Stepper([run[0]])
+        found.append(losses([run], stepper, False)[0])
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert stepper.groups[0].graphs
+        stepper.wait()
+        stepper.end()
+        del run, stepper
+        gc.collect()
+    assert found[0] == pytest.approx(found[1], rel=2e-2) and peaks[1] < peaks[0]
 
 
 def test_distorted_images_are_those_of_the_cpu_but_for_rounding() -> None:
