@@ -11,8 +11,8 @@ files, for as many epochs; clean and certified accuracy of the last epoch, certi
 ways differ by the GPU's order of summation alone.
 
 imagenet: generated pictures of 224×224 on the device. Pictures per second of a training step in bfloat16, with all
-activations kept and with activation checkpointing; the share of the speed that bare bfloat16 products of the same shapes have
-in the same run; the most memory that was allocated and reserved, warm-up and capture included.
+activations kept and with activation checkpointing; the share of the speed that bare bfloat16 products of the same shapes
+have in the same run; the most memory that was allocated and reserved, warm-up and capture included.
 
 Each part stands for itself, has a limit of seconds, and writes what it has as it goes; what fails is written down too.
 """
@@ -41,6 +41,7 @@ import torch
 import isoconv
 from benchmarks.shift_step import Bench, count_work, time_product
 from isoconv.data import EpochBatches, ImageSet, StreamedSet, load_splits, read_folder
+from isoconv.errors import IsoconvError
 from isoconv.models import ShiftNet
 from isoconv.train import train
 from isoconv.train.classifier import device_name
@@ -49,6 +50,7 @@ from isoconv.train.engine import Stopped
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "large_images", ROOT / "docs" / "how-to" / "large-images.md"
+STREAMING = ROOT / "results" / "streaming" / "cpu.json"
 RADIUS = 36 / 255
 NETWORKS = {"shift-s": "Shift-S", "large": "Large"}
 #: The network of 100 M weights: 28×28 positions of 512 channels, then 14×14 of 2,048.
@@ -64,18 +66,15 @@ EFFICIENCY = 0.9  # of eight GPUs, of eight times the speed of one: an assumptio
 class Report:
     """One results file: what the machine is, and the figures of each part as they come."""
 
-    def __init__(self, path: Path | None, small: bool, device: str) -> None:
+    def __init__(self, path: Path | None, small: bool, device: str, commit: str | None) -> None:
         self.path = path
-        git = ["git", "-C", str(ROOT)]
-        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain", "src", "benchmarks"], capture_output=True, text=True)
         self.figures: dict[str, Any] = {
             "script": " ".join(["python -m benchmarks.large_images", *sys.argv[1:2]]),
             "hardware": device_name(torch.device(device)),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "isoconv": isoconv.__version__,
-            "commit": (commit or "unknown") + ("+" if changed.stdout.strip() else ""),
+            "commit": commit or read_commit(),
             "finished": "",
             "small": small,
         }
@@ -105,6 +104,17 @@ class Report:
             self.path.write_text(json.dumps(self.figures, indent=1) + "\n")
 
 
+def read_commit() -> str:
+    """Return the commit of the sources, with + behind it if they were changed since."""
+    words = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "src", "benchmarks"])
+    try:
+        found = [subprocess.run(["git", "-C", str(ROOT), *each], capture_output=True, text=True) for each in words]
+    except OSError:  # there is no git
+        return "unknown"
+    commit, changes = (each.stdout.strip() for each in found)
+    return f"{commit}{'+' if changes else ''}" if commit else "unknown"
+
+
 def _raise_timeout(*_: object) -> None:
     raise TimeoutError("the part took longer than its limit")
 
@@ -128,17 +138,29 @@ def write_pictures(images: ImageSet, folder: Path) -> None:
 
 
 def time_epochs(folder: Path, workers: int, batch_size: int) -> dict[str, Any]:
-    """Return the seconds of decoding an epoch, at best of two, and whether its batches are those of memory."""
-    streamed, kept = (read_folder(folder, stream=stream, workers=workers).train for stream in (True, False))
-    assert isinstance(streamed, StreamedSet)
-    seconds, same = [], True
-    for _ in range(2):
-        began = time.perf_counter()
-        batches = list(EpochBatches(streamed, batch_size, padding=4, flip=True).epoch(0))
-        seconds.append(time.perf_counter() - began)
-    for ours, theirs in zip(batches, EpochBatches(kept, batch_size, padding=4, flip=True).epoch(0), strict=True):
-        same &= all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    return {"pictures": len(streamed), "workers": workers, "epoch_seconds": min(seconds), "same_batches": same}
+    """Return the seconds of decoding an epoch, at best of two, by processes and by threads, and which are faster.
+
+    Compare the batches with those of memory.
+    """
+    kept = read_folder(folder, stream=False).train
+    figures: dict[str, Any] = {"pictures": len(kept), "same_batches": True, "epoch_seconds": {}}
+    options: dict[str, Any] = {"padding": 4, "flip": True}
+    for count in (workers, 0):
+        streamed = read_folder(folder, stream=True, workers=count).train
+        assert isinstance(streamed, StreamedSet)
+        try:
+            for _ in range(2):
+                began = time.perf_counter()
+                batches = list(EpochBatches(streamed, batch_size, **options).epoch(0))
+                seconds = time.perf_counter() - began
+                figures["epoch_seconds"][count] = min(seconds, figures["epoch_seconds"].get(count, math.inf))
+        except IsoconvError as error:  # little shared memory, say
+            figures[f"failed with {count} workers"] = str(error)
+            continue
+        for ours, theirs in zip(batches, EpochBatches(kept, batch_size, **options).epoch(0), strict=True):
+            figures["same_batches"] &= all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    figures["workers"] = min(figures["epoch_seconds"], key=figures["epoch_seconds"].get)
+    return figures
 
 
 def measure_stl10(asked: argparse.Namespace, report: Report) -> None:
@@ -158,11 +180,11 @@ def measure_stl10(asked: argparse.Namespace, report: Report) -> None:
             figures |= time_epochs(folder, asked.workers, 16 if asked.small else 128)
         if "failed" in report.figures["decoding"]:
             return
-        usual = int(asked.seconds / (1.3 * report.figures["decoding"]["epoch_seconds"]))
+        asked.workers = report.figures["decoding"]["workers"]
+        usual = int(asked.seconds / (1.3 * report.figures["decoding"]["epoch_seconds"][asked.workers]))
         epochs = asked.epochs or (1 if asked.small else max(1, min(150, usual)))
         for model in NETWORKS:
             for way in ("streamed", "memory"):
-                # Leave the other trainings their part of the time, in case that one takes longer than it should.
                 with report.part(f"{model}, {way}", left()) as figures:
                     if left() < 5:
                         raise TimeoutError("no time left")
@@ -186,6 +208,7 @@ def train_one(
     seconds, trained = result.train_seconds, sum(1 for _ in folder.rglob("*.png")) - (result.images or 0)
     return {
         "epochs": epochs,
+        "workers": asked.workers if way == "streamed" else None,
         "batch_size": config.batch_size,
         "patch": config.patch,
         "lr": config.lr,
@@ -253,7 +276,9 @@ def measure_imagenet(asked: argparse.Namespace, report: Report) -> None:
 def time_steps(bench: Bench, shape: dict[str, Any], again: bool) -> dict[str, Any]:
     """Return the milliseconds of a step and the memory that it needs."""
     on_gpu, began = bench.device.type == "cuda", time.perf_counter()
+    before = [0, 0]
     if on_gpu:
+        before = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
         torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
     with torch.device(bench.device):
@@ -264,8 +289,9 @@ def time_steps(bench: Bench, shape: dict[str, Any], again: bool) -> dict[str, An
     rounds = bench.race({"": step})[""]
     figures |= {"ms": median(rounds), "rounds_ms": rounds}
     if on_gpu:
-        figures["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        figures["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+        figures["before_gib"] = [number / 2**30 for number in before]  # of what others have left, which is not counted
+        figures["peak_allocated_gib"] = (torch.cuda.max_memory_allocated() - before[0]) / 2**30
+        figures["peak_reserved_gib"] = (torch.cuda.max_memory_reserved() - before[1]) / 2**30
     return figures
 
 
@@ -363,13 +389,12 @@ def decoding_per_core(path: Path) -> float | None:
     found = json.loads(path.read_text())
     parts = [found, *(part for part in found.values() if isinstance(part, dict))]
     speeds = [part["streamed_per_second"] for part in parts if "streamed_per_second" in part]
-    return max(speeds) / found["workers"] if speeds else None
+    return max(speeds) / found["workers"] if speeds and found.get("workers") else None
 
 
-def fill_page(text: str, results: Path = RESULTS, price: float = PRICE, efficiency: float = EFFICIENCY) -> str:
+def fill_page(text: str, results: Path = RESULTS) -> str:
     """Return the page with what is between its marks made again from the results."""
-    streaming = ROOT / "results" / "streaming" / "cpu.json"
-    parts = {"stl10": describe_stl10(results), "imagenet": describe_imagenet(results, streaming, price, efficiency)}
+    parts = {"stl10": describe_stl10(results), "imagenet": describe_imagenet(results, STREAMING)}
     for name, made in parts.items():
         head, _, rest = text.partition(f"<!-- {name} -->\n")
         text = f"{head}<!-- {name} -->\n{made}<!-- /{name} -->{rest.partition(f'<!-- /{name} -->')[2]}"
@@ -393,18 +418,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="pictures per step at 224×224 (default: 512)")
     parser.add_argument("--limit", type=float, help="seconds of all (default: stl10 240, imagenet 90)")
     parser.add_argument("--out", type=Path, help="the results file")
-    parser.add_argument("--price", type=float, default=PRICE, help="of an hour of one GPU, for the page")
-    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="of eight GPUs, for the page")
+    parser.add_argument("--commit", help="of the sources, where they are no clone")
+    parser.add_argument("--price", type=float, default=PRICE, help="page: print what another price of a GPU hour means")
+    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="page: the same for that of eight GPUs")
     parser.add_argument("--small", action="store_true", help="tiny sizes on the CPU; writes nothing without --out")
     asked = parser.parse_args()
     if asked.what == "page":
-        PAGE.write_text(fill_page(PAGE.read_text(), price=asked.price, efficiency=asked.efficiency))
+        if (asked.price, asked.efficiency) == (PRICE, EFFICIENCY):
+            PAGE.write_text(fill_page(PAGE.read_text()))
+        else:
+            print(describe_imagenet(RESULTS, STREAMING, asked.price, asked.efficiency))
         return
     asked.limit = asked.limit or {"stl10": 240.0, "imagenet": 90.0}[asked.what]
     asked.batch = asked.batch or (2 if asked.small else 512)
     asked.workers = min(asked.workers, 2) if asked.small else asked.workers
     out = asked.out or (None if asked.small else RESULTS / f"{asked.what}.json")
-    report = Report(out, asked.small, choose_device("cpu" if asked.small else "auto"))
+    report = Report(out, asked.small, choose_device("cpu" if asked.small else "auto"), asked.commit)
     MEASURES[asked.what](asked, report)
     report.write()
 
