@@ -76,15 +76,18 @@ def test_with_weights_that_are_built_ahead(compiled: bool, monkeypatch: pytest.M
     )
     torch.compiler.reset()
     torch.manual_seed(0)
-    ones = learners(NETWORKS["shift"](), precision="bf16")
-    for one in ones:
-        update = SharedUpdate([one], compiled=compiled)
+    pairs = zip(*(learners(NETWORKS["shift"](), precision="bf16") for _ in range(1 if compiled else 2)), strict=True)
+    weights = []
+    for ones in pairs:  # as they are, and with activations computed again; one network, or two side by side
+        update = SharedUpdate(ones, compiled=compiled)
         for step in range(3):
-            one.rate.fill_(one.scheduled_rate())
-            update([batch(step)], update.choose_settling(one.scheduled_rate()))
-            one.done += 1
-    for p, q in zip(*(one.model.parameters() for one in ones), strict=True):
-        assert torch.equal(p, q)
+            rate = ones[0].scheduled_rate()
+            for one in ones:
+                one.rate.fill_(rate)
+                one.done += 1
+            update([batch(step + 10 * k) for k in range(len(ones))], update.choose_settling(rate))
+        weights.append([p for one in ones for p in one.model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*weights, strict=True))
 
 
 def test_fewer_activations_are_kept() -> None:

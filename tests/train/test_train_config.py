@@ -33,6 +33,15 @@ def test_the_json_holds_every_setting_as_plain_data():
     assert fields["input_shape"] == [1, 8, 8] and fields["classes"] == list("abcd") and fields["seed"] == 3
 
 
+def test_a_run_that_names_no_patch_is_what_it_was():
+    """Also on large images, for which a new run would get larger patches."""
+    for model, patch in (("large", 1), ("shift-s", 4), ("fc3", 0), ("mine.py:build", 0)):
+        fields = TrainConfig("photos", (3, 96, 96), ("a", "b"), model=model).to_fields()
+        assert "patch" not in fields and TrainConfig.from_fields(fields).patch == patch
+    with pytest.raises(IsoconvError, match=r"mine.py:build, which takes none. Got 2"):
+        TrainConfig("photos", (3, 96, 96), ("a", "b"), model="mine.py:build", patch=2)
+
+
 CHOICES = ("model", "conv", "activation", "orthogonalisation", "loss", "optimiser", "schedule", "precision", "recipe")
 CHOICES += ("resize",)
 WRONG = [(name, "other") for name in CHOICES]
