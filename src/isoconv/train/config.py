@@ -1,7 +1,7 @@
 """All that is needed to repeat a run, and the recipes that fill it in. Does not import torch."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -261,6 +261,11 @@ def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = N
 def default_epsilons(data: str) -> tuple[float, ...]:
     """Return the radii at which robust accuracy is stated for a data set, or for a user's own images."""
     return DATASETS.get(data, OWN_IMAGES).epsilons
+
+
+def default_patch(model: str, input_shape: Sequence[int]) -> int:
+    """Return the patches of a new run: larger ones for large images; 0 for a network that takes none."""
+    return MODELS[model].choose_patch(*input_shape[1:]) if model in MODELS else 0
 
 
 def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> dict[str, Any]:

@@ -13,10 +13,16 @@ from isoconv.data.datasets import FROM_FILES
 from isoconv.data.pictures import Size, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
-from isoconv.models.catalogue import MODELS
 from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, is_own, recipe_settings, refuse_other_options
+from isoconv.train.config import (
+    TrainConfig,
+    default_epsilons,
+    default_patch,
+    is_own,
+    recipe_settings,
+    refuse_other_options,
+)
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
 from isoconv.train.own_model import Build, find_function, hash_graph
@@ -166,8 +172,7 @@ def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, 
         require(not wrong, f"options of the loss {fields['loss']}: {', '.join(options)}", ", ".join(wrong))
     source = data if data in NAMES else str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
-    if (model := MODELS.get(fields.get("model", "large"))) is not None:
-        fields.setdefault("patch", model.choose_patch(*shape[1:]))
+    fields.setdefault("patch", default_patch(fields.get("model", "large"), shape))
     require("patch" not in settings or settings["patch"] >= 1, "a patch of at least 1 pixel", settings.get("patch"))
     return TrainConfig(data=source, input_shape=shape, classes=classes, listing=splits.listing, **fields)
 
