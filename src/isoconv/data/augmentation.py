@@ -105,7 +105,7 @@ class Augmentation:
     def __call__(self, images: "Tensor", drawn: "Mapping[str, Tensor]", index: "Tensor | None" = None) -> "Tensor":
         """Change the images (N, C, H, W), the n-th by what was drawn for number index[n], or for number n.
 
-        Everything is on one device, and the host does not wait for it.
+        Images, numbers and index are on one device. The host does not wait for it.
         """
         from isoconv.data import transforms
 

@@ -5,7 +5,7 @@ An image that comes out depends on the image that goes in and on its own random 
 the images beside it: which ones are in a batch, and how many. So the only sum over an image is one of integers in float64,
 which is exact in any order (`_mean`); everything else is done pixel by pixel, or adds a few terms in a fixed order.
 Nothing has a shape that depends on numbers on the device, and nothing reads one: each operation is done to all images, and
-those that it is not meant for keep what they had. A GPU never waits for the host.
+those that it is not meant for keep what they had. So host and GPU are never synchronised.
 Work goes through the images in pieces, so that it needs little memory beyond its result.
 """
 
@@ -62,7 +62,7 @@ def draw_boxes(count: int, scale: Sequence[float], generator: torch.Generator) -
 def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int) -> Tensor:
     """Crop image n, padded with zeros, from row offsets[n, 0] and column offsets[n, 1], and mirror it if flips[n].
 
-    A crop has the size of the image. Offsets are trusted to lie in 0..2·padding: checking them would make a GPU wait.
+    A crop has the size of the image. Offsets are trusted to lie in 0..2·padding: to check them is to wait for the GPU.
     """
     require(padding >= 0, "a padding of 0 or more pixels", padding)
     is_triple = images.ndim == 4 and offsets.shape == (len(images), 2) and flips.shape == (len(images),)
@@ -97,7 +97,7 @@ def crop_and_resize(images: Tensor, boxes: Tensor) -> Tensor:
 
 
 def jitter_colours(images: Tensor, numbers: Tensor, changes: Sequence[float]) -> Tensor:
-    """Multiply brightness, then contrast, then saturation by a number up to 1 ± changes[k], in this order.
+    """Multiply brightness, then contrast, then saturation by a number between 1 − changes[k] and 1 + changes[k].
 
     Contrast is the distance from the mean, saturation that from grey; grey is by what the eye sees of each colour. Images
     that have not three channels keep their saturation, and their mean is that of all channels.
