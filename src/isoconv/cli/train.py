@@ -59,6 +59,9 @@ def train(
     flip: Annotated[
         bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random (default: yes; {_NOT_MIRRORED}: no)")
     ] = None,
+    resized_crop: cli.ResizedCrop = None,
+    rand_augment: cli.RandAugment = None,
+    colour_jitter: cli.ColourJitter = None,
     augment: cli.Augment = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,

@@ -117,7 +117,7 @@ def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
 _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "accumulate", "crop_padding", "flip", "augment", "resize"),
-    *("precision", "patch", "checkpoint_activations"),
+    *("resized_crop", "rand_augment", "colour_jitter", "precision", "patch", "checkpoint_activations"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 
@@ -160,7 +160,9 @@ def train_command(
             words += [word for pair in value.items() for word in ("--loss-option", f"{pair[0]}={pair[1]}")]
             continue
         words.append(f"--no-{option}" if value is False else f"--{option}")
-        words += [] if isinstance(value, bool) else [",".join(map(str, value)) if name == "augment" else str(value)]
+        words += (
+            [] if isinstance(value, bool) else [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        )
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]

@@ -176,9 +176,8 @@ def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
 
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
-    options: dict[str, Any] = {"seed": config.seed, "padding": config.crop_padding, "flip": config.flip}
-    options |= {"augment": config.augment, "device": device, "rank": processes.rank, "world_size": processes.count}
-    return EpochBatches(train, config.batch_size, **options)
+    options: dict[str, Any] = {"device": device, "rank": processes.rank, "world_size": processes.count}
+    return EpochBatches(train, config.batch_size, seed=config.seed, **options, **vars(config.augmentation))
 
 
 def device_name(device: torch.device) -> str:

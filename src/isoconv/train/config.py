@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
@@ -157,7 +158,7 @@ class TrainConfig(NetworkSettings):
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
     graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
-    augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
+    crop_padding, flip, augment, resized_crop, rand_augment, colour_jitter : see `isoconv.data.Augmentation`
     resize : how the user's own images came to their size; see `isoconv.data.pictures`
     accumulate : how many batches give the gradient of one update
     patch : the side of the patches that the network sees as one position; see the networks in `isoconv.models`. 0, which
@@ -186,6 +187,9 @@ class TrainConfig(NetworkSettings):
     loss_options: dict[str, float] = field(default_factory=dict)
     resize: str = "squash"
     accumulate: int = 1
+    resized_crop: tuple[float, float] = (1.0, 1.0)
+    rand_augment: tuple[int, float] = (0, 9.0)
+    colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
     patch: int = 0
     checkpoint_activations: bool = False
 
@@ -200,9 +204,8 @@ class TrainConfig(NetworkSettings):
         require(fits, f"no conv and no activation for {self.model}, which has its own", " and ".join(methods))
         fits = not own or self.orthogonalisation == "manifold"
         require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
-        require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
-        (share, strength), shape, known = self.augment, self.input_shape, LOSSES[self.loss].options
-        require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
+        self.augmentation.check_channels(self.input_shape[0])
+        shape, known = self.input_shape, LOSSES[self.loss].options
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
         for name, value in self.loss_options.items():
@@ -219,6 +222,12 @@ class TrainConfig(NetworkSettings):
         return MODELS[self.model].patch if self.model in MODELS else 0
 
     @property
+    def augmentation(self) -> Augmentation:
+        """What happens to the training images at random."""
+        names = ("flip", "resized_crop", "rand_augment", "colour_jitter", "augment")
+        return Augmentation(padding=self.crop_padding, **{name: getattr(self, name) for name in names})
+
+    @property
     def has_methods(self) -> bool:
         """Whether conv and activation say what the network consists of."""
         return self.model in MODELS and MODELS[self.model].has_methods
@@ -232,6 +241,8 @@ class TrainConfig(NetworkSettings):
         """Return the fields as plain data; those that most runs leave as they are only where they say something."""
         there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
         there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
+        there |= {"resized_crop": self.augmentation.crops, "rand_augment": self.rand_augment[0] > 0}
+        there |= {"colour_jitter": any(self.colour_jitter)}
         there |= {"patch": self.patch != self._usual_patch, "checkpoint_activations": self.checkpoint_activations}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 

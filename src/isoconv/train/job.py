@@ -165,7 +165,7 @@ def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, 
     fields = recipe_settings(settings.get("recipe", "default"), data, *choices)
     if fields["recipe"] == "default":
         fields["batch_size"] = choose_batch_size(len(splits.train), processes, fields.get("batch_size", 128))
-    fields |= settings
+    fields |= settings | ({"crop_padding": 0} if "resized_crop" in settings and "crop_padding" not in settings else {})
     if fields.setdefault("loss", "hinge") in LOSSES:
         options = LOSSES[fields["loss"]].options
         wrong = [name for name in ("margin", "temperature", "offset") if name in settings and name not in options]
