@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_json, write_tensors, write_text
+from isoconv.files import read_json, read_tensors, require_ordinary, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.records import Record, require
@@ -207,6 +207,7 @@ class RunFolder:
         """Return the lines of the epochs, up to one that a killed run may have left incomplete."""
         lines: list[dict[str, Any]] = []
         if self.metrics.exists():
+            require_ordinary(self.metrics)
             with suppress(ValueError):  # its epoch is done again
                 lines.extend(map(json.loads, self.metrics.read_text().splitlines()))
         return lines
