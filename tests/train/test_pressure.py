@@ -102,6 +102,21 @@ def test_a_kill_loses_at_most_ten_seconds_and_a_clock_that_jumps_changes_nothing
     assert 0 < watcher.lost <= 10.0 and same_run(whole, tmp_path / "run")
 
 
+def test_a_damaged_record_of_epochs_is_named_and_a_last_line_that_was_cut_off_is_not(whole, tmp_path):
+    with pytest.raises(Stopped):
+        train_toy(tmp_path / "run", toy_config(), should_stop=stop_after(9))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    good = metrics.read_bytes()
+    for damage in (b"[1]\n", b"{}\n", b'{"epoch": "one"}\n', b"\xff\n"):
+        metrics.write_bytes(damage + good)
+        with pytest.raises(IsoconvError, match=r"line 1 of .*metrics\.jsonl"):
+            train_toy(tmp_path / "run", toy_config(), resume=True)
+        assert metrics.read_bytes() == damage + good
+    metrics.write_bytes(good + b'{"epoch": \xff')
+    train_toy(tmp_path / "run", toy_config(), resume=True)
+    assert same_run(whole, tmp_path / "run")
+
+
 def test_locks_end_with_their_context_and_nest(tmp_path):
     folder, other = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "a")
     with locked([folder]):
