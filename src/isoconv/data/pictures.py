@@ -215,12 +215,12 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
     try:
         with Image.open(data, formats=_FORMATS) as file:
             picture = _flatten(file)
-        if channels == 1:
-            picture = picture.convert("L")
-        if shape is not None and picture.size != shape[::-1]:
-            change = ImageOps.fit if resize == "crop" else Image.Image.resize
-            picture = change(picture, shape[::-1], Image.Resampling.BICUBIC)
-        array = np.array(picture).reshape(*picture.size[::-1], -1)
+            if channels == 1:
+                picture = picture.convert("L")
+            if shape is not None and picture.size != shape[::-1]:
+                change = ImageOps.fit if resize == "crop" else Image.Image.resize
+                picture = change(picture, shape[::-1], Image.Resampling.BICUBIC)
+            array = np.asarray(picture).reshape(*picture.size[::-1], -1)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -232,10 +232,11 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
 
 
 def _flatten(file: "Image") -> "Image":
-    """Return the picture upright, opaque and in eight bits: in Pillow's mode L or RGB."""
+    """Return the picture upright, opaque and in eight bits: in Pillow's mode L or RGB. It may be the file, turned."""
     from PIL import Image, ImageOps
 
-    picture = ImageOps.exif_transpose(file)
+    ImageOps.exif_transpose(file, in_place=True)  # otherwise it makes a copy, of any picture
+    picture = file
     if picture.mode.startswith("I"):  # grey with 16 bits, which convert("L") would cut off at 255
         wide = np.asarray(picture).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((wide + 128) // 257).astype(np.uint8))

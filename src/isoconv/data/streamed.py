@@ -4,6 +4,9 @@ Note [Streamed batches]
 A batch of a streamed set holds the same bytes as one of a set in memory: both are decoded by the same function, and which
 pictures are in it is decided by whoever asks. Worker processes of torch's `DataLoader` decode ahead; batches come in the
 order in which they were asked for, however many workers there are. No random number is drawn from torch's own generator.
+Workers write into memory that they share with the process that asks, a slot for each batch that is on its way, and send the
+slot's number. A slot is free again when its batch has been copied: new shared memory for each batch would cost a tenth of
+the time of decoding, for the kernel to find and clear its pages.
 Workers live as long as the iterator: they end with its last batch, when it is closed, on an error, and when the process
 that started them is gone.
 """
@@ -28,6 +31,7 @@ from isoconv.data.image_set import Array, ImageSet
 from isoconv.errors import IsoconvError, require
 
 _MOST_WORKERS = 8
+_AHEAD = 2  # batches that each worker may be ahead
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
 
@@ -69,60 +73,88 @@ class PictureFiles:
             require(False, "pictures of one size, or a size to bring them to (--size)", problem)
         return np.broadcast_to(array.transpose(2, 0, 1), self.shape)
 
-    def __getitems__(self, indices: Sequence[int]) -> Tensor | IsoconvError:
-        """Return a batch, or what is wrong with a picture of it: raised in a worker, it would be wrapped in a traceback."""
-        try:
-            return _stack(self, map(self.read, indices), len(indices))
-        except IsoconvError as error:
-            return error
+    def read_into(self, images: Array, indices: Iterable[int]) -> None:
+        """Write one picture after the other into uint8 (n, C, H, W)."""
+        for image, index in zip(images, indices, strict=True):
+            image[:] = self.read(index)
 
-    def batches(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+    def batches(self, indices: Sequence[Tensor], pinned: bool = False) -> Iterator[Tensor]:
         """Yield the pictures of each batch of indices, uint8 (n, C, H, W), decoded ahead. See Note [Streamed batches]."""
-        return self._by_workers(indices) if self.workers else self._by_threads(indices)
+        return self._by_workers(indices, pinned) if self.workers and indices else self._by_threads(indices, pinned)
 
     def read_all(self, indices: Tensor) -> Tensor:
         """Return pictures, uint8 (n, C, H, W), all in memory."""
-        return next(self._by_threads([indices]))
+        return next(self._by_threads([indices], pinned=False))
 
-    def _by_threads(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _new_batch(self, count: int, pinned: bool = False) -> Tensor:
+        if pinned:
+            return torch.empty(count, *self.shape, dtype=torch.uint8, pin_memory=True)
+        return torch.from_numpy(np.empty((count, *self.shape), dtype=np.uint8))  # numpy asks for large pages
+
+    def _by_threads(self, indices: Iterable[Tensor], pinned: bool) -> Iterator[Tensor]:
         # Pillow works outside of Python's lock, so threads help.
         with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
             for index in indices:
+                batch = self._new_batch(len(index), pinned)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-                    batch = _stack(self, pool.map(self.read, index.tolist()), len(index))
+                    for image, array in zip(batch.numpy(), pool.map(self.read, index.tolist()), strict=True):
+                        image[:] = array
                 yield batch
 
-    def _by_workers(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of more workers than cores, and that a process with threads is forked
-            loader: DataLoader[Tensor] = DataLoader(
-                self,  # type: ignore[arg-type]
-                batch_sampler=(index.tolist() for index in indices),
-                num_workers=self.workers,
-                collate_fn=_as_it_is,
-                worker_init_fn=_start_worker,
-                generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
-            )
-            iterator: Any = iter(loader)
+    def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
+        ahead, iterator = _AHEAD * self.workers, None
+        free = list(range(min(ahead + 1, len(indices))))  # slots for the batches ahead and for the one being copied
         try:
-            for batch in iterator:
-                if isinstance(batch, IsoconvError):
-                    raise batch
+            memory = self._new_batch(len(free) * max(map(len, indices))).unflatten(0, (len(free), -1)).share_memory_()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of more workers than cores, and that a process with threads is forked
+                loader: DataLoader[int] = DataLoader(
+                    _Slots(self, memory),  # type: ignore[arg-type]
+                    batch_sampler=([free.pop(), *index.tolist()] for index in indices),
+                    num_workers=self.workers,
+                    prefetch_factor=_AHEAD,
+                    collate_fn=_as_it_is,
+                    worker_init_fn=_start_worker,
+                    generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
+                )
+                iterator = iter(loader)
+            for index, slot in zip(indices, iterator, strict=True):
+                if isinstance(slot, IsoconvError):
+                    raise slot
+                batch = self._new_batch(len(index), pinned)
+                batch.numpy()[:] = memory[
+                    slot, : len(index)
+                ].numpy()  # torch would copy it with threads, which workers lack
+                free.append(slot)
                 yield batch
         except RuntimeError as error:
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
             advice = "With little shared memory, use fewer (--workers) or none (--workers 0)."
             raise IsoconvError(f"A process that decodes pictures has failed ({reason}). {advice}") from error
         finally:
-            iterator._shutdown_workers()  # not left to the garbage collector: a traceback may keep the iterator
+            if iterator is not None:
+                iterator._shutdown_workers()  # type: ignore[attr-defined]  # a traceback may keep the iterator
 
 
-def _stack(files: PictureFiles, arrays: Iterable[Array], count: int) -> Tensor:
-    images = np.empty((count, *files.shape), dtype=np.uint8)
-    for image, array in zip(images, arrays, strict=True):
-        image[:] = array
-    return torch.from_numpy(images)
+@dataclass(frozen=True, eq=False)
+class _Slots:
+    """What worker processes run: each batch goes to a slot, (n, C, H, W), of shared `memory`, which serves again and again."""
+
+    files: PictureFiles
+    memory: Tensor
+
+    def __getitems__(self, request: Sequence[int]) -> int | IsoconvError:
+        """Fill the slot that comes first in the request with the pictures of the indices after it, and return its number.
+
+        What is wrong with a picture is returned: raised in a worker, it would be wrapped in a traceback.
+        """
+        slot, *indices = request
+        try:
+            self.files.read_into(self.memory[slot, : len(indices)].numpy(), indices)
+        except IsoconvError as error:
+            return error
+        return slot
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -170,9 +202,9 @@ class StreamedSet(ImageSet):
     def _part(self, at: Any) -> ImageSet:
         return StreamedSet(self.files, self.index[at], self.labels[at], self.classes, self.name)
 
-    def select(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the pictures of each batch of indices, decoded ahead."""
-        return self.files.batches(self.index[index] for index in indices)
+    def select(self, indices: Iterable[Tensor], pinned: bool = False) -> Iterator[Tensor]:
+        """Yield the pictures of each batch of indices, decoded ahead, in pinned memory if asked for."""
+        return self.files.batches([self.index[index] for index in indices], pinned)
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         if not len(self):
