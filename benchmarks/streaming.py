@@ -112,7 +112,7 @@ def decoding_speed(splits: Splits, size: int, workers: int, count: int) -> dict[
     """Return pictures per second, of a bare loop in as many processes and streamed in batches of 64, at best of three."""
     train, bare, streamed = splits.train.take(count), list[float](), list[float]()
     assert isinstance(train, StreamedSet)
-    paths = [str(train.files.paths[index]) for index in train.index.tolist()]
+    paths = [str(train.files.sources[index]) for index in train.index.tolist()]
     read_bare(paths, size)  # from here on the files are in memory
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         for _ in range(3):

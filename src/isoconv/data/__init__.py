@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from isoconv.data.pictures import read_folder as read_folder
     from isoconv.data.pictures import resize as resize
     from isoconv.data.readers import load_splits as load_splits
+    from isoconv.data.shards import read_shards as read_shards
     from isoconv.data.stream import EpochBatches as EpochBatches
     from isoconv.data.stream import crop_and_flip as crop_and_flip
     from isoconv.data.stream import distort as distort

@@ -11,16 +11,18 @@ Workers live as long as the iterator: they end with its last batch, when it is c
 that started them is gone.
 """
 
+import errno
 import math
 import os
 import signal
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,43 +37,78 @@ _AHEAD = 2  # batches that each worker may be ahead
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
 
-class PathTable:
-    """Paths in one piece of memory: a million take as much as their names, and worker processes share it."""
+class Member(NamedTuple):
+    """A picture inside of a tar file: `size` bytes from `offset`. It is read like a path."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        names = [os.fsencode(path) for path in paths]
+    shard: Path
+    offset: int
+    size: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.shard}:{self.name}"
+
+    def read_bytes(self) -> bytes:
+        with self.shard.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            content = file.read(self.size)
+        if len(content) < self.size:
+            raise OSError(errno.EIO, "the tar file has become shorter")
+        return content
+
+
+Source = Path | Member
+
+
+class SourceTable:
+    """Where pictures lie, in little memory: a million take as much as their names, and worker processes share it.
+
+    All of them are files, or all of them are members of tar files.
+    """
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        names, places, shards = list[bytes](), array("q"), dict[Path, int]()
+        for source in sources:
+            if isinstance(source, Member):
+                places.extend((shards.setdefault(source.shard, len(shards)), source.offset, source.size))
+            names.append(os.fsencode(source.name if isinstance(source, Member) else source))
         self._names, self._ends = b"".join(names), np.cumsum([0, *map(len, names)])
+        self._shards, self._places = list(shards), np.array(places).reshape(-1, 3)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, index: int) -> Path:
-        return Path(os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]]))
+    def __getitem__(self, index: int) -> Source:
+        name = os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+        if not self._shards:
+            return Path(name)
+        shard, offset, size = self._places[index].tolist()
+        return Member(self._shards[shard], offset, size, name)
 
-    def __iter__(self) -> Iterator[Path]:
+    def __iter__(self) -> Iterator[Source]:
         return map(self.__getitem__, range(len(self)))
 
 
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
-    """Files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one of them.
+    """Picture files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
 
     workers : how many processes decode ahead; 0 leaves it to threads of this one
     """
 
-    paths: PathTable
+    sources: SourceTable
     shape: tuple[int, int, int]
-    decode: Callable[[Path], Array]
+    decode: Callable[[Source], Array]
     workers: int
 
     def read(self, index: int) -> Array:
         """Return one picture, uint8 (C, H, W)."""
-        path = self.paths[index]
-        array, (_, height, width) = self.decode(path), self.shape
-        if array.shape[:2] != (height, width):
-            problem = f"{width}×{height} in {self.paths[0]} and {array.shape[1]}×{array.shape[0]} in {path}"
+        source = self.sources[index]
+        pixels, (_, height, width) = self.decode(source), self.shape
+        if pixels.shape[:2] != (height, width):
+            problem = f"{width}×{height} in {self.sources[0]} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
             require(False, "pictures of one size, or a size to bring them to (--size)", problem)
-        return np.broadcast_to(array.transpose(2, 0, 1), self.shape)
+        return np.broadcast_to(pixels.transpose(2, 0, 1), self.shape)
 
     def read_into(self, images: Array, indices: Iterable[int]) -> None:
         """Write one picture after the other into uint8 (n, C, H, W)."""
@@ -98,8 +135,8 @@ class PictureFiles:
                 batch = self._new_batch(len(index), pinned)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-                    for image, array in zip(batch.numpy(), pool.map(self.read, index.tolist()), strict=True):
-                        image[:] = array
+                    for image, pixels in zip(batch.numpy(), pool.map(self.read, index.tolist()), strict=True):
+                        image[:] = pixels
                 yield batch
 
     def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
@@ -139,7 +176,7 @@ class PictureFiles:
 
 @dataclass(frozen=True, eq=False)
 class _Slots:
-    """What worker processes run: each batch goes to a slot, (n, C, H, W), of shared `memory`, which serves again and again."""
+    """What worker processes run: each batch goes to a slot, (n, C, H, W), of shared `memory`."""
 
     files: PictureFiles
     memory: Tensor

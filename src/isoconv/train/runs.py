@@ -22,6 +22,7 @@ from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.pictures import read_pictures
+from isoconv.data.shards import is_there
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
@@ -328,7 +329,7 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
-    if own and not source.exists():
+    if own and not is_there(source):
         problem = "which does not exist: say where they are (--data)"
         raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
