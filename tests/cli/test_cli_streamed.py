@@ -200,7 +200,8 @@ def test_killed_in_the_middle_of_a_streamed_epoch_it_ends_as_if_never_killed(sta
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_c_ends_the_workers_too(start, photos, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_the_workers_get_too_stops_the_run_in_order(start, photos, tmp_path, number):
     process = start("train", photos, *TINY, "--epochs", "500", "--out", "run", "--stream", "--workers", "2")
     for line in process.stderr:
         if line.startswith("epoch 2/"):
@@ -209,9 +210,9 @@ def test_ctrl_c_ends_the_workers_too(start, photos, tmp_path):
     while not workers and process.poll() is None:
         workers = workers_of(process)
     assert workers
-    for worker in workers:  # a terminal sends it to all
-        os.kill(int(worker.name), signal.SIGINT)
-    process.send_signal(signal.SIGINT)
+    for worker in workers:  # a terminal sends it to all, and so do torchrun and schedulers
+        os.kill(int(worker.name), number)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in err and "Traceback" not in err
     assert are_gone(workers)

@@ -207,7 +207,7 @@ def test_no_damaged_header_is_taken_for_the_end(tmp_path, form):
         ({"a.png": b"", "a.cls": b""}, r"class in .*a\.cls.*b''"),
         ({"a.png": b"", "a.cls": b"\xff\xfe"}, r"class in .*a\.cls"),
         ({"a.png": b"", "a.cls": b"cat\ndog"}, r"class in .*a\.cls"),
-        ({"a.png": b"", "a.cls": b"1" * 5000}, r"class in .*a\.cls.*5,000"),
+        ({"a.png": b"", "a.cls": b"1" * 5000}, r"class in .*a\.cls"),
         ({"a.png": b"", "a.cls": b"0"}, r"at least two classes.*'0'"),
         ({"a.txt": b"", "b.json": b"0"}, r"at least two classes.*no pictures"),
         (samples("c", "d", "e") | {"a.png": b"no picture", "a.cls": b"0"}, r"a\.png is not a PNG"),

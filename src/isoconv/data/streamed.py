@@ -11,10 +11,12 @@ Workers live as long as the iterator: they end with its last batch, when it is c
 that started them is gone.
 """
 
+import ctypes
 import errno
 import math
 import os
 import signal
+import sys
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +36,7 @@ from isoconv.errors import IsoconvError, require
 
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker may be ahead
+_SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux's prctl
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
 
@@ -198,10 +201,17 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(number: int) -> None:
-    """Leave Ctrl-C to the process that trains, and end when it says so: a fork inherits how that one takes signals."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _start_worker(worker: int) -> None:
+    """End when the process that trains says so, or is gone.
+
+    Signals are for that process: terminals, torchrun and schedulers send them to its workers too, and torch raises an error,
+    wherever it is just then, if a worker ends. Workers that outlived it would hold its connections to other processes open,
+    which would wait; torch's own look after their parent takes five seconds.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)
     warnings.simplefilter("ignore")
 
 
