@@ -197,7 +197,7 @@ class TrainedRun:
                 result = attacks.rounding_search(self.model, pixels, prediction, radii[part], **how)
             else:
                 result = getattr(attacks, attack)(self.model, pixels, labels, epsilon, **how)
-            results.append(replace(result, images=result.images[:0]))
+            results.append(replace(result, images=result.images[:0].clone()))  # a slice would keep all of them
         whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
