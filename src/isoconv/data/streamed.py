@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -248,6 +248,11 @@ class StreamedSet(ImageSet):
 
     def _part(self, at: Any) -> ImageSet:
         return StreamedSet(self.files, self.index[at], self.labels[at], self.classes, self.name)
+
+    def share_workers(self, count: int) -> "StreamedSet":
+        """Return the same set for one of so many that are streamed side by side: each has its share of the workers."""
+        files = replace(self.files, workers=-(-self.files.workers // count))
+        return StreamedSet(files, self.index, self.labels, self.classes, self.name)
 
     def select(self, indices: Iterable[Tensor], pinned: bool = False) -> Iterator[Tensor]:
         """Yield the pictures of each batch of indices, decoded ahead, in pinned memory if asked for."""
