@@ -14,7 +14,7 @@ import isoconv
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-SIDE, FEW, MANY = 320, 120, 480
+SIDE, FEW, MANY = 320, 200, 800  # an attack takes 100 of them at a time
 MODEL = """
 from torch import nn
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
@@ -72,7 +72,7 @@ def test_memory_of_a_command_does_not_grow_with_the_pictures(runs, command):
         }[command]
         (runs / name / "certified.json").unlink(missing_ok=True)  # so that a report certifies too
         peaks.append(peak_memory(runs, *words, "--device", "cpu"))
-    assert peaks[1] - peaks[0] < 0.6 * more, peaks
+    assert peaks[1] - peaks[0] < more / 2, peaks
 
 
 def test_a_certificate_is_checked_as_it_is_read(runs):
