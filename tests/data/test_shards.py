@@ -131,7 +131,8 @@ def test_parts_by_folder_and_by_name(tmp_path):
         load_splits(tmp_path / "folders")
 
 
-def test_a_folder_of_classes_may_hold_a_tar_file_too(tmp_path):
+def test_a_folder_of_classes_may_hold_a_tar_file_too_and_be_named_like_one(tmp_path):
+    tmp_path = tmp_path / "photos.tar"
     for k in range(8):
         save_picture(tmp_path / "ab"[k % 2] / f"{k}.png", random_bytes(4, 4, 3, seed=k))
     (tmp_path / "photos.tar").write_bytes(b"whatever")

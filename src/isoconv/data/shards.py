@@ -61,7 +61,7 @@ def read_shards(path: str | PathLike[str], **options: Unpack[PictureOptions]) ->
 
 def holds_shards(path: Path) -> bool:
     """Return True if a path is one of shards: it ends in .tar, or is a folder of such files, not of classes."""
-    if path.suffix.lower() == ".tar":
+    if path.suffix.lower() == ".tar" and not path.is_dir():
         return True
     return any(_shards_in(place) and not _folders_in(place) for place in (path, path / "train") if place.is_dir())
 
