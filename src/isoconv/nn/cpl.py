@@ -7,7 +7,7 @@ from isoconv.linalg.spectrum import fold_kernel
 from isoconv.nn.convolution import SizedConv2d
 from isoconv.nn.potential import PotentialConv2d
 
-_SQUARINGS = 8  # the bound is at most n^(1/1024) above the norm, for n channels
+_ROUNDS = 3  # of two squarings each: the bound is at most n^(1/256) times the norm, for n channels
 
 
 class CPLConv2d(PotentialConv2d, SizedConv2d):
@@ -18,7 +18,7 @@ class CPLConv2d(PotentialConv2d, SizedConv2d):
 
     Note [Norm from above]. The paper estimates ‖W‖ by a power iteration, from below, so that its layer may expand. Here
     λ_max(M) ≤ ‖M^(2^t)‖_F^(2^−t) for the Gram matrix M of W at each frequency, of the image or, under zero padding, of one
-    that is larger by k − 1. M is divided by its Frobenius norm before each squaring, and the roots of these multiplied.
+    that is larger by k − 1. M is divided by its Frobenius norm before every other squaring, and the roots of these multiplied.
     The largest over the frequencies is that of one frequency, from which alone the gradient comes.
     """
 
@@ -40,9 +40,12 @@ def _bound_norms(symbol: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest of the bounds of the norms of matrices (N, m, n), and which of them has it, (1,)."""
     gram = symbol @ symbol.mH if symbol.shape[-2] <= symbol.shape[-1] else symbol.mH @ symbol
     least, bound = torch.finfo(symbol.dtype).eps ** 2, torch.ones((), dtype=gram.real.dtype, device=gram.device)
-    for squaring in range(_SQUARINGS + 1):
+    for round_ in range(_ROUNDS + 1):
         norms = torch.linalg.vector_norm(gram, dim=(-2, -1))
         norm = norms.amax().clamp_min(least)
-        bound = bound * norm**0.5 ** (squaring + 1)
-        gram = gram / norm @ (gram / norm) if squaring < _SQUARINGS else gram
+        bound = bound * norm ** (0.5 * 0.25**round_)
+        if round_ < _ROUNDS:
+            gram = gram / norm
+            gram = gram @ gram
+            gram = gram @ gram
     return bound, norms.argmax(keepdim=True)
