@@ -1,10 +1,7 @@
 """The page in headless Chromium: it draws everything, asks for nothing, and does what its slider says."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +11,8 @@ from isoconv.cli.demo import demo
 from isoconv.report import write_report
 from report.report_runs import config, fake_run, gallery
 
-NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
-# Where `make browser` puts one if playwright cannot fetch its own.
-OURS = Path(__file__).resolve().parents[2] / ".browser" / "chromium"
-# A container has no user namespaces for the sandbox; the page is our own file.
-OPTIONS = ["--no-sandbox", "--disable-dev-shm-usage"]
 HOSTILE = "<script>alert(1)</script>"
 SIZES = {"desktop": (1280, 900), "phone": (360, 740)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium, wherever there is one; the tests are skipped, and say what is missing, where there is none."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: make browser (or pip install playwright)"
-    )
-    with playwright.sync_playwright() as started:
-        browser = launch(started.chromium, playwright.Error)
-        yield browser
-        browser.close()
-
-
-def launch(kind: Any, error: type[Exception]) -> Any:
-    if "ISOCONV_CHROMIUM" in os.environ:  # what was asked for must work
-        return kind.launch(executable_path=os.environ["ISOCONV_CHROMIUM"], args=OPTIONS)
-    others = [str(OURS)] if OURS.exists() else [path for name in NAMES if (path := shutil.which(name))]
-    for path in [None, *others]:  # None: the one that playwright has fetched
-        with suppress(error):
-            return kind.launch(executable_path=path, args=OPTIONS)
-    pytest.skip("no Chromium is installed: make browser, or set ISOCONV_CHROMIUM to the path of one")
 
 
 @pytest.fixture(scope="module")
