@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# --no-compile: modules are compiled when they are first imported, and most never are.
+# --no-compile: the demo imports few of the modules, which are compiled then. What is used every day is compiled at once.
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test test-all test-gpu reproduce browser docs lint format clean
@@ -56,6 +56,7 @@ format: $(READY)
 $(READY): .venv/.demo
 	@echo "Adding what tests, documentation and reproduction need."
 	$(PIP) --editable '.[all]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null || true  # some packages hold files that are no Python
 	touch $@
 
 clean:
