@@ -37,7 +37,7 @@ def data_of(page: Path) -> list[dict]:
     return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S).group(1))["runs"]
 
 
-def test_it_makes_what_is_missing_and_says_where_the_page_is(isoconv, run, tmp_path):
+def test_it_makes_what_is_missing_and_says_where_the_page_is(isoconv, run, pictures, tmp_path):
     outcome = isoconv("report", "run", "--device", "cpu")
     assert (outcome.code, outcome.out) == (0, "") and "report.html" in outcome.err.splitlines()[-1]
     assert {"certified.json", "diagnostics.json", "gallery.json"} <= {path.name for path in run.iterdir()}
@@ -47,6 +47,10 @@ def test_it_makes_what_is_missing_and_says_where_the_page_is(isoconv, run, tmp_p
     for epsilon, percent in shown["robust"]:
         assert sum(radius >= epsilon for radius in shown["radii"]) * 100 / 16 == percent
     assert len(shown["gallery"]) == 12 and len(shown["spectra"]) == 4
+    for entry in shown["gallery"] + shown["mistakes"]:  # a user's own pictures are named as their files are
+        assert entry["file"].split("/")[0] == shown["classes"][entry["label"]] and (pictures / entry["file"]).is_file()
+    right = sum(row[label] for label, row in enumerate(shown["confusion"]))
+    assert 16 - right == shown["mistake_count"] == len(shown["mistakes"])
     assert shown["gradients"]["places"][0] == "image" and len(shown["gradients"]["after"]["mean"]) > 2
     assert "isoconv attack run" in (tmp_path / "report.html").read_text()  # which makes what is not there yet
 

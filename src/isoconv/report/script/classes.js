@@ -23,6 +23,7 @@ function fillClasses(shown) {
     ...rows.sort((a, b) => a[2] - b[2]).map(([name, count, share]) => row(cell("th", name, { scope: "row" }), cell("td", String(count)),
       cell("td", percent(share)), cell("td", element("span", { className: "gauge", ariaHidden: "true" }, place(element("span", { className: "proved" }), 0, share))))));
   if (run.classes.length <= MATRIX) {
+    section.querySelector(".matrix table").className = run.classes.some((name) => name.length > 3) ? "long" : "";
     section.querySelector(".matrix table").replaceChildren(
       row(cell("td", ""), ...run.classes.map((name) => cell("th", name, { scope: "col" }))),
       ...run.confusion.map((line, k) => row(cell("th", run.classes[k], { scope: "row" }), ...line.map((count, j) => {
