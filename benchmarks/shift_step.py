@@ -12,17 +12,18 @@ import json
 import platform
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from isoconv.data import distort
 from isoconv.models import ShiftNet
-from isoconv.nn import BCOPConv2d, OrthogonalLinear
+from isoconv.nn import BCOPConv2d, InvertibleDownsampling, OrthogonalLinear
 from isoconv.nn.convolution import StandardConv2d
 from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
@@ -73,27 +74,35 @@ class Bench:
                 times[name].append(1e3 * (time.perf_counter() - began) / self.calls)
         return times
 
-    def make_step(self, model: str, network: nn.Module | None = None, **settings: Any) -> Step:
-        """Return the step of a network in the engine, captured and warm."""
+    def make_step(
+        self,
+        model: str,
+        network: nn.Module | None = None,
+        side: int = 32,
+        classes: int = 10,
+        warm: int = 40,
+        **own: Any,
+    ) -> Step:
+        """Return the step of a network in the engine, captured and warm, on images of side×side; `own` are settings."""
         batch = 128 if model == "large" and not self.small else self.batch
-        fields = recipe_settings("default", "cifar10", "bcop", model) | settings | {"batch_size": batch}
-        config = TrainConfig(
-            data="cifar10", input_shape=(3, 32, 32), classes=tuple("0123456789"), model=model, **fields
-        )
+        fields = recipe_settings("default", "cifar10", "bcop", model) | own | {"batch_size": batch}
+        names = tuple(map(str, range(classes)))
+        config = TrainConfig(data="cifar10", input_shape=(3, side, side), classes=names, model=model, **fields)
         network = make_model(config) if network is None else network
         learner = Learner.from_config(config, network, Classification(config), 10**6, device=self.device)
         stepper = Stepper([learner])
-        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device=self.device)
-        labels = torch.randint(0, 10, (batch,), device=self.device)
+        images = torch.randint(0, 256, (batch, 3, side, side), dtype=torch.uint8, device=self.device)
+        labels = torch.randint(0, classes, (batch,), device=self.device)
 
         def step() -> None:
             stepper.step([(images, labels)])
 
-        for _ in range(2 if self.small else 40):  # warm-up, compilation, capture of every kind of step
+        for _ in range(2 if self.small else warm):  # warm-up, compilation, capture of every kind of step
             step()
         self.wait()
         graphs = [len(group.graphs) for group in stepper.groups]
-        self.built = {"compiled": learner.called.forward != network.forward, "graphs": graphs}
+        compiled = any(group.update is not None and group.update.compiled for group in stepper.groups)
+        self.built = {"compiled": compiled and learner.called.forward != network.forward, "graphs": graphs}
         return step
 
 
@@ -118,34 +127,34 @@ def unconstrain(model: nn.Sequential) -> nn.Sequential:
     return model
 
 
-def count_work(model: nn.Module, batch: int) -> float:
-    """Return the operations of the products of one step: 6 · weights · positions · batch."""
-    products: list[int] = []
-
-    def count(layer: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        weights = layer.in_channels * layer.out_channels
-        products.append(0 if layer.frozen else weights * output.shape[2:].numel())
-
-    hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, BCOPConv2d)]
-    with torch.no_grad():
-        model.eval()(torch.zeros(1, 3, 32, 32))
-    for hook in hooks:
-        hook.remove()
-    return 6.0 * sum(products) * batch
+def count_work(model: nn.Sequential, batch: int, side: int = 32) -> dict[tuple[int, int], float]:
+    """Return the operations of the products of one step, 6 · weights · positions · batch, by positions and channels."""
+    work: Counter[tuple[int, int]] = Counter()
+    positions = side**2
+    for layer in model.children():
+        if isinstance(layer, InvertibleDownsampling):
+            positions //= layer.factor**2
+        elif isinstance(layer, BCOPConv2d) and not layer.frozen:
+            work[positions, layer.out_channels] += 6 * layer.in_channels * layer.out_channels * positions * batch
+    return dict(work)
 
 
 def measure_product(bench: Bench) -> dict[str, Any]:
     """Time a bare bfloat16 product of the shape of the last stage's: (batch · positions, c) times (c, c)."""
-    rows, width = bench.batch * 64, 32 if bench.small else 1024
+    return time_product(bench, bench.batch * 64, 32 if bench.small else 1024)
+
+
+def time_product(bench: Bench, rows: int, width: int, calls: int | None = None) -> dict[str, Any]:
+    """Time a bare bfloat16 product (rows, width) times (width, width)."""
     x = torch.randn(rows, width, device=bench.device, dtype=torch.bfloat16)
     w = torch.randn(width, width, device=bench.device, dtype=torch.bfloat16)
     out = torch.empty_like(x)
     step: Step = lambda: torch.mm(x, w, out=out)  # type: ignore[assignment]  # noqa: E731
     for _ in range(20):
         step()
-    calls, bench.calls = bench.calls, bench.calls * 10
+    usual, bench.calls = bench.calls, calls or bench.calls * 10
     ms = median(bench.race({"": step})[""])
-    bench.calls = calls
+    bench.calls = usual
     return {"shape": [rows, width, width], "ms": ms, "tflops": 2e-9 * rows * width**2 / ms}
 
 
@@ -168,7 +177,7 @@ def measure_shift(bench: Bench) -> dict[str, Any]:
         figures[f"{name}_ms"] = median(each)
     figures["ratio"] = median(a / b for a, b in zip(times["constrained"], times["unconstrained"], strict=True))
     figures["ratio_wanted"] = 1.45
-    work = count_work(make_shift_net(bench.small), bench.batch)
+    work = sum(count_work(make_shift_net(bench.small), bench.batch).values())
     figures["tflops"] = 1e-9 * work / figures["constrained_ms"]
     bare = bench.found.get("product", {}).get("tflops")
     figures |= {"of_bare_product": figures["tflops"] / bare if bare else None, "of_bare_product_wanted": 0.45}

@@ -19,12 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from cli.conftest import files_in
 from isoconv.cli.options import (
-    parse_augmentation,
+    parse_colours,
     parse_interval,
     parse_number,
     parse_numbers,
+    parse_operations,
     parse_seeds,
     parse_setting,
+    parse_share,
     parse_size,
 )  # fmt: skip
 from isoconv.errors import IsoconvError
@@ -112,9 +114,15 @@ CASES = [
     train("--search", "0.1,y", named="--search"),
     train("--loss-option", "margin", named="--loss-option"),
     train("--size", "x", named="--size"), train("--augment", "1,2,3", named="--augment"),
+    train("--rand-augment", "1.5", named="--rand-augment"), train("--rand-augment", "2,31", named="rand_augment"),
+    train("--resized-crop", "0", named="resized_crop"), train("--resized-crop", "0.9,0.5", named="resized_crop"),
+    train("--resized-crop", "0.5", "--crop-padding", "2", named="resized_crop"),
+    train("--colour-jitter", "0.1,0.2", named="--colour-jitter"), train("--colour-jitter", "1.5", named="colour_jitter"),
     train("--size=8x0", "--lr", "1", named="size"),
     train("--lr", "nan"), train("--epochs", "0"), train("--batch-size", "0"), train("--margin", "1", named="margin"),
     train("--loss", "hinge", "--margin", "-1", named="margin"), train("--loss", "hinge", "--offset", "1", named="offset"),
+    train("--patch", "0"), train("--patch", "3", named="12 divides, such as 12×12. Got 8×8"),
+    train("--model", "fc3", "--patch", "2"), train("--model", "shift-s", "--patch", "3"),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     *(Case([*NEW, *options], (options[0], "Help: isoconv train --help")) for options in (["--lr", "fast"], ["--nonsense"])),
     Case([*NEW, "--device", "cuda"], ("CUDA",), lambda patch: patch.setattr("torch.cuda.is_available", lambda: False)),
@@ -236,7 +244,9 @@ VALUES = {
     parse_seeds: ({"0": [0], "3, 1,2": [3, 1, 2]}, f"a||0,,1|0,0|1,-1|{9**20}"),
     parse_size: ({"32": 32, "32X48": (32, 48), " 8 × 9 ": (8, 9)}, "|x|32x|x32|3.5|1x2x3|32,48|large"),
     parse_interval: ({"-1,1": (-1.0, 1.0)}, "1|1,0|0,0|0,nan|-1e9,0|0,1,2"),
-    parse_augmentation: ({"0.5": (0.5, 1.0), "0.5,1/4": (0.5, 0.25)}, "|1,2,3"),
+    parse_share: ({"0.5": (0.5, 1.0), "0.5,1/4": (0.5, 0.25)}, "|1,2,3"),
+    parse_operations: ({"2": (2, 9.0), "1,14.5": (1, 14.5)}, "|1.5|2,9,1|-1"),
+    parse_colours: ({"0.4": (0.4, 0.4, 0.4), "0.1,1/5,0": (0.1, 0.2, 0.0)}, "|0.1,0.2|1,1,1,1"),
     parse_setting: ({"margin=0.5": ("margin", 0.5)}, "margin|margin=|margin=x|margin=1,2"),
 }
 

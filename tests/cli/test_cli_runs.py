@@ -33,15 +33,20 @@ def imported(path: str):
     return module
 
 
-@pytest.mark.parametrize("words", ["--conv soc", "--conv sll", "--conv cpl", "--model shift-s"])
+LARGE = ["--size 64", "--model shift-s --size 64 --checkpoint-activations"]
+
+
+@pytest.mark.parametrize("words", ["--conv soc", "--conv sll", "--conv cpl", "--model shift-s", *LARGE])
 def test_every_command(words, isoconv, pictures, monkeypatch):
-    """Trained, certified, checked, attacked, exported, shown, resumed."""
+    """Trained, certified, checked, attacked, exported, shown, resumed; also on images that the network sees in patches."""
     small = replace(MODELS["shift-s"], options={"channels": 32, "blocks": (1, 1)})
     for records in (MODELS, CLASSIFIERS):
         monkeypatch.setitem(records, "shift-s", small)
     model = [] if "shift" in words else ["--model", "small"]
     train = isoconv("train", pictures, *model, *words.split(), "--epochs", 1, "--out", "run", "--device", "cpu")
-    assert train.code == 0 and words.split()[1] in train.out, train
+    assert train.code == 0 and (words in LARGE or words.split()[1] in train.out), train
+    patch = {"--size 64": 2}.get(words, 8) if words in LARGE else None
+    assert read("run/config.json").get("patch") == patch
     assert "shift" not in words or read("run/config.json")["lr"] == 0.003  # the network's own recipe
     assert isoconv("certify", "run", "--certificate", "c.jsonl", "--device", "cpu").code == 0
     certified = read("run/certified.json")
@@ -61,7 +66,7 @@ def test_every_command(words, isoconv, pictures, monkeypatch):
         return
     onnxruntime = pytest.importorskip("onnxruntime")
     assert isoconv("export", "run", "--format", "onnx", "--out", "net.onnx").code == 0
-    x = torch.rand(3, 1, 8, 8)
+    x = torch.rand(3, *read("run/config.json")["input_shape"])
     (output,) = onnxruntime.InferenceSession("net.onnx").run(None, {"images": x.numpy()})
     assert np.abs(output - load_run("run")[0](x).detach().numpy()).max() <= 1e-5
 

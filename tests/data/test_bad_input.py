@@ -63,6 +63,15 @@ def start_epoch(batch_size, epoch=0, **options):
         ("padding … -1", lambda: augment(padding=-1)),
         ("(3, 1, 4, 4), (2, 2) and (3,)", lambda: augment(count=2)),
         ("numbers (N, 11) … (3, 11)", lambda: data.distort(SET.images, torch.rand(3, 11), 0.5, 0.5)),
+        ("numbers (N, 4) … (20, 3)", lambda: data.crop_and_resize(SET.images, torch.rand(20, 3))),
+        (
+            "bytes or floating-point … int64",
+            lambda: data.jitter_colours(SET.images.long(), torch.rand(20, 3), (1, 1, 1)),
+        ),
+        ("numbers (N, K, 2) … (20, 2)", lambda: data.rand_augment(SET.images, torch.rand(20, 2), 9.0)),
+        ("three channels … 1", lambda: data.EpochBatches(image_set(shape=(1, 8, 6)), 4, colour_jitter=(0, 0, 0.1))),
+        ("not both … 2 … (0.5, 1.0)", lambda: data.Augmentation(padding=2, resized_crop=(0.5, 1.0))),
+        ("whole number of operations … 1.5", lambda: data.Augmentation(rand_augment=(1.5, 9.0))),
         ("batch size … 0", lambda: start_epoch(0)),
         ("multiple of 2 … 9", lambda: start_epoch(9, world_size=2)),
         ("batch of 21 … 20 images", lambda: start_epoch(21)),
@@ -85,6 +94,23 @@ def start_epoch(batch_size, epoch=0, **options):
         *(
             ("share", lambda augment=augment: start_epoch(10, augment=augment))
             for augment in ((-0.1, 1.0), (1.5, 1.0), (0.5, 3.0), (float("nan"), 1.0))
+        ),
+        *(
+            (f"{name}: … {values}", lambda name=name, values=values: data.Augmentation(**{name: values}))
+            for name, values in (
+                ("resized_crop", (0.0, 1.0)),
+                ("resized_crop", (0.6, 0.5)),
+                ("resized_crop", (0.5, 1.1)),
+                ("resized_crop", (float("nan"), 1.0)),
+                ("resized_crop", (0.5,)),
+                ("rand_augment", (-1, 9.0)),
+                ("rand_augment", (2, 31.0)),
+                ("rand_augment", (2, float("nan"))),
+                ("colour_jitter", (0.1, 0.1)),
+                ("colour_jitter", (0.1, -0.1, 0.0)),
+                ("colour_jitter", (0.1, 0.1, 1.5)),
+                ("augment", (0.5, 0.5, 0.5)),
+            )
         ),
     ],
 )

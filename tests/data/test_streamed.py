@@ -16,6 +16,7 @@ from isoconv.errors import IsoconvError
 
 WORKERS = (0, 2)
 AUGMENTED = {"padding": 2, "flip": True, "augment": (0.5, 0.5)}
+OPERATED = {"flip": True, "resized_crop": (0.3, 1.0), "rand_augment": (2, 9.0), "colour_jitter": (0.4, 0.4, 0.4)}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,9 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize(("options", "form"), [({}, "squash"), ({"drop_last": False, **AUGMENTED}, "crop")])
+@pytest.mark.parametrize(
+    ("options", "form"), [({}, "squash"), ({"drop_last": False, **AUGMENTED}, "crop"), (OPERATED, "crop")]
+)
 def test_batches_are_those_of_the_set_in_memory(album, workers, options, form):
     expected = read_folder(album, size=(12, 16), resize=form)
     splits = read_folder(album, size=(12, 16), resize=form, stream=True, workers=workers)

@@ -185,10 +185,12 @@ def test_both_orthogonalisations(model, conv):
         (lambda: DCGANCritic((1, 16, 16), conv=None), "conv to be one of .* Got None"),
         (lambda: FC3(TINY, activation="tanh"), "activation to be one of maxmin, householder, relu. Got 'tanh'"),
         (lambda: Large(TINY, orthogonalisation="qr"), "orthogonalisation .*manifold.*bjorck.* Got 'qr'"),
-        (lambda: Small((1, 30, 28)), "multiples of 4 .*Got 15×14"),
-        (lambda: Small((1, 28, 27), conv="ossn"), "multiples of 4 .*Got 28×27"),
-        (lambda: Large((1, 1, 1)), "multiples of 4 .*Got 1×1"),
-        (lambda: DCGANCritic((3, 40, 64), conv="ossn"), "of 16 for dcgan. Got 5×8"),
+        (lambda: Small((1, 30, 28)), "4 divides, such as 28×28 or 32×28. Got 30×28"),
+        (lambda: Small((1, 28, 27), conv="ossn"), "4 divides, such as 28×24 or 28×28. Got 28×27"),
+        (lambda: Large((1, 1, 1)), "4 divides, such as 4×4. Got 1×1"),
+        (lambda: DCGANCritic((3, 40, 64), conv="ossn"), "16 divides, such as 32×64 or 48×64. Got 40×64"),
+        (lambda: Large((3, 96, 100), patch=4), "16 divides, such as 96×96 or 96×112. Got 96×100"),
+        (lambda: Large(TINY, patch=0), "patch .*Got 0"),
         (lambda: Small(TINY, classes=0), "class.* Got 0"),
         (lambda: FC3(TINY, classes=2.5), "class.* Got 2.5"),
         (lambda: Small(TINY)(torch.zeros(2, 3, 8, 8)), r"Expected input .*Got shape"),
@@ -202,3 +204,56 @@ def test_both_orthogonalisations(model, conv):
 def test_what_is_refused(call, words):
     with pytest.raises(IsoconvError, match=words):
         call()
+
+
+# Large images ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_patches_in_front_are_a_permutation_of_the_pixels(dtype):
+    """The same layers applied to pixels that numpy has put among the channels; the Jacobian's norm."""
+    torch.manual_seed(0)
+    model = Large((2, 24, 12), 3, patch=3).to(dtype).eval()
+    inner = Large((18, 8, 4), 3).to(dtype).eval()
+    inner.load_state_dict(
+        {f"{int(k.split('.')[0]) - 1}.{k.split('.', 1)[1]}": v for k, v in model.state_dict().items()}
+    )
+    x = torch.rand(2, 2, 24, 12, dtype=dtype)
+    patches = x.numpy().reshape(2, 2, 8, 3, 4, 3).transpose(0, 1, 3, 5, 2, 4).reshape(2, 18, 8, 4)
+    assert torch.equal(model(x), inner(torch.from_numpy(patches.copy())))
+    J = torch.autograd.functional.jacobian(lambda z: model(z[None])[0], x[0]).reshape(3, -1)
+    values = torch.linalg.svdvals(J)
+    assert 0.1 < values[0] <= 1 + 1e-5
+
+
+def test_the_usual_patches():
+    """As ever up to 56 pixels; then so large that as many positions are left, if the sides allow it."""
+    sides = (28, 32, 56, 64, 96, 128, 224)
+    assert [MODELS["large"].choose_patch(side, side) for side in sides] == [1, 1, 1, 2, 2, 4, 4]
+    assert [MODELS["shift-m"].choose_patch(side, side) for side in sides] == [4, 4, 4, 8, 8, 16, 16]
+    assert MODELS["small"].choose_patch(100, 100) == 1 and MODELS["small"].choose_patch(32, 96) == 2
+    assert MODELS["shift-s"].choose_patch(100, 30) == 8 and MODELS["fc3"].choose_patch(224, 224) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("small", 0.7e6), ("large", 6.9e6), ("shift-s", 0.6e6), ("shift-m", 17.7e6)]
+)
+def test_networks_for_large_images_stay_small(name, weights):
+    for side in (64, 96, 128, 224):
+        with torch.device("meta"):
+            model = MODELS[name].make((3, side, side), 10, patch=MODELS[name].choose_patch(side, side))
+        assert sum(p.numel() for p in model.parameters()) <= weights
+
+
+@pytest.mark.parametrize("side", [64, 96, 128, 224])
+@pytest.mark.parametrize("name", ["small", "shift-s"])
+def test_networks_for_large_images(name, side):
+    """Their logits, their slope along a segment, and the gradient of every weight that is trained."""
+    torch.manual_seed(side)
+    model = MODELS[name].make((3, side, side), 5, patch=MODELS[name].choose_patch(side, side))
+    x, y = torch.rand(2, 1, 3, side, side)
+    logits = model(x)
+    logits.logsumexp(1).sum().backward()
+    slope = (logits - model(y)).detach().norm() / (x - y).norm()
+    assert logits.shape == (1, 5) and float(slope) <= 1 + 1e-5
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters() if p.requires_grad)

@@ -10,7 +10,17 @@ from torch.nn.functional import conv2d
 import isoconv
 from helpers import SHAPES_2D, convolution, jacobian, named, randomised, singular_values
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import AOLConv2d, BROConv2d, CayleyConv2d, SOCConv2d
+from isoconv.nn import (
+    AOLConv2d,
+    AOLLinear,
+    BROConv2d,
+    BROLinear,
+    CayleyConv2d,
+    CayleyLinear,
+    CPLLinear,
+    SLLLinear,
+    SOCConv2d,
+)
 
 ORTHOGONAL = {"cayley": {torch.float32: 1e-5, torch.float64: 1e-12}, "bro": {torch.float32: 1e-5, torch.float64: 1e-12}}
 ORTHOGONAL["soc"] = {torch.float32: 1e-5, torch.float64: 1e-5}  # the exponential is truncated
@@ -126,3 +136,41 @@ def test_the_proved_bound_of_the_plain_form(row, kind):
     assert (plain(x) - layer(x)).abs().max() <= 1e-5
     bound, truth = lipschitz_bound(plain, (row[0], *row[4:])).value, float(singular_values(layer, row[0], *row[4:])[0])
     assert truth - 1e-6 <= bound <= truth + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(6, 6), (5, 9), (9, 4), (1, 3), (3, 1)])
+@pytest.mark.parametrize("kind", [AOLLinear, CayleyLinear, BROLinear, SLLLinear, CPLLinear])
+def test_linear_twins(kind, sizes, dtype):
+    """Norm at most 1 (orthogonal ones: all singular values 1) after rough training too, and the same when plain."""
+    exact = 1e-5 if dtype == torch.float32 else 1e-12
+    for layer in (kind(*sizes, dtype=dtype), randomised(kind(*sizes, dtype=dtype))):
+        x = torch.randn(3, 2, sizes[0], dtype=dtype)
+        slopes = [torch.autograd.functional.jacobian(layer.eval(), one) for one in x[:, 0]]
+        values = torch.stack([torch.linalg.svdvals(slope) for slope in slopes])
+        assert layer(x).shape == (3, 2, sizes[1]) and values.max() <= 1 + exact
+        if kind in (CayleyLinear, BROLinear):
+            assert values.min() >= 1 - exact
+        plain = isoconv.plain(layer, (sizes[0],))
+        assert (plain(x[:, 0]) - layer(x[:, 0])).abs().max() <= exact
+        assert not any(isinstance(module, kind) for module in plain.modules())
+        assert values.max() <= lipschitz_bound(layer, (sizes[0],)).value + exact <= 1 + 2 * exact + 1e-5
+
+
+def test_linear_twins_are_what_their_papers_write():
+    aol, cayley, sll = (kind(5, 5, dtype=torch.float64) for kind in (AOLLinear, CayleyLinear, SLLLinear))
+    randomised(aol)
+    matrix = aol.kernel[..., 0, 0]
+    assert (aol.weight[..., 0, 0] - matrix / (matrix.T @ matrix).abs().sum(1).sqrt()).abs().max() <= 1e-12
+    matrix = cayley.kernel[..., 0, 0]
+    skew, identity = matrix - matrix.T, torch.eye(5, dtype=torch.float64)
+    assert (cayley.weight[..., 0, 0] - (identity - skew) @ torch.linalg.inv(identity + skew)).abs().max() <= 1e-12
+    matrix, x = sll.kernel[..., 0, 0], torch.randn(4, 5, dtype=torch.float64)
+    T = (matrix @ matrix.T).abs().sum(1)
+    relu = torch.relu(x @ matrix.T / T.sqrt() + sll.bias / math.sqrt(2))
+    assert (sll(x) - (x - 2 * relu / T.sqrt() @ matrix)).abs().max() <= 1e-12
+
+
+def test_linear_twins_refuse_other_features():
+    with pytest.raises(isoconv.IsoconvError, match=r"AOLLinear: Expected input \(…, 4\)"):
+        AOLLinear(4, 2)(torch.zeros(3, 5))

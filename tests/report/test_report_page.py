@@ -203,7 +203,12 @@ CASES = [
     ({"data": "my pics", "input_shape": (3, 32, 48)}, "isoconv train 'my pics' --size 32x48 --model small --epochs 3"),
     ({"flip": True, "crop_padding": 2}, "isoconv train digits --model small --epochs 3 --crop-padding 2 --flip"),
     ({"data": "p", "input_shape": (3, 9, 9), "flip": False}, "isoconv train p --size 9 --model small --epochs 3 --no-flip"),
-    ({"data": "stl10", "input_shape": (3, 64, 64)}, "isoconv train stl10 --data DIR --size 64 --model small --epochs 3"),
+    ({"resized_crop": (0.25, 1.0), "rand_augment": (2, 9.0)},
+     "isoconv train digits --model small --epochs 3 --resized-crop 0.25,1.0 --rand-augment 2,9.0"),
+    ({"data": "stl10", "input_shape": (3, 64, 64), "patch": 2},
+     "isoconv train stl10 --data DIR --size 64 --model small --epochs 3"),
+    ({"data": "p", "input_shape": (3, 64, 64)}, "isoconv train p --size 64 --model small --epochs 3 --patch 1"),
+    ({"checkpoint_activations": True}, "isoconv train digits --model small --epochs 3 --checkpoint-activations"),
 ]  # fmt: skip
 
 

@@ -21,11 +21,11 @@ from isoconv.train.capture import (
     SideStreams,
     Stepper,
     are_alike,
-    compile_network,
     prepare_weights,
     stack_layers,
 )
 from isoconv.train.engine import Learner
+from isoconv.train.passes import run_in_pieces
 from train.toys import learner, save_and_load, toy, toy_config
 
 IN_A_ROW, SHAPE = SideStreams(torch.device("cpu")), (1, 8, 8)
@@ -383,7 +383,7 @@ def test_without_a_compiler_one_warning_is_given_and_the_network_runs_as_it_is(m
 
     compile_by(missing, monkeypatch)
     model, x = nn.Sequential(nn.Flatten(), OrthogonalLinear(64, 8), MaxMin()), batch(0)[0]
-    network = compile_network(model)
+    network = run_in_pieces(model, compiled=True)
     with pytest.warns(UserWarning, match="no compiler here"):
         first = network(x)
     assert torch.equal(first, model(x)) and torch.equal(network(x), model(x))

@@ -1,14 +1,16 @@
 """The engine on a GPU: a captured step is the same step, networks do not disturb each other, nothing goes stale."""
 
+import gc
 import itertools
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from isoconv.data import EpochBatches, ImageSet
+from isoconv.data import Augmentation, EpochBatches, ImageSet
 from isoconv.nn import plain
 from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
@@ -95,11 +97,57 @@ def test_a_compiled_captured_step_in_batches_is_the_eager_step(half: bool, optim
     assert float(difference) < 0.1
 
 
-def test_distorted_images_are_those_of_the_cpu_but_for_rounding() -> None:
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_captured_step_that_computes_activations_again_is_the_same_and_needs_less_memory(precision: str) -> None:
+    found, peaks = [], []
+    for again in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run = learner("bcop", "steepest", model="shift-s", precision=precision, checkpoint_activations=again)
+        stepper = Stepper([run[0]])
+        found.append(losses([run], stepper, False)[0])
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert stepper.groups[0].graphs
+        stepper.wait()
+        stepper.end()
+        del run, stepper
+        gc.collect()
+    assert found[0] == pytest.approx(found[1], rel=2e-2) and peaks[1] < peaks[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"augment": (0.5, 1.0)}, {"resized_crop": (0.2, 1.0), "flip": True}, {"colour_jitter": (0.4, 0.4, 0.4)}],
+    ids=str,
+)
+def test_augmented_images_are_those_of_the_cpu_but_for_rounding(options: dict[str, Any]) -> None:
     data = images(300)
-    there, here = (EpochBatches(data, 100, device=device, augment=(0.5, 1.0)).epoch(1) for device in ("cuda", "cpu"))
+    there, here = (EpochBatches(data, 100, device=device, **options).epoch(1) for device in ("cuda", "cpu"))
     for (a, _), (b, _) in zip(there, here, strict=True):
         assert (a.cpu().int() - b.int()).abs().max() <= 1
+
+
+def test_operations_are_those_of_the_cpu_but_for_few_pixels() -> None:
+    """A level that rounding changed may be on the other side of a threshold, or another place in a histogram."""
+    data, augmentation = images(300), Augmentation(rand_augment=(2, 9.0))
+    drawn = augmentation.draw(300)
+    there = augmentation(data.images.cuda(), {name: numbers.cuda() for name, numbers in drawn.items()}).cpu()
+    differences = (there.int() - augmentation(data.images, drawn).int()).abs()
+    assert (differences > 1).float().mean() < 1e-3
+
+
+def test_augmentation_does_not_wait_for_the_gpu() -> None:
+    options: dict[str, Any] = {"rand_augment": (2, 9.0), "colour_jitter": (0.4, 0.4, 0.4), "augment": (0.5, 0.5)}
+    data, mode = images(300).images.cuda(), torch.cuda.get_sync_debug_mode()
+    for crop in ({"resized_crop": (0.2, 1.0)}, {"padding": 4}):
+        augmentation = Augmentation(flip=True, **crop, **options)
+        drawn, index = augmentation.draw(300, device="cuda"), torch.arange(0, 300, 3, device="cuda")
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            augmentation(data[index], drawn, index)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 @pytest.mark.parametrize(

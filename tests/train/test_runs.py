@@ -82,6 +82,7 @@ def test_where_a_run_may_begin(tmp_path):
 
 SVCM: dict[str, Any] = {"conv": "svcm", "optimiser": "adam", "project_every": 5, "project_iterations": 3}
 AUGMENTED: dict[str, Any] = {"flip": True, "crop_padding": 1, "loss": "cross-entropy", "schedule": "cosine"}
+OPERATED: dict[str, Any] = {"flip": True, "resized_crop": (0.5, 1.0), "rand_augment": (2, 9.0)}
 # Four steps an epoch: 4 and 12 are the ends of epochs. The steps of a part are counted from where it begins.
 CASES: list[tuple[dict[str, Any], list[int]]] = [
     ({}, [3, 2, 4]),
@@ -90,6 +91,7 @@ CASES: list[tuple[dict[str, Any], list[int]]] = [
     ({"conv": "ossn", "optimiser": "rmsprop"}, [4]),
     (SVCM, [6]),
     (AUGMENTED, [11]),
+    (OPERATED | {"colour_jitter": (0.4, 0.4, 0.0)}, [2, 5]),
 ]
 
 

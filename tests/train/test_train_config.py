@@ -13,22 +13,36 @@ import torch
 from torch import Tensor
 
 from isoconv.cli import main
+from isoconv.data import OWN_IMAGES
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES, Loss, Option
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
+from isoconv.train import train
 from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
 from train.toys import toy_config, write_pictures
 
 
 def test_the_json_holds_every_setting_as_plain_data():
-    settings = {"resize": "crop", "accumulate": 2}
+    settings = {"resize": "crop", "accumulate": 2, "resized_crop": (0.5, 1.0), "rand_augment": (2, 9.0)}
+    settings |= {"colour_jitter": (0.4, 0.4, 0.0), "patch": 2, "checkpoint_activations": True}
     config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0), **settings)
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config
     assert fields.keys() == {field.name for field in dataclasses.fields(TrainConfig)} - {"loss_options", "graph"}
     assert json.loads(toy_config(loss_options={"margin": 0.5}).to_json())["loss_options"] == {"margin": 0.5}
+    usual = toy_config(patch=1)
+    assert usual == toy_config() and not {"patch", "checkpoint_activations"} & usual.to_fields().keys()
     assert fields["input_shape"] == [1, 8, 8] and fields["classes"] == list("abcd") and fields["seed"] == 3
+
+
+def test_a_run_that_names_no_patch_is_what_it_was():
+    """Also on large images, for which a new run would get larger patches."""
+    for model, patch in (("large", 1), ("shift-s", 4), ("fc3", 0), ("mine.py:build", 0)):
+        fields = TrainConfig("photos", (3, 96, 96), ("a", "b"), model=model).to_fields()
+        assert "patch" not in fields and TrainConfig.from_fields(fields).patch == patch
+    with pytest.raises(IsoconvError, match=r"mine.py:build, which takes none. Got 2"):
+        TrainConfig("photos", (3, 96, 96), ("a", "b"), model="mine.py:build", patch=2)
 
 
 CHOICES = ("model", "conv", "activation", "orthogonalisation", "loss", "optimiser", "schedule", "precision", "recipe")
@@ -36,7 +50,13 @@ CHOICES += ("resize",)
 WRONG = [(name, "other") for name in CHOICES]
 WRONG += [(name, 0) for name in ("epochs", "batch_size", "project_every", "project_iterations")]
 WRONG += [(name, value) for name in ("lr", "margin", "temperature") for value in (0.0, -1.0, math.inf, math.nan)]
-WRONG += [("offset", math.nan), ("offset", -math.inf), ("crop_padding", -1)]
+WRONG += [("offset", math.nan), ("offset", -math.inf), ("crop_padding", -1), ("patch", -1)]
+WRONG_PAIRS = {
+    "resized_crop": (0.0, 1.0),
+    "rand_augment": (2, 31.0),
+    "colour_jitter": (0.0, 0.0, 0.5),
+    "augment": (2.0, 1.0),
+}
 
 
 def test_what_is_no_setting_is_refused():
@@ -46,6 +66,9 @@ def test_what_is_no_setting_is_refused():
     for options, words in cases:
         with pytest.raises(IsoconvError, match=words):
             toy_config(**options)
+    for name, values in WRONG_PAIRS.items():  # of a grey data set, which has no saturation
+        with pytest.raises(IsoconvError, match="saturation" if name == "colour_jitter" else name):
+            toy_config(**{name: values})
     with pytest.raises(IsoconvError, match="input_shape"):
         replace(toy_config(), input_shape=(1, 0, 8))
     for recipe, conv in (("mine", "bcop"), ("default", "eco")):
@@ -76,6 +99,21 @@ def test_augmentation_is_for_colour_photographs_only():
     for data, padding, flip in [("cifar10", 4, True), ("stl10", 4, True), ("mnist", 0, False), ("digits", 0, False)]:
         settings = recipe_settings("default", data, "bcop")
         assert (settings["crop_padding"], settings["flip"]) == (padding, flip), data
+
+
+def test_a_resized_crop_takes_the_place_of_the_recipes_padding(monkeypatch, tmp_path):
+    """Unless both are asked for."""
+    padded = dataclasses.replace(OWN_IMAGES, crop_padding=2)
+    monkeypatch.setattr("isoconv.train.config.OWN_IMAGES", padded)
+    data = str(write_pictures(tmp_path / "pictures", 40))
+    options = {"model": "small", "epochs": 1, "device": "cpu"}
+    _, config = train(data, tmp_path / "padded", **options)
+    assert (config.crop_padding, config.resized_crop) == (2, (1.0, 1.0))
+    _, config = train(data, tmp_path / "cropped", resized_crop=(0.5, 1.0), **options)
+    assert (config.crop_padding, config.resized_crop) == (0, (0.5, 1.0))
+    with pytest.raises(IsoconvError, match="not both"):
+        train(data, tmp_path / "both", resized_crop=(0.5, 1.0), crop_padding=1, **options)
+    assert not (tmp_path / "both").exists()
 
 
 def test_a_file_that_is_no_configuration_is_named_in_one_line(tmp_path):

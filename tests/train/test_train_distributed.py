@@ -20,7 +20,7 @@ from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from train.toys import losses, stop_after, toy_config, train_toy, write_pictures
 
-OPTIONS = ["--model", "small", "--epochs", "2", "--device", "cpu"]
+OPTIONS = ["--model", "small", "--epochs", "2", "--device", "cpu", "--resized-crop", "0.6", "--rand-augment", "1"]
 
 
 def launch(*command: str, cwd: Path, count: int = 2, fails: bool = False) -> tuple[str, str]:

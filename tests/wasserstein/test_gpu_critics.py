@@ -94,20 +94,17 @@ def test_a_generator_is_trained_and_can_be_measured(tmp_path) -> None:
 
 
 def test_a_captured_step_of_the_gan_is_the_eager_step() -> None:
+    # In float64, since under Adam whatever has a small gradient follows the sign of its rounding. A bias in front of a
+    # normalisation has no gradient but its rounding, and is left out.
     config, steps = GanConfig("fake", (3, 16, 16), batch_size=32, lr=1e-4), 32
-    gans, differences = [Gan(config) for _ in range(3)], []
+    gans = [Gan(config).double() for _ in range(3)]
     for gan, captured in zip(gans, (True, False), strict=False):
         options = {"lr": config.lr, "schedule": "constant", "steps_per_epoch": steps, "device": CUDA}
-        one = Learner(gan, None, gan.make_optimiser, update=update_gan, **options)
-        stepper = Stepper([one], captured=captured)
-        for batch in GanBatches(gan, pictures(32 * steps), CUDA).epoch(0):
-            stepper.step([batch])
+        stepper = Stepper([Learner(gan, None, gan.make_optimiser, update=update_gan, **options)], captured=captured)
+        for images, *noises in GanBatches(gan, pictures(32 * steps), CUDA).epoch(0):
+            stepper.step([(images, *(noise.double() for noise in noises))])
         stepper.wait()
-        differences.append(float(one.take_sums()["difference"]))
         stepper.end()
-    assert differences[0] == pytest.approx(differences[1], rel=2e-2, abs=1e-3)
-    # A bias in front of a normalisation has no gradient, and under Adam it follows the sign of its rounding. Others with
-    # small gradients do so too, at first: what is compared is the way that a network went, as a whole.
     gans[2].to(CUDA)
     for part in ("generator", "discriminator"):
         networks = [getattr(gan, part) for gan in gans]
@@ -117,4 +114,4 @@ def test_a_captured_step_of_the_gan_is_the_eager_step() -> None:
             torch.cat([p.detach().flatten() for name, p in network.named_parameters() if name not in idle])
             for network in networks
         )
-        assert float((went - other).norm()) < 0.1 * float((other - began).norm())
+        assert float((went - other).norm()) < 1e-5 * float((other - began).norm())

@@ -65,11 +65,27 @@ def parse_interval(text: str) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-def parse_augmentation(text: str) -> tuple[float, float]:
-    """Return a share of images and a strength, which is 1 if not given: 0.5, 0.5,0.5."""
-    share, *strength = parse_numbers(text)
-    require(len(strength) <= 1, "a share and a strength, such as 0.5,0.5", repr(text))
-    return share, (strength or [1.0])[0]
+def parse_share(text: str) -> tuple[float, float]:
+    """Return a share, and the number that goes with it, which is 1 if not given: 0.5, 0.5,0.8."""
+    share, *other = parse_numbers(text)
+    require(len(other) <= 1, "a share, or a share and another number, such as 0.5,0.8", repr(text))
+    return share, (other or [1.0])[0]
+
+
+def parse_operations(text: str) -> tuple[int, float]:
+    """Return a number of operations, and their magnitude, which is 9 if not given: 2, 2,12."""
+    count, *magnitude = parse_numbers(text)
+    is_pair = len(magnitude) <= 1 and count == int(count)
+    require(is_pair, "a whole number of operations and a magnitude, such as 2,9", repr(text))
+    return int(count), (magnitude or [9.0])[0]
+
+
+def parse_colours(text: str) -> tuple[float, float, float]:
+    """Return changes of brightness, contrast and saturation, or one for all three: 0.4, 0.4,0.4,0.2."""
+    changes = parse_numbers(text)
+    require(len(changes) in (1, 3), "one number or three, such as 0.4 or 0.4,0.4,0.2", repr(text))
+    brightness, contrast, saturation = changes * (3 // len(changes))
+    return brightness, contrast, saturation
 
 
 def parse_setting(text: str) -> tuple[str, float]:
@@ -110,9 +126,22 @@ Stream = Annotated[
 Workers = Annotated[
     int | None, typer.Option(help="processes that decode what is streamed: one per core, up to 8 (default)")
 ]
+CheckpointActivations = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpoint-activations/--no-checkpoint-activations",
+        help="compute activations twice: less memory, longer steps (default: no)",
+    ),
+]
 Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
 Search = Annotated[
     Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
 ]
 _AUGMENT = "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5"
-Augment = Annotated[Any, parsed(parse_augmentation, "--augment", "<share[,strength]>", _AUGMENT)]
+Augment = Annotated[Any, parsed(parse_share, "--augment", "<share[,strength]>", _AUGMENT)]
+_RESIZED_CROP = "cut out a share of the area at random, at least this, and stretch it: 0.25; instead of --crop-padding"
+ResizedCrop = Annotated[Any, parsed(parse_share, "--resized-crop", "<share[,share]>", _RESIZED_CROP)]
+_RAND_AUGMENT = "RandAugment: so many random operations per image, of a magnitude up to 30: 2,9"
+RandAugment = Annotated[Any, parsed(parse_operations, "--rand-augment", "<operations[,magnitude]>", _RAND_AUGMENT)]
+_COLOURS = "change brightness, contrast and saturation at random, by up to this: 0.4, or 0.4,0.4,0.2"
+ColourJitter = Annotated[Any, parsed(parse_colours, "--colour-jitter", "<number[,number,number]>", _COLOURS)]

@@ -19,6 +19,7 @@ from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, S
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
 _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"
+_PATCHES = "pixels per side that the network sees as one position: more for large images (default)"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
@@ -50,12 +51,17 @@ def train(
     loss_options: Annotated[
         list[Any] | None, cli.parsed(cli.parse_setting, "--loss-option", "<name=number>", _LOSS_OPTIONS)
     ] = None,
+    patch: Annotated[int | None, typer.Option(help=_PATCHES)] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
     precision: Annotated[str | None, typer.Option(help=f"of products: {list_choices(PRECISIONS, 'float32')}")] = None,
+    checkpoint_activations: cli.CheckpointActivations = None,
     crop_padding: Annotated[int | None, typer.Option(help="pad with this many zeros, then crop at random")] = None,
     flip: Annotated[
         bool | None, typer.Option("--flip/--no-flip", help=f"mirror at random (default: yes; {_NOT_MIRRORED}: no)")
     ] = None,
+    resized_crop: cli.ResizedCrop = None,
+    rand_augment: cli.RandAugment = None,
+    colour_jitter: cli.ColourJitter = None,
     augment: cli.Augment = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,

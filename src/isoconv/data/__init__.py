@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from isoconv.lazy import lazy_face
 
 if TYPE_CHECKING:
+    from isoconv.data.augmentation import Augmentation as Augmentation
     from isoconv.data.datasets import DATASETS as DATASETS
     from isoconv.data.datasets import NAMES as NAMES
     from isoconv.data.datasets import OWN_IMAGES as OWN_IMAGES
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
     from isoconv.data.pictures import resize as resize
     from isoconv.data.readers import load_splits as load_splits
     from isoconv.data.stream import EpochBatches as EpochBatches
-    from isoconv.data.stream import crop_and_flip as crop_and_flip
-    from isoconv.data.stream import distort as distort
-    from isoconv.data.stream import draw as draw
     from isoconv.data.stream import epoch_generator as epoch_generator
     from isoconv.data.streamed import StreamedSet as StreamedSet
+    from isoconv.data.transforms import OPERATIONS as OPERATIONS
+    from isoconv.data.transforms import crop_and_flip as crop_and_flip
+    from isoconv.data.transforms import crop_and_resize as crop_and_resize
+    from isoconv.data.transforms import distort as distort
+    from isoconv.data.transforms import draw as draw
+    from isoconv.data.transforms import draw_boxes as draw_boxes
+    from isoconv.data.transforms import jitter_colours as jitter_colours
+    from isoconv.data.transforms import rand_augment as rand_augment
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

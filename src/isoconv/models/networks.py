@@ -14,8 +14,6 @@ from isoconv.nn import InvertibleDownsampling, MaxMin, Normalize, Slice
 from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.records import require
 
-_SIZES = "an image that each strided convolution can halve: multiples of 4 for small and large, of 16 for dcgan"
-
 
 class Classifier(nn.Sequential):
     """Convolutions (channels, kernel size, stride), hidden linear layers (features), and one to the classes.
@@ -23,6 +21,7 @@ class Classifier(nn.Sequential):
     conv : a name of `isoconv.nn.METHODS`; "standard" is unconstrained, with ordinary linear layers
     activation : a name of `isoconv.nn.methods.ACTIVATIONS`
     orthogonalisation : "manifold" (fast) or "bjorck" (the paper's own), see `isoconv.nn.built_weight`
+    patch : squares of patch×patch pixels become channels in front of the first convolution: for large images
     """
 
     convolutions: ClassVar[Sequence[tuple[int, int, int]]] = ()
@@ -35,16 +34,18 @@ class Classifier(nn.Sequential):
         conv: str = "bcop",
         activation: str = "maxmin",
         orthogonalisation: str = "manifold",
+        patch: int = 1,
     ) -> None:
         require(isinstance(classes, int) and classes >= 1, "at least one class", repr(classes))
+        require(isinstance(patch, int) and patch >= 1, "a patch of at least one pixel", repr(patch))
         require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
         require(activation in ACTIVATIONS, f"activation to be one of {', '.join(ACTIVATIONS)}", repr(activation))
         method, shape = METHODS[conv], check_shape(input_shape)
-        layers: list[nn.Module] = []
+        _check_size(shape[1:], patch * math.prod(stride for *_, stride in self.convolutions))
+        layers: list[nn.Module] = [InvertibleDownsampling(patch)] if patch > 1 else []
+        shape = shape[0] * patch**2, shape[1] // patch, shape[2] // patch
         for out_channels, kernel_size, stride in self.convolutions:
             channels, height, width = shape
-            divides, problem = height % stride == width % stride == 0, f"{height}×{width} before stride {stride}"
-            require(divides, _SIZES, problem)
             size = height, width
             convolution = method.make(
                 channels, out_channels, kernel_size, stride, orthogonalisation=orthogonalisation, input_size=size
@@ -65,6 +66,14 @@ def check_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
     right = len(shape) == 3 and all(isinstance(n, int) and n >= 1 for n in shape)
     require(right, "input_shape (channels, height, width)", repr(input_shape))
     return shape[0], shape[1], shape[2]
+
+
+def _check_size(size: tuple[int, int], unit: int) -> None:
+    """Raise unless a number divides both sides of an image; name the sizes next to it that would do."""
+    around = [[max(1, count) * unit for count in (side // unit, -(-side // unit))] for side in size]
+    near = dict.fromkeys(f"{height}×{width}" for height, width in zip(*around, strict=True))
+    expected = f"images whose height and width {unit} divides, such as {' or '.join(near)}"
+    require(all(side % unit == 0 for side in size), expected, "×".join(map(str, size)))
 
 
 class Small(Classifier):

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from isoconv.nn.conversion import convert as convert
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
     from isoconv.nn.cpl import CPLConv2d as CPLConv2d
+    from isoconv.nn.dense import AOLLinear as AOLLinear
+    from isoconv.nn.dense import BROLinear as BROLinear
+    from isoconv.nn.dense import CayleyLinear as CayleyLinear
+    from isoconv.nn.dense import CPLLinear as CPLLinear
+    from isoconv.nn.dense import SLLLinear as SLLLinear
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
     from isoconv.nn.graph import Add as Add

@@ -14,7 +14,7 @@ from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.errors import IsoconvError
 from isoconv.records import SLACK, Record, require
 from isoconv.train.classifier import TrainResult
-from isoconv.train.config import TrainConfig, default_epsilons, recipe_settings
+from isoconv.train.config import TrainConfig, default_epsilons, default_patch, recipe_settings
 from isoconv.train.diagnostics import Diagnostics, Gallery
 from isoconv.train.run_folder import seeds_in
 from isoconv.train.runs import AttackRecord, CertifiedRecord
@@ -117,7 +117,7 @@ def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
 _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "accumulate", "crop_padding", "flip", "augment", "resize"),
-    "precision",
+    *("resized_crop", "rand_augment", "colour_jitter", "precision", "patch", "checkpoint_activations"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 
@@ -140,8 +140,10 @@ def train_command(
     The folder of a downloaded data set is not part of a run: the command has --data DIR for it.
     """
     settings = recipe_settings(config.recipe, config.data, config.conv, config.model)
+    settings |= {"model": config.model, "patch": default_patch(config.model, config.input_shape)}
     usual = TrainConfig(config.data, config.input_shape, config.classes, **settings)
     changed = {field.name for field in fields(config) if getattr(config, field.name) != getattr(usual, field.name)}
+    changed |= {"model"} if config.model != TrainConfig.model else set()
     if changed - {*_APART, *_OPTIONS}:
         return None
     words = ["isoconv", "train", config.data]
@@ -158,7 +160,9 @@ def train_command(
             words += [word for pair in value.items() for word in ("--loss-option", f"{pair[0]}={pair[1]}")]
             continue
         words.append(f"--no-{option}" if value is False else f"--{option}")
-        words += [] if isinstance(value, bool) else [",".join(map(str, value)) if name == "augment" else str(value)]
+        words += (
+            [] if isinstance(value, bool) else [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        )
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]

@@ -28,10 +28,8 @@ side. So each captures on streams of its own, and all together use no more of th
 priority, and thereby streams of another pool, over what is built beside it.
 """
 
-import copy
 import itertools
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -48,6 +46,7 @@ from isoconv.nn.cayley import CayleyConv2d
 from isoconv.nn.svcm import project_together
 from isoconv.optim import SteepestDescent
 from isoconv.records import require
+from isoconv.train.passes import is_repeatable
 
 if TYPE_CHECKING:
     from isoconv.train.engine import Batch, Learner
@@ -141,14 +140,15 @@ def _can_be_captured(learner: "Learner") -> bool:
     """Return False on a CPU, and where a step looks at numbers on the device, which a graph cannot.
 
     Optimisers do that unless they say otherwise; our layers where nothing is prepared for them, in an update of one's own;
-    and so does the library that inverts the Cayley layers' matrices. A graph of several batches that are accumulated is not
-    written yet.
+    and so does the library that inverts the Cayley layers' matrices; and torch where it keeps random numbers for a second
+    pass. A graph of several batches that are accumulated is not written yet.
     """
     optimiser = learner.optimiser
     blind = all(group.get("capturable") or group.get("fused") for group in optimiser.param_groups)
     blind = blind or isinstance(optimiser, SteepestDescent)
     ours = [module for module in learner.model.modules() if isinstance(module, BuiltWeight)]
     looking = bool(ours and learner.update) or any(isinstance(layer, CayleyConv2d) for layer in ours)
+    looking = looking or (learner.checkpoint_activations and not is_repeatable(learner.model))
     return learner.device.type == "cuda" and learner.accumulate == 1 and blind and not looking
 
 
@@ -245,7 +245,7 @@ class SharedUpdate:
         short = isinstance(self.optimiser, SteepestDescent) and not learners[0].update
         self.way = 1.0 if short else math.inf  # of the steps before this nobody knows
         for one in learners if self.compiled else ():
-            one.called = compile_network(one.model)
+            one.call_in_pieces(compiled=True)
         # The passes of several networks run on streams of their own; those that build and move weights are others.
         self.branches = SideStreams(device, len(models) if several and side_streams else 0, priority=-1)
         count = min(_SIDE_STREAMS_STACKED if several else _SIDE_STREAMS, side_streams)
@@ -286,7 +286,7 @@ class SharedUpdate:
         for hook in self.moves.hooks if self.moves else ():
             hook.remove()
         for one in self.learners if self.compiled else ():
-            one.called = one.model
+            one.call_in_pieces(compiled=False)
 
 
 def _join_optimisers(learners: "Sequence[Learner]", stacks: "Sequence[LayerStack]") -> torch.optim.Optimizer:
@@ -476,49 +476,6 @@ def _return(matrix: Tensor, half: bool) -> None:
         residual = gram_residual(tall)
     with matmul_precision(tall, "high"):
         tall.copy_(add_product(tall, tall, residual, 0.5))
-
-
-# Compiled passes ------------------------------------------------------------------------------------------------------
-
-
-def compile_network(model: nn.Module) -> nn.Module:
-    """Return the same network, which shares all its modules, with compiled passes.
-
-    A Sequential is cut before each module that multiplies by a matrix: nothing is fused across those anyway, and like
-    pieces share their code, so that many like blocks compile as fast as a few. Where there is no compiler, it says so in one
-    warning and runs as it is.
-    """
-    pieces: list[list[nn.Module]] = [[]]
-    for module in model.children() if type(model).forward is nn.Sequential.forward else [model]:
-        if pieces[-1] and any(p.dim() > 1 for p in module.parameters()):
-            pieces.append([])
-        pieces[-1].append(module)
-    twin, run = copy.copy(model), torch.compile(_run_in_turn, dynamic=False)
-
-    def forward(*inputs: Any, **options: Any) -> Any:
-        try:
-            # torch warns of weights that are no leaves, which is what they are meant to be.
-            limit = torch._dynamo.config.patch(recompile_limit=max(8, 2 * len(pieces)))
-            with limit, warnings.catch_warnings(action="ignore"):
-                result = run(pieces[0], *inputs, **options)
-                for piece in pieces[1:]:
-                    result = run(piece, result)
-            return result
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:200]
-            warnings.warn(f"Expected a compiler, to train faster. The network runs uncompiled: {reason}", stacklevel=2)
-            twin.forward = model.forward
-            return model(*inputs, **options)
-
-    twin.forward = forward
-    return twin
-
-
-def _run_in_turn(modules: Sequence[nn.Module], *inputs: Any, **options: Any) -> Any:
-    result = modules[0](*inputs, **options)
-    for module in modules[1:]:
-        result = module(result)
-    return result
 
 
 # Streams --------------------------------------------------------------------------------------------------------------

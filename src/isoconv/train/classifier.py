@@ -21,6 +21,7 @@ from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, fit
 from isoconv.train.own_model import Build
+from isoconv.train.passes import check_checkpointing
 from isoconv.train.run_folder import Finding, RunFolder, locked
 
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
@@ -134,7 +135,9 @@ def build_networks(
     require(count <= most, f"at most {most} seeds side by side on a GPU", count)
     batches, accumulate = len(_batches(configs[0], train, torch.device("cpu"), processes)), configs[0].accumulate
     require(accumulate <= batches, f"at most {batches} batches to accumulate, as many as an epoch has", accumulate)
-    return [make_model(config, build) for config in configs]
+    models = [make_model(config, build) for config in configs]
+    check_checkpointing(models[0], configs[0].checkpoint_activations)
+    return models
 
 
 def share_certifying(
@@ -173,9 +176,8 @@ def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
 
 
 def _batches(config: TrainConfig, train: ImageSet, device: torch.device, processes: Processes) -> EpochBatches:
-    options: dict[str, Any] = {"seed": config.seed, "padding": config.crop_padding, "flip": config.flip}
-    options |= {"augment": config.augment, "device": device, "rank": processes.rank, "world_size": processes.count}
-    return EpochBatches(train, config.batch_size, **options)
+    options: dict[str, Any] = {"device": device, "rank": processes.rank, "world_size": processes.count}
+    return EpochBatches(train, config.batch_size, seed=config.seed, **options, **vars(config.augmentation))
 
 
 def device_name(device: torch.device) -> str:

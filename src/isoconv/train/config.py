@@ -1,10 +1,11 @@
 """All that is needed to repeat a run, and the recipes that fill it in. Does not import torch."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
@@ -157,12 +158,16 @@ class TrainConfig(NetworkSettings):
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
     graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
-    augment : the share of images that are distorted, and how strongly; see `isoconv.data.distort`
+    crop_padding, flip, augment, resized_crop, rand_augment, colour_jitter : see `isoconv.data.Augmentation`
     resize : how the user's own images came to their size; see `isoconv.data.pictures`
     accumulate : how many batches give the gradient of one update
+    patch : the side of the patches that the network sees as one position; see the networks in `isoconv.models`. 0, which
+        is what runs mean that do not say, becomes the network's usual one, and stays where it has none
+    checkpoint_activations : see `fit`; a run may be resumed with or without
     """
 
     counts = (*NetworkSettings.counts, "accumulate")
+    not_compared = ("checkpoint_activations",)
     positive = ("lr", "margin", "temperature")
     choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES, "resize": RESIZES}
 
@@ -182,18 +187,25 @@ class TrainConfig(NetworkSettings):
     loss_options: dict[str, float] = field(default_factory=dict)
     resize: str = "squash"
     accumulate: int = 1
+    resized_crop: tuple[float, float] = (1.0, 1.0)
+    rand_augment: tuple[int, float] = (0, 9.0)
+    colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    patch: int = 0
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "patch", self.patch or self._usual_patch)
+        require(self.patch >= 0, "a patch of at least 1 pixel", self.patch)
+        require(self.patch == 0 or self._usual_patch > 0, f"no patch for {self.model}, which takes none", self.patch)
         own, methods = is_own(self.model), (self.conv, self.activation)
         require(own or self.model in CLASSIFIERS, f"model to be one of {', '.join(CLASSIFIERS)}", repr(self.model))
         fits = self.has_methods or methods == ("bcop", "maxmin")
         require(fits, f"no conv and no activation for {self.model}, which has its own", " and ".join(methods))
         fits = not own or self.orthogonalisation == "manifold"
         require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
-        require(self.crop_padding >= 0, "crop_padding of at least 0", self.crop_padding)
-        (share, strength), shape, known = self.augment, self.input_shape, LOSSES[self.loss].options
-        require(0 <= share <= 1 and 0 <= strength <= 2, "augment: a share up to 1, a strength up to 2", self.augment)
+        self.augmentation.check_channels(self.input_shape[0])
+        shape, known = self.input_shape, LOSSES[self.loss].options
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
         for name, value in self.loss_options.items():
@@ -202,7 +214,18 @@ class TrainConfig(NetworkSettings):
 
     @property
     def training(self) -> dict[str, Any]:
-        return super().training | {"accumulate": self.accumulate}
+        more = {"accumulate": self.accumulate, "checkpoint_activations": self.checkpoint_activations}
+        return super().training | more
+
+    @property
+    def _usual_patch(self) -> int:
+        return MODELS[self.model].patch if self.model in MODELS else 0
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What happens to the training images at random."""
+        names = ("flip", "resized_crop", "rand_augment", "colour_jitter", "augment")
+        return Augmentation(padding=self.crop_padding, **{name: getattr(self, name) for name in names})
 
     @property
     def has_methods(self) -> bool:
@@ -218,6 +241,9 @@ class TrainConfig(NetworkSettings):
         """Return the fields as plain data; those that most runs leave as they are only where they say something."""
         there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
         there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
+        there |= {"resized_crop": self.augmentation.crops, "rand_augment": self.rand_augment[0] > 0}
+        there |= {"colour_jitter": any(self.colour_jitter)}
+        there |= {"patch": self.patch != self._usual_patch, "checkpoint_activations": self.checkpoint_activations}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:
@@ -239,13 +265,18 @@ def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = N
             from isoconv.train.own_model import build_network
 
             return build_network(build, config)
-        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation")}
+        options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation", "patch")}
         return MODELS[config.model].make(config.input_shape, len(config.classes), **options)  # type: ignore[no-any-return]
 
 
 def default_epsilons(data: str) -> tuple[float, ...]:
     """Return the radii at which robust accuracy is stated for a data set, or for a user's own images."""
     return DATASETS.get(data, OWN_IMAGES).epsilons
+
+
+def default_patch(model: str, input_shape: Sequence[int]) -> int:
+    """Return the patches of a new run: larger ones for large images; 0 for a network that takes none."""
+    return MODELS[model].choose_patch(*input_shape[1:]) if model in MODELS else 0
 
 
 def recipe_settings(recipe: str, data: str, conv: str, model: str = "large") -> dict[str, Any]:

@@ -28,6 +28,7 @@ from isoconv.train.config import (
     Settings,
 )
 from isoconv.train.distributed import Processes
+from isoconv.train.passes import run_in_pieces
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 
 #: A batch, as the loss takes it.
@@ -120,13 +121,21 @@ class FitConfig(Settings):
     project_every: int = PAPERS_PROJECTIONS["project_every"]  # what a folder that does not say so was trained with
     project_iterations: int = PAPERS_PROJECTIONS["project_iterations"]
     accumulate: int = 1
+    checkpoint_activations: bool = False
+
+    not_compared = ("checkpoint_activations",)
 
     @classmethod
     def of(cls, learner: "Learner", seed: int) -> "FitConfig":
         """Return the settings of a learner; those of projections only where it has layers to project."""
         kinds = learner.choice, learner.schedule
         optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
-        names = ("precision", "accumulate", *(PAPERS_PROJECTIONS if learner.projected_rarely else ()))
+        names = (
+            "precision",
+            "accumulate",
+            "checkpoint_activations",
+            *(PAPERS_PROJECTIONS if learner.projected_rarely else ()),
+        )
         rest: dict[str, Any] = {name: getattr(learner, name) for name in names}
         length = learner.epochs, learner.steps_per_epoch
         return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed, **rest)
@@ -136,6 +145,7 @@ class FitConfig(Settings):
         fields, names = super().to_fields(), PAPERS_PROJECTIONS.keys()
         paper = {name: fields[name] for name in names} == PAPERS_PROJECTIONS
         absent = {*(names if paper else ()), *(("accumulate",) if self.accumulate == 1 else ())}
+        absent |= set() if self.checkpoint_activations else {"checkpoint_activations"}
         return {name: value for name, value in fields.items() if name not in absent}
 
 
@@ -149,6 +159,7 @@ class Learner:
         that are more than one loss and one step of one optimiser; `loss` is not called then
     wrap : hangs a communication layer around the model
     accumulate : how many batches give the gradient of one update
+    checkpoint_activations : see `fit`
     """
 
     model: nn.Module
@@ -166,6 +177,7 @@ class Learner:
     device: torch.device = _CPU
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
     accumulate: int = 1
+    checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
         require(self.accumulate >= 1, "a number of batches to accumulate of at least 1", self.accumulate)
@@ -174,7 +186,8 @@ class Learner:
         for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES), (self.precision, PRECISIONS)):
             require(not isinstance(name, str) or name in known, f"one of {', '.join(known)}", repr(name))
         self.device = torch.device(self.device)  # its name will do
-        self.called = self.wrap(self.model.to(self.device).train())
+        self.model.to(self.device).train()
+        self.call_in_pieces(compiled=False)
         self.steps, self.half = self.steps_per_epoch * self.epochs, self.precision == "bf16"
         self.rate = torch.full((), self.lr, device=self.device)  # a tensor: a captured graph follows the schedule
         self.optimiser = self.make_optimiser(p for p in self.model.parameters() if p.requires_grad)
@@ -203,6 +216,12 @@ class Learner:
             if "capturable" in group and self.rate.is_cuda:
                 group["capturable"] = True
         return optimiser
+
+    def call_in_pieces(self, compiled: bool) -> None:
+        """Let steps call the network as it is, compiled, or with activations that are computed again."""
+        pieces = compiled or self.checkpoint_activations
+        model = run_in_pieces(self.model, compiled, self.checkpoint_activations) if pieces else self.model
+        self.called = self.wrap(model)
 
     @property
     def warm_up(self) -> int:
@@ -290,6 +309,7 @@ def fit(
     save_every: float = 8.0,
     captured: bool = True,
     accumulate: int = 1,
+    checkpoint_activations: bool = False,
     processes: Processes | None = None,
 ) -> list[FitResult]:
     """Train any networks in place, from wherever they are to their last epoch. Return one result per network.
@@ -317,6 +337,9 @@ def fit(
     accumulate : how many batches give the gradient of one update, their mean: the update of one batch that is so many times
         as large, up to rounding, in the memory of a small one. Batches that are left over at the end of an epoch are not
         used. Steps are not captured then.
+    checkpoint_activations : keep few activations of an `nn.Sequential`, and compute the others again in the backward pass:
+        the same gradients in less memory and more time; see Note [Activations computed again] in `train/passes.py`. With
+        modules of your own steps are not captured then, since those may draw random numbers.
     processes : `Processes.join(device)` under torchrun. `batches` are this process's own, as many and as large as those of
         each other. One process writes; see Note [Any number of processes].
     """
@@ -328,7 +351,8 @@ def fit(
     processes = processes or Processes()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
     shared = momentum, epochs, steps, project_every, project_iterations, precision, update, torch.device(device)
-    learners = [Learner(*own, *shared, processes.wrap, accumulate) for own in each]  # type: ignore[call-arg]
+    last = processes.wrap, accumulate, checkpoint_activations
+    learners = [Learner(*own, *shared, *last) for own in each]  # type: ignore[call-arg]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = {folders[k]: learners[k] for k, place in enumerate(places) if not isinstance(place, RunFolder)}

@@ -15,10 +15,18 @@ from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
-from isoconv.train.config import TrainConfig, default_epsilons, is_own, recipe_settings, refuse_other_options
+from isoconv.train.config import (
+    TrainConfig,
+    default_epsilons,
+    default_patch,
+    is_own,
+    recipe_settings,
+    refuse_other_options,
+)
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, Observer, Silent
 from isoconv.train.own_model import Build, find_function, hash_graph
+from isoconv.train.passes import is_repeatable
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
 from isoconv.train.runs import splits_of
 
@@ -72,7 +80,8 @@ def train(
     if resume:
         asked = settings | ({} if size is None else {"size": height_and_width(size)})
         asked |= {} if seeds is None else {"seeds": numbers}
-        configs = _read_configs(folders, data, asked)
+        again = {name: asked.pop(name) for name in TrainConfig.not_compared if name in asked}
+        configs = [replace(config, **again) for config in _read_configs(folders, data, asked)]
         if is_own(configs[0].model) and build is None:
             raise IsoconvError(f"Expected --model again, to resume a network of your own, {configs[0].model}.")
         splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
@@ -115,6 +124,8 @@ def train(
         say(
             "Steps run eagerly, which is slower for small networks: only steps of one batch in one process are captured."
         )
+    if device == "cuda" and first.checkpoint_activations and not is_repeatable(models[0]):
+        say("Steps run eagerly: modules of your own may draw random numbers, and activations are computed twice.")
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
     options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
     with watch(steps, done) as observer:
@@ -154,13 +165,15 @@ def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, 
     fields = recipe_settings(settings.get("recipe", "default"), data, *choices)
     if fields["recipe"] == "default":
         fields["batch_size"] = choose_batch_size(len(splits.train), processes, fields.get("batch_size", 128))
-    fields |= settings
+    fields |= settings | ({"crop_padding": 0} if "resized_crop" in settings and "crop_padding" not in settings else {})
     if fields.setdefault("loss", "hinge") in LOSSES:
         options = LOSSES[fields["loss"]].options
         wrong = [name for name in ("margin", "temperature", "offset") if name in settings and name not in options]
         require(not wrong, f"options of the loss {fields['loss']}: {', '.join(options)}", ", ".join(wrong))
     source = data if data in NAMES else str(Path(data).resolve())  # to be found again from another folder
     shape, classes = splits.train.shape, splits.train.classes
+    fields.setdefault("patch", default_patch(fields.get("model", "large"), shape))
+    require("patch" not in settings or settings["patch"] >= 1, "a patch of at least 1 pixel", settings.get("patch"))
     return TrainConfig(data=source, input_shape=shape, classes=classes, listing=splits.listing, **fields)
 
 

@@ -78,7 +78,7 @@ def update_gan(
     gan: Gan, optimiser: Optimizer, images: Tensor, noise: Tensor, mixture: Tensor, more_noise: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update the discriminator and, where there is more noise, the generator. Return minus the difference of means."""
-    real = as_values(images, (-1.0, 1.0), torch.float32)
+    real = as_values(images, (-1.0, 1.0), noise.dtype)
     with torch.no_grad():
         fake = gan.generator(noise)
     difference = gan.discriminator(real).mean() - gan.discriminator(fake).mean()

@@ -1,0 +1,157 @@
+"""Activations that are computed again: the same gradients, fewer tensors kept, and what runs once only."""
+
+import copy
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isoconv.errors import IsoconvError
+from isoconv.models import ShiftNet, Small
+from isoconv.nn import BatchCentering, BCOPConv2d, MaxMin, OrthogonalLinear, OSSNConv2d
+from isoconv.train import fit, train
+from isoconv.train.capture import SharedUpdate, Stepper
+from isoconv.train.engine import Learner, Stopped
+from isoconv.train.passes import run_in_pieces
+from train.toys import stop_after, write_pictures
+
+SHAPE = (1, 8, 8)
+NETWORKS: dict[str, Any] = {
+    "shift": lambda: ShiftNet(SHAPE, 4, channels=16, blocks=(2, 5)),
+    "patches": lambda: Small((1, 16, 16), 4, patch=2),
+    "paper's way": lambda: Small(SHAPE, 4, conv="ossn", orthogonalisation="bjorck"),
+}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("shift", {}),
+    ("shift", {"precision": "bf16"}),
+    ("patches", {"accumulate": 2}),
+    ("patches", {"precision": "bf16", "choice": "adam"}),
+    ("paper's way", {"choice": "adam"}),
+]
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).float() / 0.2, y)
+
+
+def batch(step: int, side: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.rand(8, 1, side, side, generator=generator), torch.randint(0, 4, (8,), generator=generator)
+
+
+def learners(model: nn.Module, **options: Any) -> list[Learner]:
+    """The same network twice: as it is, and with activations computed again."""
+    choice = options.pop("choice", "steepest")
+    return [
+        Learner(copy.deepcopy(model), loss, choice, 0.01, steps_per_epoch=9, checkpoint_activations=again, **options)
+        for again in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_the_same_steps_bit_for_bit(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    ones, side = learners(NETWORKS[name](), **options), 16 if name == "patches" else 8
+    for step in range(3):
+        batches = [batch(step + k, side) for k in range(2)]
+        for one in ones:
+            Stepper([one]).step([batches if one.accumulate > 1 else batches[0]])
+    for p, q in zip(*(one.model.parameters() for one in ones), strict=True):
+        assert torch.equal(p, q) and (p.grad is None or torch.equal(p.grad, q.grad))
+    assert torch.equal(ones[0].sums["loss"], ones[1].sums["loss"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_with_weights_that_are_built_ahead(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a captured step has them; with a backend that saves tensors as a compiled network does."""
+    compiler = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: compiler(function, backend="aot_eager", **options)
+    )
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    pairs = zip(*(learners(NETWORKS["shift"](), precision="bf16") for _ in range(1 if compiled else 2)), strict=True)
+    weights = []
+    for ones in pairs:  # as they are, and with activations computed again; one network, or two side by side
+        update = SharedUpdate(ones, compiled=compiled)
+        for step in range(3):
+            rate = ones[0].scheduled_rate()
+            for one in ones:
+                one.rate.fill_(rate)
+                one.done += 1
+            update([batch(step + 10 * k) for k in range(len(ones))], update.choose_settling(rate))
+        weights.append([p for one in ones for p in one.model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*weights, strict=True))
+
+
+def test_fewer_activations_are_kept() -> None:
+    """Of 40 layers those of the last segment, and the inputs of the others."""
+    model, kept = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(40))), []
+    for layer in model:
+        layer.register_forward_hook(lambda module, inputs, output: kept.append(weakref.ref(output)))
+    for again, fewest, most in ((False, 40, 40), (True, 6, 13)):
+        kept.clear()
+        result = run_in_pieces(model, checkpointed=again)(torch.rand(2, 4))
+        assert fewest <= sum(output() is not None for output in kept) <= most and len(kept) == 40
+        result.sum().backward()
+    assert 40 < len(kept) < 80  # and the last segment was not computed twice
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+MIDDLES = [BatchCentering(4), OSSNConv2d(4, 4, 3, input_size=(8, 8)), nn.Dropout(0.5), Noise()]
+
+
+@pytest.mark.parametrize("middle", MIDDLES, ids=str)
+def test_what_remembers_or_draws_runs_as_once(middle: nn.Module) -> None:
+    torch.manual_seed(0)
+    layers = [BCOPConv2d(1, 4, 3), middle, MaxMin(), *(BCOPConv2d(4, 4, 3) for _ in range(6)), nn.Flatten()]
+    ones = learners(nn.Sequential(*layers, OrthogonalLinear(256, 4)))
+    for one in ones:
+        torch.manual_seed(1)
+        Stepper([one]).step([batch(0)])
+        Stepper([one]).step([batch(1)])
+    for (name, p), q in zip(ones[0].model.state_dict().items(), ones[1].model.state_dict().values(), strict=True):
+        assert torch.equal(p, q), name
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = OrthogonalLinear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+def test_only_a_sequential_can_be_cut(tmp_path: Path) -> None:
+    with pytest.raises(IsoconvError, match=r"Sequential.*Got Whole"):
+        fit(Whole(), [batch(0)], loss, epochs=1, checkpoint_activations=True, folder=tmp_path / "run")
+    pictures = write_pictures(tmp_path / "pictures")
+    with pytest.raises(IsoconvError, match=r"Sequential.*Got Whole"):
+        train(str(pictures), tmp_path / "run", model=Whole, device="cpu", checkpoint_activations=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_so_and_goes_on_with_or_without(tmp_path: Path) -> None:
+    """The same weights as of a run that kept all activations."""
+    pictures = str(write_pictures(tmp_path / "pictures"))
+    options: dict[str, Any] = {"model": "small", "epochs": 2, "batch_size": 16, "device": "cpu"}
+    train(pictures, tmp_path / "all", **options)
+    with pytest.raises(Stopped):
+        train(pictures, tmp_path / "run", **options, checkpoint_activations=True, should_stop=stop_after(3))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["checkpoint_activations"] is True
+    train(out=tmp_path / "run", resume=True, checkpoint_activations=False, device="cpu")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("all", "run")]
+    assert files[0] == files[1]
+    with pytest.raises(IsoconvError, match="patch 2, where it has 1"):
+        train(out=tmp_path / "run", resume=True, patch=2, device="cpu")
