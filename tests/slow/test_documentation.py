@@ -97,7 +97,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
     assert len(sheets) > 1 and not any(re.search(r"url\(\s*['\"]?https?:|@import", s.read_text()) for s in sheets)
 
 
-def test_the_reference_has_every_public_name_and_docstrings_become_lists_and_sessions(site):
+def test_the_reference_has_every_public_name_and_docstrings_become_tables_and_sessions(site):
     by_name = {path.stem: found for path, found in site.items() if path.parent.name == "reference"}
     for room in ROOMS:
         names, start = importlib.import_module(f"isoconv.{room}").__all__, f"isoconv.{room}."
@@ -105,7 +105,7 @@ def test_the_reference_has_every_public_name_and_docstrings_become_lists_and_ses
         assert all(name.isupper() for name in set(names) - documented), room  # tables, which have no docstring
     assert not [name for name, found in by_name.items() if "blockquote" in found.tags]  # what >>> is in Markdown
     layout = "".join(f"<{tag}>" for tag in by_name["optim"].tags)
-    assert layout.count("<li><code>") == 4  # lr, momentum, half, vector_lr
+    assert layout.count("<tr><td><code>") == 4  # lr, momentum, half, vector_lr
 
 
 # What readers type ------------------------------------------------------------------------------------------------
