@@ -14,8 +14,11 @@ import json
 import multiprocessing
 import os
 import platform
+import resource
+import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -100,29 +103,67 @@ def train_and_certify(splits: Splits, steps: int, certified: int, batch_size: in
     }
 
 
-def read_bare(paths: list[str], size: int) -> int:
+def read_bare(paths: list[str], size: int) -> None:
     """Decode in the plainest way."""
     for path in paths:
         with Image.open(path) as file:
             np.asarray(file.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
-    return len(paths)
 
 
-def decoding_speed(splits: Splits, size: int, workers: int, count: int) -> dict[str, float]:
-    """Return pictures per second, of a bare loop in as many processes and streamed in batches of 64, at best of three."""
-    train, bare, streamed = splits.train.take(count), list[float](), list[float]()
+def read_bare_in_processes(paths: list[str], size: int, workers: int) -> None:
+    """Decode in processes that need not tell each other anything."""
+    start = multiprocessing.get_context("fork").Process
+    processes = [start(target=read_bare, args=(paths[k::workers], size)) for k in range(workers)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def time_once(work: Callable[[], object]) -> tuple[float, float]:
+    """Return seconds on the clock, and of the processor in this process and in those that it started."""
+
+    def used() -> float:
+        usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(one.ru_utime + one.ru_stime for one in usage)
+
+    began, before = time.perf_counter(), used()
+    work()
+    return time.perf_counter() - began, used() - before
+
+
+def decoding_speed(
+    splits: Splits, size: int, workers: int, count: int, batch_size: int, rounds: int
+) -> dict[str, object]:
+    """Compare a bare loop in as many processes with streaming, in turns.
+
+    Return pictures per second at best, milliseconds of the processor per picture at best, and of each round the share of
+    the bare loop's speed, on the clock and by the processor. On a machine that does other things too the latter says
+    more: with as many workers as cores, speed is what the processor is needed for.
+    """
+    train = splits.train.take(count)
     assert isinstance(train, StreamedSet)
-    paths = [str(train.files.paths[index]) for index in train.index.tolist()]
-    read_bare(paths, size)  # from here on the files are in memory
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for _ in range(3):
-            began = time.perf_counter()
-            pool.starmap(read_bare, [(paths[k::workers], size) for k in range(workers)])
-            bare.append(len(paths) / (time.perf_counter() - began))
-            began = time.perf_counter()
-            decoded = sum(len(images) for images, _ in EpochBatches(train, 64, drop_last=False).epoch(0))
-            streamed.append(decoded / (time.perf_counter() - began))
-    return {"bare_per_second": max(bare), "streamed_per_second": max(streamed), "share": max(streamed) / max(bare)}
+    paths = [str(train.files.sources[index]) for index in train.index.tolist()]
+    read_bare_in_processes(paths, size, workers)  # from here on the files are in memory
+    batches = EpochBatches(train, batch_size, drop_last=False)
+    pairs = []
+    for _ in range(rounds):
+        bare = time_once(lambda: read_bare_in_processes(paths, size, workers))
+        streamed = time_once(lambda: [len(images) for images, _ in batches.epoch(0)])
+        pairs.append((bare, streamed))
+    figures: dict[str, object] = {"pictures": count, "batch_size": batch_size, "workers": workers, "rounds": rounds}
+    for k, name in enumerate(("bare", "streamed")):
+        figures[f"{name}_per_second"] = round(count / min(pair[k][0] for pair in pairs), 1)
+        figures[f"{name}_processor_ms"] = round(1e3 * min(pair[k][1] for pair in pairs) / count, 3)
+    for k, name in enumerate(("share", "share_by_processor")):
+        shares = [bare[k] / streamed[k] for bare, streamed in pairs]
+        figures[name] = {"median": round(statistics.median(shares), 3), "rounds": [round(share, 3) for share in shares]}
+    return figures
+
+
+def time_decoding(splits: Splits, asked: argparse.Namespace) -> list[dict[str, object]]:
+    count = min(asked.decoded, len(splits.train))
+    return [decoding_speed(splits, asked.size, asked.workers, count, size, asked.rounds) for size in (64, 16)]
 
 
 def main() -> None:
@@ -139,20 +180,31 @@ def main() -> None:
     }
     for name, usual in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--compared", type=int, default=1000, help="pictures to compare with memory, and to time")
+    parser.add_argument("--compared", type=int, default=1000, help="pictures to compare with memory")
+    parser.add_argument("--decoded", type=int, default=6000, help="pictures to decode in each round")
+    parser.add_argument("--rounds", type=int, default=5, help="of decoding, bare and streamed in turns")
+    parser.add_argument("--only-decoding", action="store_true", help="measure nothing else")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file too")
     asked = parser.parse_args()
     write_pictures(asked.folder, asked.pictures, asked.side)
     began = time.perf_counter()
     splits = read_folder(asked.folder, size=asked.size, stream=True, workers=asked.workers)
-    record = {"pictures": asked.pictures, "side": asked.side, "size": asked.size, "workers": asked.workers}
+    record: dict[str, object] = {
+        "pictures": asked.pictures,
+        "side": asked.side,
+        "size": asked.size,
+        "workers": asked.workers,
+    }
     record |= {"torch": torch.__version__, "machine": platform.processor(), "threads": torch.get_num_threads()}
     record["listing_seconds"] = round(time.perf_counter() - began, 2)
+    if asked.only_decoding:
+        print(json.dumps(time_decoding(splits, asked), indent=2))
+        return
     record |= train_and_certify(splits, asked.steps, asked.certified, asked.batch_size)
     part = splits.train.take(min(asked.compared, len(splits.train)))
     pairs = zip(*(EpochBatches(x, 16, flip=True).epoch(0) for x in (part, part.to("cpu"))), strict=True)
     record["same_batches"] = all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in pairs)
-    record |= decoding_speed(splits, asked.size, asked.workers, asked.compared)
+    record["decoding"] = time_decoding(splits, asked)
     print(json.dumps(record, indent=2))
     if asked.json is not None:
         asked.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from isoconv.errors import IsoconvError, require
 
@@ -92,7 +92,13 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[st
     write_bytes(path, save(copies, metadata))
 
 
-def read_bytes(path: Path) -> bytes:
+class Readable(Protocol):
+    """What has content to read and a text that names it, such as a path."""
+
+    def read_bytes(self) -> bytes: ...
+
+
+def read_bytes(path: Readable) -> bytes:
     """Read a whole file."""
     try:
         return path.read_bytes()

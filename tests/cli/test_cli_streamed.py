@@ -1,10 +1,12 @@
 """Commands on pictures that stay in their files: the same networks and figures as from memory, killed or not."""
 
+import io
 import json
 import os
 import shutil
 import signal
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -83,6 +85,55 @@ def test_streamed_and_in_memory_are_one(isoconv, photos, tmp_path):
         assert (answer["class"], answer["radius"]) == (alone["class"], pytest.approx(alone["radius"], rel=1e-9))
 
 
+def write_shards(photos: Path, folder: Path, count: int) -> Path:
+    """Write the pictures of a folder to so many shards, each with its class."""
+    folder.mkdir(parents=True)
+    paths = sorted(photos.rglob("*.*"), key=lambda path: (path.stat().st_size, path.name))
+    for n in range(count):
+        with tarfile.open(folder / f"photos-{n:03}.tar", "w") as file:
+            for path in paths[n::count]:
+                for ending, content in ((path.suffix, path.read_bytes()), (".cls", path.parent.name.encode())):
+                    info = tarfile.TarInfo(path.stem + ending)
+                    info.size = len(content)
+                    file.addfile(info, io.BytesIO(content))
+    return folder
+
+
+def test_shards_are_the_folder(isoconv, photos, tmp_path):
+    """Every command, from a folder of shards, from braces, and after they have moved."""
+    write_shards(photos, tmp_path / "shards", 3)
+    short = [*TINY, "--epochs", "1"]
+    assert isoconv("train", photos, *short, "--out", "folder").code == 0
+    for name, data in (("a", "shards"), ("b", "shards/photos-{000..002}.tar")):
+        assert isoconv("train", data, *short, "--out", name, "--stream", "--workers", "2").code == 0
+        assert same_weights(tmp_path / "folder", tmp_path / name)
+    attack = ["--attack", "fgsm", "--epsilon", "0.5", "--json"]
+    expected = [
+        json.loads(isoconv(*words).out)[0] for words in (("certify", "folder", "--json"), ("attack", "folder", *attack))
+    ]
+    (tmp_path / "shards").rename(tmp_path / "moved")
+    outcome = isoconv("certify", "b")
+    assert outcome.code == 2 and "photos-{000..002}.tar" in outcome.err.splitlines()[-1]
+    for name, data in (("a", "moved"), ("b", "moved/photos-{000..002}.tar"), ("b", "moved")):
+        certified = json.loads(isoconv("certify", name, "--data", data, "--json").out)[0]
+        attacked = json.loads(isoconv("attack", name, "--data", data, *attack).out)[0]
+        for a, b in zip(expected, (certified, attacked), strict=True):
+            assert {**a, "seconds": 0} == {**b, "seconds": 0} and b["images"] == 12
+        assert isoconv("report", name, "--data", data, "--out", f"{name}.html").code == 0
+        assert json.loads((tmp_path / name / "gallery.json").read_text())["images"]
+    answer = json.loads(isoconv("predict", "a", photos / "dark" / "0.png", "--json").out)[0]
+    assert answer["class"] in ("dark", "bright")
+    with tarfile.open(tmp_path / "moved" / "photos-003.tar", "w"):
+        pass  # nothing in it: the pictures are the same
+    assert isoconv("certify", "a", "--data", "moved").code == 0
+    (tmp_path / "moved" / "photos-001.tar").unlink()
+    outcome = isoconv("certify", "a", "--data", "moved")
+    assert outcome.code == 2 and "has changed since" in outcome.err.splitlines()[-1]
+    (tmp_path / "moved" / "photos-002.tar").write_bytes((tmp_path / "moved" / "photos-002.tar").read_bytes()[:5000])
+    outcome = isoconv("train", "moved", *short, "--out", "c")
+    assert outcome.is_refused("photos-002.tar", "truncated") and not (tmp_path / "c").exists()
+
+
 def test_an_attack_in_parts_is_the_attack_on_all(isoconv, photos, tmp_path, monkeypatch):
     assert isoconv("train", photos, *TINY, "--epochs", "1", "--out", "run").code == 0
     attack = ["attack", "run", "--attack", "fgsm", "--attack", "rounding", "--epsilon", "0.5", "--json"]
@@ -103,7 +154,7 @@ def test_a_crop_is_remembered(isoconv, photos, tmp_path):
     run = open_run("cropped")
     expected = robust_accuracy(run.model, load_splits(photos, size=12, resize="crop").test)
     assert json.loads(isoconv("certify", "cropped", "--json").out)[0]["radii"] == expected.radii.tolist()
-    pictures = [run.test_images().files.paths[int(k)] for k in run.test_images().index]
+    pictures = [run.test_images().files.sources[int(k)] for k in run.test_images().index]
     answers = json.loads(isoconv("predict", "cropped", *pictures, "--json").out)
     right = [
         answer["class"] == ("bright", "dark")[k] for answer, k in zip(answers, expected.labels.tolist(), strict=True)
@@ -150,7 +201,8 @@ def test_killed_in_the_middle_of_a_streamed_epoch_it_ends_as_if_never_killed(sta
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ctrl_c_ends_the_workers_too(start, photos, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_the_workers_get_too_stops_the_run_in_order(start, photos, tmp_path, number):
     process = start("train", photos, *TINY, "--epochs", "500", "--out", "run", "--stream", "--workers", "2")
     for line in process.stderr:
         if line.startswith("epoch 2/"):
@@ -159,9 +211,9 @@ def test_ctrl_c_ends_the_workers_too(start, photos, tmp_path):
     while not workers and process.poll() is None:
         workers = workers_of(process)
     assert workers
-    for worker in workers:  # a terminal sends it to all
-        os.kill(int(worker.name), signal.SIGINT)
-    process.send_signal(signal.SIGINT)
+    for worker in workers:  # a terminal sends it to all, and so do torchrun and schedulers
+        os.kill(int(worker.name), number)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in err and "Traceback" not in err
     assert are_gone(workers)

@@ -126,6 +126,18 @@ def test_a_broken_picture_is_named_and_nothing_goes_on_running(album, tmp_path, 
     assert not multiprocessing.active_children()
 
 
+def test_sets_side_by_side_share_the_workers(album):
+    train = read_folder(album, size=6, stream=True, workers=3).train
+    expected = [list(EpochBatches(train, 4, seed=seed).epoch(0)) for seed in (0, 1)]
+    iterators = [EpochBatches(train.share_workers(2), 4, seed=seed).epoch(0) for seed in (0, 1)]
+    first = [next(iterator) for iterator in iterators]
+    assert len(multiprocessing.active_children()) == 4  # two each, not three
+    for batch, rest, other in zip(first, iterators, expected, strict=True):
+        assert same([batch, *rest], other)
+    assert train.share_workers(5).files.workers == 1
+    assert read_folder(album, size=6, stream=True, workers=0).train.share_workers(2).files.workers == 0
+
+
 def test_what_does_not_fit_in_memory_is_streamed(album, monkeypatch):
     asked = {"size": 8, "stream": None, "workers": 0}
     assert not isinstance(read_folder(album, **asked).train, StreamedSet)
@@ -138,7 +150,7 @@ def test_what_does_not_fit_in_memory_is_streamed(album, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("workers", WORKERS)
 def test_memory_is_that_of_a_few_batches(tmp_path, workers):
-    for k in range(400):
+    for k in range(1600):
         save_picture(tmp_path / "ab"[k % 2] / f"{k}.png", random_bytes(4, 4, 3, seed=k))
     batches = EpochBatches(read_folder(tmp_path, size=320, stream=True, workers=workers).train, 8)
 
@@ -149,4 +161,4 @@ def test_memory_is_that_of_a_few_batches(tmp_path, workers):
     list(zip(range(3), batches.epoch(0), strict=False))  # so that libraries are loaded
     before = resident()
     most = max(resident() - before for _ in batches.epoch(1))
-    assert most < 8 * 8 * 3 * 320**2 < 320 * 3 * 320**2 / 4  # eight batches of the forty
+    assert most < 16 * 8 * 3 * 320**2  # sixteen batches of 160

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,6 @@ main()
 
 def test_a_run_whose_processes_die_goes_on_with_any_number_of_them(tmp_path):
     data, run = str(write_split(tmp_path / "data", 64, 16)), tmp_path / "run"
-    (tmp_path / "doomed.py").write_text(DOOMED)
     settings = {"model": "small", "epochs": 3, "batch_size": 16, "device": "cpu"}
     train(data, tmp_path / "alone", **settings)
     begun = [
@@ -121,24 +121,58 @@ def test_a_run_whose_processes_die_goes_on_with_any_number_of_them(tmp_path):
         "--device",
         "cpu",
     ]
-
-    def assert_died(rank: int, update: int, count: int, *words: str) -> None:
-        output, errors = launch("doomed.py", str(rank), str(update), *words, cwd=tmp_path, count=count, fails=True)
-        assert time.time() - (run / "state.safetensors").stat().st_mtime < 20
-        (line,) = [line for line in errors.splitlines() if line.startswith("isoconv:")]
-        assert "process" in line and "--resume" in line and not output
-        assert "isoconv/train" not in errors and 'doomed.py", line' not in errors  # as a traceback would have them
-        assert RunFolder(run).updates_done() == update
-
-    assert_died(0, 3, 2, *begun)
+    assert_died(run, 0, 3, 2, *begun)
     with pytest.raises(Stopped):
         train(out=run, resume=True, device="cpu", should_stop=stop_after(3))
     assert RunFolder(run).updates_done() == 6
-    assert_died(2, 9, 4, "train", "--resume", "--out", "run", "--device", "cpu")
+    assert_died(run, 2, 9, 4, "train", "--resume", "--out", "run", "--device", "cpu")
     train(out=run, resume=True, device="cpu")
     assert_same_network(tmp_path / "alone", run)
     for one, other in zip(losses(tmp_path / "alone"), losses(run), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+def assert_died(run: Path, rank: int, update: int, count: int, *words: str) -> None:
+    """Kill one of some processes before an update: one sentence and a state are left."""
+    script = run.parent / "doomed.py"
+    script.write_text(DOOMED)
+    output, errors = launch("doomed.py", str(rank), str(update), *words, cwd=run.parent, count=count, fails=True)
+    assert time.time() - (run / "state.safetensors").stat().st_mtime < 20
+    (line,) = [line for line in errors.splitlines() if line.startswith("isoconv:")]
+    assert "process" in line and "--resume" in line and not output
+    assert "isoconv/train" not in errors and 'doomed.py", line' not in errors  # as a traceback would have them
+    assert RunFolder(run).updates_done() == update
+
+
+def test_processes_that_stream_train_like_one_also_after_one_was_killed(tmp_path):
+    """Each decodes its own part of each batch, with workers of its own, which outlive nobody."""
+    data, run = str(write_split(tmp_path / "data", 64, 16)), tmp_path / "run"
+    train(data, tmp_path / "alone", model="small", epochs=3, batch_size=16, device="cpu", stream=False)
+    streamed = ["--device", "cpu", "--stream", "--workers", "1"]
+    begun = ["train", data, "--model", "small", "--epochs", "3", "--batch-size", "16", *streamed, "--out"]
+    launch("-m", "isoconv", *begun, "whole", cwd=tmp_path, count=2)
+    assert_same_network(tmp_path / "alone", tmp_path / "whole")
+    assert_died(run, 1, 6, 2, *begun, "run")
+    launch("-m", "isoconv", "train", "--resume", *streamed, "--out", "run", cwd=tmp_path, count=4)
+    assert_same_network(tmp_path / "alone", run)
+    for one, two, other in zip(*(losses(tmp_path / name) for name in ("alone", "whole", "run")), strict=True):
+        assert one == pytest.approx(two, rel=1e-4)
+        assert one == pytest.approx(other, rel=1e-4)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("alone", "whole", "run")]
+    assert len({result["clean"] for result in results}) == 1
+    end = time.monotonic() + 30
+    while processes_in(tmp_path) and time.monotonic() < end:  # torch's workers look for their parent every five seconds
+        time.sleep(0.2)
+    assert not processes_in(tmp_path)
+
+
+def processes_in(folder: Path) -> list[Path]:
+    """Return the processes, as folders in /proc, that work in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found += [process] * (os.readlink(process / "cwd") == str(folder))
+    return found
 
 
 STOP_AT_DIFFERENT_STEPS = """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.certify.certifier import Certified, Certifier, check_batch_size, join
+from isoconv.certify.certifier import Certified, Certifier, check_batch_size
 from isoconv.linalg.rounding import up
 from isoconv.records import require
 
@@ -109,19 +109,47 @@ def robust_accuracy(
     # A table, because on a GPU division by a number is multiplication by its rounded reciprocal.
     device = next((p.device for p in certifier.network.parameters()), first[0].device)
     bytes_as_numbers = (torch.arange(256, dtype=torch.float64) / 255).to(device, getattr(torch, certifier.arithmetic))
-    parts, known, done = list[Certified](), list[Tensor](), 0
+    results, done = _Columns(count), 0
     for images, labels in _batches(chain([first], pairs), size):
         least, most = int(labels.min()), int(labels.max())
         require(least >= 0 and most < classes, f"labels from 0 to {classes - 1}", f"{least} to {most}")
         part = images.to(device)
-        parts.append(certifier(bytes_as_numbers[part.int()] if part.dtype == torch.uint8 else part).cpu())
-        known.append(labels.cpu())
+        proved = certifier(bytes_as_numbers[part.int()] if part.dtype == torch.uint8 else part).cpu()
+        labels = labels.cpu().long()
+        results.add(*vars(proved).values(), labels)
         done += len(labels)
         if certified is not None:
-            certified(parts[-1], known[-1])
+            certified(proved, labels)
         if progress is not None:
             progress(done, max(done, count))
-    return RobustAccuracy(join(parts), torch.cat(known), certifier, epsilons)
+    *fields, known = results.take()
+    return RobustAccuracy(Certified(*fields), known, certifier, epsilons)
+
+
+class _Columns:
+    """Results of batch after batch, in a few tensors that grow by doubling.
+
+    Not in a list of small tensors: each would lie where a large one of its batch was, so that the next batch would not fit
+    there. What is certified would then take as much memory as all the images together.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self.columns, self.count, self.room = list[Tensor](), 0, expected
+
+    def add(self, *values: Tensor) -> None:
+        end = self.count + len(values[0])
+        if not self.columns or end > len(self.columns[0]):
+            self.room = max(self.room, end, 2 * self.count)
+            grown = [value.new_empty(self.room, *value.shape[1:]) for value in values]
+            for new, old in zip(grown, self.columns, strict=False):
+                new[: self.count] = old[: self.count]
+            self.columns = grown
+        for column, value in zip(self.columns, values, strict=True):
+            column[self.count : end] = value
+        self.count = end
+
+    def take(self) -> list[Tensor]:
+        return [column if self.count == len(column) else column[: self.count].clone() for column in self.columns]
 
 
 def default_batch_size(shape: Sequence[int]) -> int:

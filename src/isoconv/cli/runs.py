@@ -130,6 +130,7 @@ def report(
 
     Example: isoconv report runs/large runs/small --data DIR
     """
+    from isoconv.data.shards import is_there
     from isoconv.pretrained import is_pretrained
     from isoconv.report import check_replaceable, read_run_files, write_report
     from isoconv.train import complete_run, open_runs
@@ -137,7 +138,7 @@ def report(
     from isoconv.train.distributed import choose_device
 
     device = choose_device(device)
-    require(folder is None or folder.exists(), "a folder for --data", f"{folder}, which does not exist")
+    require(folder is None or is_there(folder), "a folder for --data", f"{folder}, which does not exist")
     check_replaceable(out)
     trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
     for run in trained.values():

@@ -17,7 +17,7 @@ from isoconv.losses import LOSSES
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
 from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, SCHEDULES
 
-_DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), or a CSV file"
+_DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), a CSV file, or shards (.tar)"
 _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"
 _PATCHES = "pixels per side that the network sees as one position: more for large images (default)"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from isoconv.data.pictures import read_folder as read_folder
     from isoconv.data.pictures import resize as resize
     from isoconv.data.readers import load_splits as load_splits
+    from isoconv.data.shards import read_shards as read_shards
     from isoconv.data.stream import EpochBatches as EpochBatches
     from isoconv.data.stream import epoch_generator as epoch_generator
     from isoconv.data.streamed import StreamedSet as StreamedSet

@@ -1,5 +1,7 @@
 """A user's own pictures: a folder with one sub-folder per class, a CSV file of paths and labels, or single files.
 
+Those in tar files are read by `isoconv.data.shards`, and prepared here.
+
 How a picture becomes (C, H, W): the first frame of it, turned as its EXIF orientation says; what is transparent lies on
 black; sixteen bits are rounded to eight; colours become grey (ITU-R 601) if one channel is asked for; then it is scaled
 to the size that is asked for by Pillow's BICUBIC, whose filter widens when it shrinks (antialiasing): squashed, not keeping
@@ -26,7 +28,7 @@ from torch import Tensor
 from isoconv.data.datasets import RESIZES
 from isoconv.data.fetch import Progress
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out_indices, shuffle_indices
-from isoconv.data.streamed import PathTable, PictureFiles, StreamedSet, default_workers, fit_in_memory
+from isoconv.data.streamed import Member, PictureFiles, Source, SourceTable, StreamedSet, default_workers, fit_in_memory
 from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes
 
@@ -40,10 +42,10 @@ _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
 
 
 class Picture(NamedTuple):
-    """A file with its class; `name` is its path as seen from the folder or CSV file, which may move."""
+    """A picture with its class; `name` is its path as seen from the folder, CSV file or shard, which may move."""
 
     name: str
-    path: Path
+    path: Source
     label: str
 
 
@@ -109,17 +111,22 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
             if header or not any(row):
                 continue
             require(len(row) == 2 and all(row), f"path,label in {line}", repr(",".join(fields)))
-            picture = Picture(row[0], path.parent / row[0], row[1])
-            require(picture.path.is_file(), f"a picture for {line}", f"{picture.path}, which does not exist")
-            pictures.append(picture)
+            file = path.parent / row[0]
+            require(file.is_file(), f"a picture for {line}", f"{file}, which does not exist")
+            pictures.append(Picture(row[0], file, row[1]))
     except (UnicodeDecodeError, csv.Error) as error:
         raise IsoconvError(f"Expected a CSV file of path,label, in UTF-8. Got {path} ({error}).") from error
     labels = {picture.label for picture in pictures}
     problem = f"only {min(labels)!r}" if labels else "none"
     require(len(labels) > 1, f"lines of path,label with at least two classes in {path}", problem)
+    return make_splits(path.stem, sort_classes(labels), [pictures], 0, options)
+
+
+def sort_classes(labels: Iterable[str]) -> list[str]:
+    """Return labels in order, as numbers if all are whole numbers."""
+    labels = list(labels)
     whole_numbers = all(label.isascii() and label.isdigit() for label in labels)
-    classes = sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
-    return make_splits(path.stem, classes, [pictures], 0, options)
+    return sorted(labels, key=lambda label: (int(label) if whole_numbers else 0, label))
 
 
 def load_image(path: str | PathLike[str], shape: tuple[int, int, int], resize: str = "squash") -> Tensor:
@@ -129,7 +136,7 @@ def load_image(path: str | PathLike[str], shape: tuple[int, int, int], resize: s
 
 
 def read_pictures(
-    paths: Sequence[Path],
+    paths: Sequence[Source],
     size: Size | None = None,
     channels: int | None = None,
     progress: Progress | None = None,
@@ -207,7 +214,7 @@ def _picture_reader(size: Size | None, channels: int | None, resize: str) -> "pa
     return partial(_read_picture, shape=shape, channels=channels, resize=resize)
 
 
-def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | None, resize: str) -> Array:
+def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | None, resize: str) -> Array:
     """Return (H, W, 1) for a grey picture, (H, W, 3) for a coloured one."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -215,12 +222,12 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
     try:
         with Image.open(data, formats=_FORMATS) as file:
             picture = _flatten(file)
-        if channels == 1:
-            picture = picture.convert("L")
-        if shape is not None and picture.size != shape[::-1]:
-            change = ImageOps.fit if resize == "crop" else Image.Image.resize
-            picture = change(picture, shape[::-1], Image.Resampling.BICUBIC)
-        array = np.array(picture).reshape(*picture.size[::-1], -1)
+            if channels == 1:
+                picture = picture.convert("L")
+            if shape is not None and picture.size != shape[::-1]:
+                change = ImageOps.fit if resize == "crop" else Image.Image.resize
+                picture = change(picture, shape[::-1], Image.Resampling.BICUBIC)
+            array = np.asarray(picture).reshape(*picture.size[::-1], -1)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -232,10 +239,11 @@ def _read_picture(path: Path, shape: tuple[int, int] | None, channels: int | Non
 
 
 def _flatten(file: "Image") -> "Image":
-    """Return the picture upright, opaque and in eight bits: in Pillow's mode L or RGB."""
+    """Return the picture upright, opaque and in eight bits: in Pillow's mode L or RGB. It may be the file, turned."""
     from PIL import Image, ImageOps
 
-    picture = ImageOps.exif_transpose(file)
+    ImageOps.exif_transpose(file, in_place=True)  # otherwise it makes a copy, of any picture
+    picture = file
     if picture.mode.startswith("I"):  # grey with 16 bits, which convert("L") would cut off at 255
         wide = np.asarray(picture).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((wide + 128) // 257).astype(np.uint8))
@@ -267,10 +275,9 @@ def make_splits(
     else:
         fraction = options.get("test_fraction", 0.2)
         train, test = (train[index] for index in hold_out_indices(labels[train], len(classes), fraction, seed))
-    lines = (f"{picture.name}\n{picture.path.stat().st_size}\n{picture.label}\n" for picture in pictures)
-    listing = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    listing = _hash_listing(pictures)
     if options.get("stream", False) is not False:
-        paths = PathTable(picture.path for picture in pictures)
+        paths = SourceTable(picture.path for picture in pictures)
         shape = _shape_of(paths, size, channels, resize)
         if options.get("stream") or not fit_in_memory(len(paths), shape):
             workers = default_workers() if (asked := options.get("workers")) is None else asked
@@ -284,7 +291,16 @@ def make_splits(
     return Splits(whole.subset(train), whole.subset(test), listing=listing, ignored=ignored)
 
 
-def _shape_of(paths: PathTable, size: Size | None, channels: int | None, resize: str) -> tuple[int, int, int]:
+def _hash_listing(pictures: Iterable[Picture]) -> str:
+    """Return a hash of names, sizes in bytes and classes."""
+    digest = hashlib.sha256()
+    for name, path, label in pictures:
+        size = path.size if isinstance(path, Member) else path.stat().st_size
+        digest.update(f"{name}\n{size}\n{label}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _shape_of(paths: SourceTable, size: Size | None, channels: int | None, resize: str) -> tuple[int, int, int]:
     """Return (C, H, W) of all the pictures, as if they had been read: reads on to the first one that has colours."""
     read = _picture_reader(size, channels, resize)
     with warnings.catch_warnings():

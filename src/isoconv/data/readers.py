@@ -30,6 +30,7 @@ from isoconv.data.datasets import DATASETS, DataSet, Version, is_pictures
 from isoconv.data.fetch import download as fetch
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out, shuffle_indices
 from isoconv.data.pictures import Picture, PictureOptions, list_classes, make_splits, read_csv, read_folder, resize
+from isoconv.data.shards import holds_shards, read_shards
 from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes
 
@@ -41,7 +42,7 @@ def load_splits(
     download: bool = False,
     **options: Unpack[PictureOptions],
 ) -> Splits:
-    """Return the training and the test set of a data set in `DATASETS`, or of a folder of images or a CSV file.
+    """Return the training and the test set of a data set in `DATASETS`, or of a folder of images, a CSV file or shards.
 
     The files of a named set are looked for in `folder` (default: `data`); with `download` they are fetched if they are
     missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (see `PictureOptions`) a
@@ -51,9 +52,12 @@ def load_splits(
     record = DATASETS.get(str(name_or_path))
     if record is None:
         path = Path(name_or_path)
+        if holds_shards(path):
+            return read_shards(path, **options)
         own = path.is_dir() or path.suffix.lower() == ".csv"
-        problem = f"{str(name_or_path)!r}, which {'is neither' if path.exists() else 'does not exist'}"
-        require(own, f"one of {', '.join(DATASETS)}, or the path of a folder of images or of a CSV file", problem)
+        problem = f"{str(name_or_path)!r}, which {'is none of them' if path.exists() else 'does not exist'}"
+        places = "a folder of images, of a CSV file or of shards (.tar)"
+        require(own, f"one of {', '.join(DATASETS)}, or the path of {places}", problem)
         return (read_folder if path.is_dir() else read_csv)(path, **options)
     size, channels = options.get("size"), options.get("channels")
     problem = f"{channels}: only pictures from a folder or a CSV file are converted"

@@ -118,14 +118,13 @@ class EpochBatches:
 
     def _collect(self, parts: Sequence[Tensor], pinned: bool) -> Generator[Batch, None, None]:
         """Yield batches in host memory."""
-        images = self._data.select(parts) if isinstance(self._data, StreamedSet) else None
+        images = self._data.select(parts, pinned) if isinstance(self._data, StreamedSet) else None
         for index in parts:
             labels = _gather(self._data.labels, index, pinned)
             if images is None:
                 yield _gather(self._data.images, index, pinned), labels
             else:
-                batch = next(images)
-                yield (batch.pin_memory() if pinned else batch), labels
+                yield next(images), labels
 
 
 def _gather(source: Tensor, index: Tensor, pinned: bool) -> Tensor:

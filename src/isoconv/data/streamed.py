@@ -4,20 +4,27 @@ Note [Streamed batches]
 A batch of a streamed set holds the same bytes as one of a set in memory: both are decoded by the same function, and which
 pictures are in it is decided by whoever asks. Worker processes of torch's `DataLoader` decode ahead; batches come in the
 order in which they were asked for, however many workers there are. No random number is drawn from torch's own generator.
+Workers write into memory that they share with the process that asks, a slot for each batch that is on its way, and send the
+slot's number. A slot is free again when its batch has been copied: new shared memory for each batch would cost a tenth of
+the time of decoding, for the kernel to find and clear its pages.
 Workers live as long as the iterator: they end with its last batch, when it is closed, on an error, and when the process
 that started them is gone.
 """
 
+import ctypes
+import errno
 import math
 import os
 import signal
+import sys
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,111 +35,183 @@ from isoconv.data.image_set import Array, ImageSet
 from isoconv.errors import IsoconvError, require
 
 _MOST_WORKERS = 8
+_AHEAD = 2  # batches that each worker may be ahead
+_SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux's prctl
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
 
-class PathTable:
-    """Paths in one piece of memory: a million take as much as their names, and worker processes share it."""
+class Member(NamedTuple):
+    """A picture inside of a tar file: `size` bytes from `offset`. It is read like a path."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        names = [os.fsencode(path) for path in paths]
+    shard: Path
+    offset: int
+    size: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.shard}:{self.name}"
+
+    def read_bytes(self) -> bytes:
+        with self.shard.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            content = file.read(self.size)
+        if len(content) < self.size:
+            raise OSError(errno.EIO, "the tar file has become shorter")
+        return content
+
+
+Source = Path | Member
+
+
+class SourceTable:
+    """Where pictures lie, in little memory: a million take as much as their names, and worker processes share it.
+
+    All of them are files, or all of them are members of tar files.
+    """
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        names, places, shards = list[bytes](), array("q"), dict[Path, int]()
+        for source in sources:
+            if isinstance(source, Member):
+                places.extend((shards.setdefault(source.shard, len(shards)), source.offset, source.size))
+            names.append(os.fsencode(source.name if isinstance(source, Member) else source))
         self._names, self._ends = b"".join(names), np.cumsum([0, *map(len, names)])
+        self._shards, self._places = list(shards), np.array(places).reshape(-1, 3)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, index: int) -> Path:
-        return Path(os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]]))
+    def __getitem__(self, index: int) -> Source:
+        name = os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
+        if not self._shards:
+            return Path(name)
+        shard, offset, size = self._places[index].tolist()
+        return Member(self._shards[shard], offset, size, name)
 
-    def __iter__(self) -> Iterator[Path]:
+    def __iter__(self) -> Iterator[Source]:
         return map(self.__getitem__, range(len(self)))
 
 
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
-    """Files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one of them.
+    """Picture files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
 
     workers : how many processes decode ahead; 0 leaves it to threads of this one
     """
 
-    paths: PathTable
+    sources: SourceTable
     shape: tuple[int, int, int]
-    decode: Callable[[Path], Array]
+    decode: Callable[[Source], Array]
     workers: int
 
     def read(self, index: int) -> Array:
         """Return one picture, uint8 (C, H, W)."""
-        path = self.paths[index]
-        array, (_, height, width) = self.decode(path), self.shape
-        if array.shape[:2] != (height, width):
-            problem = f"{width}×{height} in {self.paths[0]} and {array.shape[1]}×{array.shape[0]} in {path}"
+        source = self.sources[index]
+        pixels, (_, height, width) = self.decode(source), self.shape
+        if pixels.shape[:2] != (height, width):
+            problem = f"{width}×{height} in {self.sources[0]} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
             require(False, "pictures of one size, or a size to bring them to (--size)", problem)
-        return np.broadcast_to(array.transpose(2, 0, 1), self.shape)
+        return np.broadcast_to(pixels.transpose(2, 0, 1), self.shape)
 
-    def __getitems__(self, indices: Sequence[int]) -> Tensor | IsoconvError:
-        """Return a batch, or what is wrong with a picture of it: raised in a worker, it would be wrapped in a traceback."""
-        try:
-            return _stack(self, map(self.read, indices), len(indices))
-        except IsoconvError as error:
-            return error
+    def read_into(self, images: Array, indices: Iterable[int]) -> None:
+        """Write one picture after the other into uint8 (n, C, H, W)."""
+        for image, index in zip(images, indices, strict=True):
+            image[:] = self.read(index)
 
-    def batches(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+    def batches(self, indices: Sequence[Tensor], pinned: bool = False) -> Iterator[Tensor]:
         """Yield the pictures of each batch of indices, uint8 (n, C, H, W), decoded ahead. See Note [Streamed batches]."""
-        return self._by_workers(indices) if self.workers else self._by_threads(indices)
+        return self._by_workers(indices, pinned) if self.workers and indices else self._by_threads(indices, pinned)
 
     def read_all(self, indices: Tensor) -> Tensor:
         """Return pictures, uint8 (n, C, H, W), all in memory."""
-        return next(self._by_threads([indices]))
+        return next(self._by_threads([indices], pinned=False))
 
-    def _by_threads(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _new_batch(self, count: int, pinned: bool = False) -> Tensor:
+        if pinned:
+            return torch.empty(count, *self.shape, dtype=torch.uint8, pin_memory=True)
+        return torch.from_numpy(np.empty((count, *self.shape), dtype=np.uint8))  # numpy asks for large pages
+
+    def _by_threads(self, indices: Iterable[Tensor], pinned: bool) -> Iterator[Tensor]:
         # Pillow works outside of Python's lock, so threads help.
         with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
             for index in indices:
+                batch = self._new_batch(len(index), pinned)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-                    batch = _stack(self, pool.map(self.read, index.tolist()), len(index))
+                    for image, pixels in zip(batch.numpy(), pool.map(self.read, index.tolist()), strict=True):
+                        image[:] = pixels
                 yield batch
 
-    def _by_workers(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of more workers than cores, and that a process with threads is forked
-            loader: DataLoader[Tensor] = DataLoader(
-                self,  # type: ignore[arg-type]
-                batch_sampler=(index.tolist() for index in indices),
-                num_workers=self.workers,
-                collate_fn=_as_it_is,
-                worker_init_fn=_start_worker,
-                generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
-            )
-            iterator: Any = iter(loader)
+    def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
+        ahead, iterator = _AHEAD * self.workers, None
+        free = list(range(min(ahead + 1, len(indices))))  # slots for the batches ahead and for the one being copied
         try:
-            for batch in iterator:
-                if isinstance(batch, IsoconvError):
-                    raise batch
+            memory = self._new_batch(len(free) * max(map(len, indices))).unflatten(0, (len(free), -1)).share_memory_()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of more workers than cores, and that a process with threads is forked
+                loader: DataLoader[int] = DataLoader(
+                    _Slots(self, memory),  # type: ignore[arg-type]
+                    batch_sampler=([free.pop(), *index.tolist()] for index in indices),
+                    num_workers=self.workers,
+                    prefetch_factor=_AHEAD,
+                    collate_fn=_as_it_is,
+                    worker_init_fn=_start_worker,
+                    generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
+                )
+                iterator = iter(loader)
+            for index, slot in zip(indices, iterator, strict=True):
+                if isinstance(slot, IsoconvError):
+                    raise slot
+                batch = self._new_batch(len(index), pinned)
+                batch.numpy()[:] = memory[
+                    slot, : len(index)
+                ].numpy()  # torch would copy it with threads, which workers lack
+                free.append(slot)
                 yield batch
         except RuntimeError as error:
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
             advice = "With little shared memory, use fewer (--workers) or none (--workers 0)."
             raise IsoconvError(f"A process that decodes pictures has failed ({reason}). {advice}") from error
         finally:
-            iterator._shutdown_workers()  # not left to the garbage collector: a traceback may keep the iterator
+            if iterator is not None:
+                iterator._shutdown_workers()  # type: ignore[attr-defined]  # a traceback may keep the iterator
 
 
-def _stack(files: PictureFiles, arrays: Iterable[Array], count: int) -> Tensor:
-    images = np.empty((count, *files.shape), dtype=np.uint8)
-    for image, array in zip(images, arrays, strict=True):
-        image[:] = array
-    return torch.from_numpy(images)
+@dataclass(frozen=True, eq=False)
+class _Slots:
+    """What worker processes run: each batch goes to a slot, (n, C, H, W), of shared `memory`."""
+
+    files: PictureFiles
+    memory: Tensor
+
+    def __getitems__(self, request: Sequence[int]) -> int | IsoconvError:
+        """Fill the slot that comes first in the request with the pictures of the indices after it, and return its number.
+
+        What is wrong with a picture is returned: raised in a worker, it would be wrapped in a traceback.
+        """
+        slot, *indices = request
+        try:
+            self.files.read_into(self.memory[slot, : len(indices)].numpy(), indices)
+        except IsoconvError as error:
+            return error
+        return slot
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(number: int) -> None:
-    """Leave Ctrl-C to the process that trains, and end when it says so: a fork inherits how that one takes signals."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _start_worker(worker: int) -> None:
+    """End when the process that trains says so, or is gone.
+
+    Signals are for that process: terminals, torchrun and schedulers send them to its workers too, and torch raises an error,
+    wherever it is just then, if a worker ends. Workers that outlived it would hold its connections to other processes open,
+    which would wait; torch's own look after their parent takes five seconds.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)
     warnings.simplefilter("ignore")
 
 
@@ -170,9 +249,14 @@ class StreamedSet(ImageSet):
     def _part(self, at: Any) -> ImageSet:
         return StreamedSet(self.files, self.index[at], self.labels[at], self.classes, self.name)
 
-    def select(self, indices: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the pictures of each batch of indices, decoded ahead."""
-        return self.files.batches(self.index[index] for index in indices)
+    def share_workers(self, count: int) -> "StreamedSet":
+        """Return the same set for one of so many that are streamed side by side: each has its share of the workers."""
+        files = replace(self.files, workers=-(-self.files.workers // count))
+        return StreamedSet(files, self.index, self.labels, self.classes, self.name)
+
+    def select(self, indices: Iterable[Tensor], pinned: bool = False) -> Iterator[Tensor]:
+        """Yield the pictures of each batch of indices, decoded ahead, in pinned memory if asked for."""
+        return self.files.batches([self.index[index] for index in indices], pinned)
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         if not len(self):

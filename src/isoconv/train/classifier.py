@@ -13,7 +13,7 @@ from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_ce
 from isoconv.certify.accuracy import default_batch_size
 from isoconv.certify.certificate_file import open_certificate
 from isoconv.certify.certifier import join
-from isoconv.data import EpochBatches, ImageSet
+from isoconv.data import EpochBatches, ImageSet, StreamedSet
 from isoconv.losses import LOSSES
 from isoconv.records import Count, Pattern, Percent, Size, require
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
@@ -102,7 +102,8 @@ def train_classifiers(
     processes, first = processes or Processes(), configs[0]
     models = build_networks(configs, train, device, processes) if models is None else models
     target = processes.device(device)
-    batches = [_batches(config, train, target, processes) for config in configs]
+    part = train.share_workers(len(configs)) if isinstance(train, StreamedSet) else train
+    batches = [_batches(config, part, target, processes) for config in configs]
     with locked(folders if folders and processes.first else ()):
         steps = len(batches[0]) // first.accumulate * first.epochs
         if resume and folders and all(folder.finished and folder.updates_done() == steps for folder in folders):

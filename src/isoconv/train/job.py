@@ -56,7 +56,8 @@ def train(
 ) -> tuple[list[TrainResult], TrainConfig]:
     """Train one network per seed and evaluate the last epoch of each. Return the results and the first configuration.
 
-    data : the name of a data set, a folder of pictures with one sub-folder per class, or a CSV file; None to resume
+    data : the name of a data set, a folder of pictures with one sub-folder per class, a CSV file, or shards
+        (`isoconv.data.read_shards`); None to resume
     out : the run's folder; several seeds live in seed-0, seed-1, … inside it
     folder : where the data set is, or where a user's pictures have moved to
     stream, workers : whether a user's pictures stay in their files (by default if they do not fit in memory), and how many
@@ -87,7 +88,9 @@ def train(
         splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
     else:
         if data is None:
-            raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder of images or a CSV file.")
+            raise IsoconvError(
+                f"Expected data to train on: {', '.join(NAMES)}, a folder of images, a CSV file or shards."
+            )
         if data not in NAMES and folder is not None:
             raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         reading = {"resize": settings.get("resize", "squash"), "stream": stream, "workers": workers}

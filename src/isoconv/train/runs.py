@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy
@@ -22,6 +22,7 @@ from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.pictures import read_pictures
+from isoconv.data.shards import is_there
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
@@ -189,14 +190,14 @@ class TrainedRun:
         show(0, len(data))  # the first image may take long
         results, done, radii = list[attacks.AttackResult](), 0, certified.certificates.radius[: len(data)]
         for images, labels in data.batches(_attacked_at_once(data.shape)):
-            pixels, part = as_float(images, torch.float64), slice(done, done + len(images))
+            part = slice(done, done + len(images))
             done, how = part.stop, settings | {"progress": partial(_show_part, show, part.start, len(data))}
             if epsilon is None:
-                prediction = certified.certificates.prediction[part]
-                result = attacks.rounding_search(self.model, pixels, prediction, radii[part], **how)
+                known = certified.certificates.prediction[part], radii[part]
+                results.append(_without_images(attacks.rounding_search, self.model, images, *known, **how))
             else:
-                result = getattr(attacks, attack)(self.model, pixels, labels, epsilon, **how)
-            results.append(replace(result, images=result.images[:0]))
+                function = getattr(attacks, attack)
+                results.append(_without_images(function, self.model, images, labels, epsilon, **how))
         whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
@@ -252,6 +253,14 @@ def _size_of(path: Path) -> tuple[int, int]:
     with Image.open(path) as file:
         turned = file.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of the orientation: a quarter turn
         return file.size if turned else file.size[::-1]
+
+
+def _without_images(
+    attack: Callable[..., attacks.AttackResult], model: nn.Module, images: Tensor, *arguments: Any, **options: Any
+) -> attacks.AttackResult:
+    """Return what an attack on bytes found, without the points: nothing of a part is left when the next one begins."""
+    result = attack(model, as_float(images, torch.float64), *arguments, **options)
+    return replace(result, images=result.images[:0].clone())  # a slice would keep all of them
 
 
 def _attacked_at_once(shape: Sequence[int]) -> int:
@@ -328,7 +337,7 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
-    if own and not source.exists():
+    if own and not is_there(source):
         problem = "which does not exist: say where they are (--data)"
         raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape

@@ -1,0 +1,88 @@
+"""Commands on pictures that stay in their files: the memory that they take does not depend on how many there are."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import isoconv
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SIDE, FEW, MANY = 320, 200, 800  # an attack takes 100 of them at a time
+MODEL = """
+from torch import nn
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
+
+def build(input_shape, classes):
+    return nn.Sequential(BCOPConv2d(3, 4, 32, stride=32), MaxMin(), nn.Flatten(), OrthogonalLinear(400, classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two runs of a network with one convolution, `few` and `many`, named for how many test pictures they have."""
+    folder = tmp_path_factory.mktemp("memory")
+    (folder / "model.py").write_text(MODEL)
+    for name, count in (("few", FEW), ("many", MANY)):
+        for part, pictures in (("train", 16), ("test", count)):
+            for k in range(pictures):
+                path = folder / f"{name}-pictures" / part / "ab"[k % 2] / f"{k:04}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8), (k % 251, 3 * k % 256, 200 * (k % 2))).save(path)
+        options = ["--model", "model.py:build", "--size", str(SIDE), "--epochs", "1", "--batch-size", "8", "--stream"]
+        peak_memory(folder, "train", f"{name}-pictures", *options, "--workers", "0", "--out", name, "--device", "cpu")
+    return folder
+
+
+def peak_memory(folder: Path, *words: str) -> float:
+    """Run a command; return the most resident memory that it had, in MiB. What it does in its last moments is not seen."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(isoconv.__file__).parents[1])}
+    command = [sys.executable, "-m", *(words if words[0] == "isoconv.check" else ("isoconv", *words))]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        peak = 0.0
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = max(
+                peak, *(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0.0
+            )
+            time.sleep(0.02)
+        assert process.returncode == 0, process.stderr.read()
+    return peak
+
+
+@pytest.mark.parametrize("command", ["certify", "attack", "predict", "report"])
+def test_memory_of_a_command_does_not_grow_with_the_pictures(runs, command):
+    """The pictures that there are more of would take this much as bytes, and eight times as much as numbers."""
+    more = (MANY - FEW) * 3 * SIDE**2 / 2**20
+    peaks = []
+    for name in ("few", "many"):
+        words = {
+            "certify": ["certify", name, "--certificate", f"{name}.jsonl"],
+            "attack": ["attack", name, "--attack", "fgsm", "--epsilon", "0.5"],
+            "predict": ["predict", name, *map(str, sorted((runs / f"{name}-pictures" / "test").rglob("*.png")))],
+            "report": ["report", name, "--out", f"{name}.html"],
+        }[command]
+        (runs / name / "certified.json").unlink(missing_ok=True)  # so that a report certifies too
+        peaks.append(peak_memory(runs, *words, "--device", "cpu"))
+    assert peaks[1] - peaks[0] < more / 2, peaks
+
+
+def test_a_certificate_is_checked_as_it_is_read(runs):
+    """Lines of as many images as there may be, of which one at a time is held."""
+    peak_memory(runs, "certify", "few", "--certificate", "short.jsonl", "--images", "20", "--device", "cpu")
+    header, *lines = map(json.loads, (runs / "short.jsonl").read_text().splitlines())
+    count = 4000
+    with (runs / "long.jsonl").open("w") as file:
+        for line in (header | {"images": count}, *(lines[k % 20] | {"index": k} for k in range(count))):
+            file.write(json.dumps(line) + "\n")
+    peaks = [peak_memory(runs, "isoconv.check", f"{name}.jsonl", "few") for name in ("short", "long")]
+    # As Python's objects, an image takes more than its line.
+    assert peaks[1] - peaks[0] < max(1, (runs / "long.jsonl").stat().st_size / 2**20)
