@@ -297,7 +297,8 @@ def _file_name(data: ImageSet, index: int) -> str:
     """Return the folder and the name of a picture's file, or nothing for data sets in files of another kind."""
     if not isinstance(data, StreamedSet):
         return ""
-    return "/".join(data.files.paths[int(data.index[index])].parts[-2:]).encode(errors="replace").decode()
+    source = str(data.files.sources[int(data.index[index])])  # FOLDER/FILE, or SHARD:MEMBER
+    return "/".join(Path(source).parts[-2:]).encode(errors="replace").decode()
 
 
 def picture_uri(pixels: Tensor) -> str:
