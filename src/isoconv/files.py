@@ -92,6 +92,13 @@ def write_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: dict[st
     write_bytes(path, save(copies, metadata))
 
 
+def require_ordinary(path: Path) -> None:
+    """Raise if a path is a pipe or a device: reading it might never end."""
+    with contextlib.suppress(OSError):  # opening it says why
+        ordinary = path.is_file() or path.is_dir() or not path.exists()
+        require(ordinary, "an ordinary file", f"{path}, a pipe or a device")
+
+
 class Readable(Protocol):
     """What has content to read and a text that names it, such as a path."""
 
@@ -100,6 +107,8 @@ class Readable(Protocol):
 
 def read_bytes(path: Readable) -> bytes:
     """Read a whole file."""
+    if isinstance(path, Path):
+        require_ordinary(path)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -108,6 +117,7 @@ def read_bytes(path: Readable) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object."""
+    require_ordinary(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -121,6 +131,7 @@ def read_tensors(path: Path) -> dict[str, "Tensor"]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    require_ordinary(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from check.certificate_maker import Certificate, Outcome, check, largest_radius, make_graph
+from check.certificate_maker import Certificate, Layer, Outcome, check, largest_radius, make_graph
 from isoconv.nn import Abs, Add, Concat, Graph, GroupSort, MaxMin, Permute, Reshape, Scale, Slice, Translate
 
 ODD = (None, True, 0, -1, 2, 1.5, "", "0x1.0p+0", "0x1.8p-3", "nan", "inf", "-0x1.0p+0", [], {}, 2**31, 10**400, "é\n")
@@ -46,12 +46,12 @@ def layer_makers(draw: random.Random, shape: Sequence[int]) -> dict[str, Callabl
         return tuple(draw.randint(low, high) for _ in range(2 * d))
 
     def convolution(mode: str) -> nn.Module:
-        kind, groups = getattr(nn, f"Conv{d}d"), draw.choice([g for g in (1, 1, 1, 2, 3) if channels % g == 0])
+        kind, groups = maker("Conv"), draw.choice([g for g in (1, 1, 1, 2, 3) if channels % g == 0])
         outputs, bias = groups * draw.randint(1, 3), draw.random() < 0.7
         return kind(channels, outputs, some(1, 4), some(1, 3), some(0, 2), some(1, 2), groups, bias, mode)
 
     def maker(name: str) -> Callable[..., nn.Module]:
-        return getattr(nn, f"{name}{d}d")
+        return getattr(nn, f"{name}{d}d" if d < 3 else "no certificate is of three-dimensional kinds")
 
     def wrapped() -> nn.Module:
         """A circular pad that is part of the convolution behind it."""
@@ -71,8 +71,8 @@ def layer_makers(draw: random.Random, shape: Sequence[int]) -> dict[str, Callabl
         "Hardtanh": lambda: nn.Hardtanh(draw.choice((-0.5, 0.25)), draw.choice((0.5, 0.75))),
         "LeakyReLU": lambda: nn.LeakyReLU(draw.choice((0.01, -2.0))),
         "Scale": lambda: Scale(draw.choice((-0.75, 1.5))),
-        "PixelShuffle": lambda: nn.PixelShuffle(2),
-        "PixelUnshuffle": lambda: nn.PixelUnshuffle(2),
+        "PixelShuffle": lambda: nn.PixelShuffle(2 if d == 2 else 0),
+        "PixelUnshuffle": lambda: nn.PixelUnshuffle(2 if d == 2 else 0),  # of other shapes it would mix a batch
         "Upsample": lambda: nn.Upsample(scale_factor=2),
         "Flatten": lambda: nn.Flatten(draw.choice((-1, d, 1)), d),
         "Unflatten": lambda: nn.Unflatten(d + 1, (shape[-1], 1)),
@@ -257,6 +257,13 @@ def largest_slope(table: dict[str, Any], honest: Certificate) -> float:
     return float(torch.linalg.matrix_norm(torch.stack(found), 2).max())
 
 
+def least_norm(layer: Layer) -> float:
+    """What a true claim about a layer is at least; a pad may crop all there is."""
+    if isinstance(layer.module, (nn.ConstantPad1d, nn.ConstantPad2d)):
+        return float(nn.functional.pad(torch.ones(1, *layer.shape), layer.module.padding).any())
+    return layer.norm / (1 + 2e-6)
+
+
 def is_true(table: dict[str, Any], honest: Certificate) -> bool:
     """Whether a certificate that was found valid may be: of the same modules, with claims that are large enough."""
 
@@ -271,7 +278,7 @@ def is_true(table: dict[str, Any], honest: Certificate) -> bool:
             return False
     same = about(here, ("lipschitz",)) == about(there, ("lipschitz",))
     numbers = [float.fromhex(node["lipschitz"]) for node in table["nodes"]]
-    if same and any(n < layer.norm / (1 + 2e-6) for n, layer in zip(numbers, honest.layers, strict=True)):
+    if same and any(n < least_norm(layer) for n, layer in zip(numbers, honest.layers, strict=True)):
         return False
     pairs = [[float.fromhex(value) for value in row] for row in table["pair_constants"]]
     terms = [float.fromhex(table[name]) for name in ("error_offset", "error_slope")]

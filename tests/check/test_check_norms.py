@@ -169,9 +169,11 @@ def test_exact_norms_of_integer_matrices_are_not_passed_by_one():
         assert not norms.has_witness(matrix, limit)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 1024])
 @pytest.mark.parametrize("complex_", [False, True])
-def test_no_witness_proves_a_false_claim(complex_, monkeypatch):
+def test_no_witness_proves_a_false_claim(complex_, rows, monkeypatch):
     """Whatever the factorisation returns: nothing, noise, infinities, the factor of another matrix, an exact root."""
+    monkeypatch.setattr(norms, "_ROWS", rows)  # of a block of the product
     generator = np.random.default_rng(0)
     parts = generator.integers(-(1 << 40), 1 << 40, (2 if complex_ else 1, 2, 5, 7))
     matrix = parts[0] + 1j * parts[1] if complex_ else parts[0].astype(float)
@@ -197,12 +199,28 @@ def test_no_witness_proves_a_false_claim(complex_, monkeypatch):
     assert norms.has_witness(parts, int(largest**2 * (1 + 1e-7)))  # by the clipped root: a witness is a witness
 
 
-def test_rows_may_be_parallel_in_the_imaginary_part_alone(monkeypatch):
+@pytest.mark.parametrize("rows", [1, 1024])
+def test_rows_may_be_parallel_in_the_imaginary_part_alone(rows, monkeypatch):
     """(1, 1) and (i, i): each of squared norm 2, real part of their product 0, and yet the matrix has squared norm 4."""
+    monkeypatch.setattr(norms, "_ROWS", rows)
     monkeypatch.setattr(np.linalg, "cholesky", np.zeros_like)
     ones, zeros = [1, 1], [0, 0]
     parts = np.array([[[ones, zeros]], [[zeros, ones]]])
     assert [limit for limit in range(6) if norms.has_witness(parts, limit)] == [4, 5]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_dominance_is_that_of_the_whole_product_whatever_the_blocks(parts, monkeypatch):
+    """Without a witness, the least limit is the largest row sum of the product; a multiple of powers of two is one limb."""
+    monkeypatch.setattr(np.linalg, "cholesky", np.zeros_like)
+    generator = np.random.default_rng(parts)
+    matrices = generator.integers(-100, 101, (parts, 3, 7, 4))
+    matrix = matrices[0] + 1j * matrices[-1] * (parts - 1)
+    product = matrix @ np.conj(np.swapaxes(matrix, -1, -2))
+    least = int((np.abs(product.real) + np.abs(product.imag)).sum(-1).max())
+    for rows in (1, 2, 3, 5, 7):
+        monkeypatch.setattr(norms, "_ROWS", rows)
+        assert norms.has_witness(matrices, least) and not norms.has_witness(matrices, least - 1)
 
 
 # --------------------------------------------------------------------------------------------------- exact arithmetic

@@ -221,6 +221,34 @@ def test_one_line_that_names_the_thing_and_nothing_half_written(case, world, iso
     assert files_in(world) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("run-7/model.safetensors", ["predict", "run-7", "photo.png"]),
+        ("run-7/config.json", ["certify", "run-7"]),
+        ("pipe.png", ["predict", "run-7", "pipe.png"]),
+        ("a.npy", ["wasserstein", "a.npy", "a.npy"]),
+    ],
+)
+def test_a_pipe_that_nobody_writes_to(name, words, start, world):
+    """In a process of its own: a library that opens it waits for ever, whatever signal comes."""
+    (world / name).unlink(missing_ok=True)
+    os.mkfifo(world / name)
+    with start(*words) as process:
+        try:
+            _, err = process.communicate(timeout=100)
+        finally:
+            process.kill()
+    assert process.returncode == 2 and name in err and err.count("\n") == 1
+
+
+def test_names_that_are_more_than_a_line(isoconv, tmp_path):
+    """A line break, a sequence that colours a terminal, a byte that is no UTF-8."""
+    for name in ("two\nlines", "\x1b[31mred", "\udcff"):
+        for words in (["certify", name], ["predict", name, name], ["train", name], ["report", name]):
+            assert isoconv(*words).is_refused()
+
+
 def test_the_same_options_again_are_no_conflict(isoconv, world):
     assert isoconv(*NEW, "--size", "8x8").code == 0
     assert isoconv(*NEW, "--size", "8", "--resume").code == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import LAYERS, convolution, is_manifold, made, padding_modes, polar_by_svd, randomised
+from helpers import LAYERS, convolution, is_built, is_manifold, made, padding_modes, polar_by_svd, randomised
 from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin
 
 TRAINABLE = [name for name in LAYERS if "fixed" not in name]
@@ -159,3 +159,19 @@ def test_frozen_parameters_get_none_but_the_input_does(kind):
     assert all(p.grad is None and not p.requires_grad for p in layer.parameters())
     assert x.grad.abs().max() > 0
     assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("name", list(filter(is_built, TRAINABLE)))
+def test_parameters_as_large_as_floats_can_be(name):
+    """The weight depends on the direction of large parameters alone, and the gradients stay finite in float32."""
+    weights = []
+    for exponent in (40, 66, 100, 124):
+        torch.manual_seed(0)
+        layer, x = made(name)
+        for parameter in (p for key, p in layer.named_parameters() if key != "bias" and p.requires_grad):
+            parameter.data = torch.randn_like(parameter) * 2.0**exponent
+        weights.append(layer.eval().weight.detach())
+        layer(x).square().sum().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    for weight in weights[1:]:
+        torch.testing.assert_close(weight, weights[0], rtol=0, atol=1e-6)

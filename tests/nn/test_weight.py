@@ -1,5 +1,7 @@
 """`weight` is the kernel that is applied: an independent convolution with it gives what the layer gives."""
 
+import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -12,6 +14,7 @@ from helpers import (
     SHAPES_2D,
     convolution,
     convolved,
+    is_built,
     jacobian,
     linear_part,
     made,
@@ -20,7 +23,7 @@ from helpers import (
     randomised,
 )
 from isoconv.linalg import bcop_kernel
-from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
+from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, fixed_weights
 from isoconv.nn.torus import TorusConv2d
 
 TOLERANCE = 1e-12  # of sums of at most a few hundred products of order 1, in float64
@@ -156,3 +159,35 @@ def test_bcop_weight_is_the_papers_equation(c_in: int, c_out: int, k: int) -> No
     kernel = bcop_kernel(layer.O.detach(), P, Q)
     expected = kernel if c_in >= c_out else kernel.transpose(0, 1)
     torch.testing.assert_close(layer.weight.detach(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(filter(is_built, LAYERS)))
+def test_a_weight_source_replaces_what_the_parameters_say(name):
+    """In both modes, with its gradient; parameters and buffers are left alone, and copies have none."""
+    (layer, x), (other, _) = made(name, dtype=torch.float64), made(name, dtype=torch.float64)
+    for parameter in other.parameters():
+        parameter.data.add_(0.1)
+    layer.bias = other.bias
+    own, expected, state = layer.eval()(x), other.eval()(x), copy.deepcopy(layer.state_dict())
+    source = other.evaluation_weight().clone().requires_grad_()
+    layer.weight_source = lambda: source
+    for training in (True, False):
+        y = layer.train(training)(x)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+        y.square().sum().backward()
+        assert source.grad.abs().max() > 0
+        assert all(p.grad is None for key, p in layer.named_parameters() if key != "bias")
+    assert all(torch.equal(value, state[key]) for key, value in layer.state_dict().items())
+    for clone in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(clone(x), own, rtol=0, atol=1e-12)
+    layer.weight_source = None
+    torch.testing.assert_close(layer(x), own, rtol=0, atol=1e-12)
+
+
+def test_fixed_weights_end_with_their_context_also_after_an_error():
+    model, x = torch.nn.Sequential(OrthogonalLinear(3, 3), OrthogonalLinear(3, 3)).eval(), torch.rand(2, 3)
+    with pytest.raises(ZeroDivisionError), fixed_weights(model):
+        raise ZeroDivisionError
+    before = model(x)
+    model[0].matrix.data.neg_()
+    assert not torch.allclose(model(x), before)

@@ -81,7 +81,7 @@ def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
 
 
 class Timed(Watcher):
-    """A clock on which every step takes three seconds, and the seconds that a kill would have lost at worst."""
+    """A clock on which steps take three seconds, one a day; and the seconds that a kill would have lost at worst."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Timed(Watcher):
 
     def step(self, steps: int) -> None:
         super().step(steps)
-        self.now += 3.0
+        self.now += 86400.0 if self.steps == 6 else 3.0  # as if the machine had slept
         self.lost = max(self.lost, 3.0 * (self.steps - steps_done(self.path)))
 
 
@@ -100,6 +100,21 @@ def test_a_kill_loses_at_most_ten_seconds_and_a_clock_that_jumps_changes_nothing
     monkeypatch.setattr(time, "time", lambda: chance.uniform(-1e12, 1e12))
     train_toy(tmp_path / "run", toy_config(), observer=watcher)
     assert 0 < watcher.lost <= 10.0 and same_run(whole, tmp_path / "run")
+
+
+def test_a_damaged_record_of_epochs_is_named_and_a_last_line_that_was_cut_off_is_not(whole, tmp_path):
+    with pytest.raises(Stopped):
+        train_toy(tmp_path / "run", toy_config(), should_stop=stop_after(9))
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    good = metrics.read_bytes()
+    for damage in (b"[1]\n", b"{}\n", b'{"epoch": "one"}\n', b"\xff\n"):
+        metrics.write_bytes(damage + good)
+        with pytest.raises(IsoconvError, match=r"line 1 of .*metrics\.jsonl"):
+            train_toy(tmp_path / "run", toy_config(), resume=True)
+        assert metrics.read_bytes() == damage + good
+    metrics.write_bytes(good + b'{"epoch": \xff')
+    train_toy(tmp_path / "run", toy_config(), resume=True)
+    assert same_run(whole, tmp_path / "run")
 
 
 def test_locks_end_with_their_context_and_nest(tmp_path):

@@ -1,9 +1,9 @@
 """Exact numbers: roots rounded to a stated side, floats as integers, products of integers, points of the unit circle.
 
 Note [Exact products]. A floating-point library multiplies matrices of whole numbers exactly, if they are small enough. Each
-number up to 2⁵³ is cut into three balanced digits of 18 bits, |digit| ≤ 2¹⁷ + 1. A product of two digit matrices then adds
-up at most 2¹⁸ terms of at most (2¹⁷ + 1)², so that every partial sum, in whatever order, is a whole number below 2⁵³ and
-therefore exact in float64, with fused multiply-add or without. Products of digits with the same weight are added in int64.
+number up to 2⁵³ is cut into three balanced digits of 18 bits, |digit| ≤ 2¹⁷ + 1. A product of two digit matrices may add up
+2¹⁸ terms of at most (2¹⁷ + 1)²: every partial sum, in whatever order, is a whole number below 2⁵³ and therefore exact in
+float64, with fused multiply-add or without. Products of digits with the same weight are added in int64.
 The result stays a list of "limbs": value = Σ limbs[k]·2^(18k).
 """
 
@@ -27,7 +27,7 @@ ZERO, ONE = Fraction(0), Fraction(1)
 BITS = 18
 LARGEST = 1 << 53  # of the numbers that are multiplied
 _DIGITS = 3
-_TERMS = 1 << 18
+_TERMS = 1 << 12  # multiplied at once: digits are three times as large as the numbers
 _ROOT_BITS = 100  # roots are off by a relative 2⁻⁹⁹ at most
 _BLOCK = 1 << 16  # Python integers are large: only so many at a time
 _CIRCLE_BITS = 128  # of the fixed-point numbers on the way to a cosine
@@ -171,7 +171,7 @@ def multiply(left: Ints, right: Ints | None = None) -> list[Ints]:
 
     Without `right`, left @ leftᵀ: there, two different digits are multiplied once, not twice.
     """
-    if left.shape[-1] > _TERMS << 7:
+    if left.shape[-1] > 1 << 25:
         raise ArithmeticError("too many terms in a sum")
     total: list[Ints] = [np.zeros((), np.int64)] * (2 * _DIGITS - 1)
     for start in range(0, left.shape[-1], _TERMS):

@@ -41,6 +41,7 @@ CLAIM = (
     "with sums in any order, predicts the class stated. A radius of 0 claims nothing."
 )
 _BYTES = 1 << 28  # of a certificate of version 1, or of one line
+_VALUES = 1 << 24  # in one JSON object
 _NODES = 4096
 AXES = 60  # of an array; numpy has 64
 
@@ -65,7 +66,13 @@ def read_bytes(file: BinaryIO, most: int, where: object) -> bytes:
 
 
 def parse_json(data: bytes, where: object) -> Json:
-    """Parse a JSON object in which no name occurs twice: two readers could take two different values for it."""
+    """Parse a JSON object in which no name occurs twice: two readers could take two different values for it.
+
+    Python's objects may take thirty times the memory of the text. Each begins at one of these characters, or at the start.
+    """
+    size, values = len(data), sum(map(data.count, (b",", b":", b"[", b"{")))
+    Malformed.unless(size <= _BYTES, f"Expected {where} to have at most {_BYTES} bytes, the limit. Got {size}.")
+    Malformed.unless(values <= _VALUES, f"Expected {where} to have at most {_VALUES} values, the limit. Got {values}.")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:

@@ -34,7 +34,7 @@ N ≥ before + n and N ≥ last − before + 1. The norm on each such circle is 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import combinations_with_replacement, product
 from math import floor, gcd, prod
 from typing import Any
 
@@ -53,6 +53,7 @@ _DENSE_ENTRIES = 1 << 23
 _DENSE_TAPS = 1 << 12
 _CHUNK = 1 << 18  # entries of the matrices of frequencies that are handled together
 _SIZES = 12  # of circles that are tried per axis
+_ROWS = 1 << 10  # of a block of a product
 # In multiplications, measured: an entry of a witness, a matrix of one number, a larger one, a point of the circle, a batch.
 _PER_ENTRY, _PER_NUMBER, _PER_MATRIX, _PER_POINT, _PER_BATCH = 3_000, 40_000, 340_000, 150_000, 5_000_000
 
@@ -376,39 +377,57 @@ def _prove(batches: Iterable[Ints], claim: Fraction, exponent: int, rounding: Fr
 def has_witness(matrices: Ints, limit: int) -> bool:
     """Prove ‖M‖² ≤ limit for each matrix of a batch, by Note [Witness]; return False if that failed."""
     witness = _guess(matrices, limit)
-    if witness is None:
-        return False
-    columns = np.concatenate([matrices, witness], axis=-1)
-    both = np.concatenate(columns, axis=-1)
-    grams = [normalise(multiply(both))]
-    if len(columns) == 2:  # the imaginary part is the product below minus its transpose
-        half = multiply(columns[1], np.swapaxes(columns[0], -1, -2))
-        grams.append(normalise([limb - np.swapaxes(limb, -1, -2) for limb in half]))
-    return _is_dominant(grams, limit)
+    return witness is not None and _is_dominant(np.concatenate([matrices, witness], axis=-1), limit)
 
 
-def _is_dominant(grams: list[list[Ints]], limit: int) -> bool:
-    """Whether limit·I minus the matrix with these limbs is diagonally dominant: |a + ib| ≤ |a| + |b|, limb by limb."""
-    margin: Any = limit  # an array of Python integers, soon
-    for k, limbs in enumerate(zip(*grams, strict=True)):
-        diagonal = np.diagonal(limbs[0], axis1=-2, axis2=-1)
-        used = diagonal - np.abs(diagonal) + sum(np.abs(limb).sum(-1) for limb in limbs)
-        margin = margin - used.astype(object) * (1 << BITS * k)
+def _is_dominant(matrices: Ints, limit: int) -> bool:
+    """Whether limit·I − MMᴴ is diagonally dominant: |a + ib| ≤ |a| + |b|, limb by limb.
+
+    MMᴴ is computed block by block, so that large matrices do not need many times their memory. A block above the diagonal
+    stands for its mirror image too, whose entries have the same absolute values: its columns count for the rows there.
+    """
+    margin = np.full(matrices.shape[1:3], limit, object)
+    blocks = [slice(start, start + _ROWS) for start in range(0, matrices.shape[2], _ROWS)]
+    for here, there in combinations_with_replacement(blocks, 2):
+        for k, limbs in enumerate(zip(*_gram_limbs(matrices, here, there), strict=True)):
+            used = sum(map(np.abs, limbs[1:]), np.abs(limbs[0]))
+            in_rows = used.sum(-1)
+            if here is there:
+                diagonal = np.diagonal(limbs[0], axis1=-2, axis2=-1)
+                in_rows += diagonal - np.abs(diagonal)
+            else:
+                margin[:, there] -= used.sum(-2).astype(object) * (1 << BITS * k)
+            margin[:, here] -= in_rows.astype(object) * (1 << BITS * k)
     return bool((margin >= 0).all())
+
+
+def _gram_limbs(matrices: Ints, here: slice, there: slice) -> Iterator[list[Ints]]:
+    """Yield the limbs of the real part of a block of MMᴴ, and of the imaginary part if there is one."""
+    rows, others = (np.concatenate(matrices[:, :, block], axis=-1) for block in (here, there))
+    yield normalise(multiply(rows) if here is there else multiply(rows, np.swapaxes(others, -1, -2)))
+    if len(matrices) == 2:
+        real, imaginary = np.swapaxes(matrices[:, :, there], -1, -2)
+        half = multiply(matrices[1, :, here], real)
+        transposed = [np.swapaxes(limb, -1, -2) for limb in half]  # the other half, of a block on the diagonal
+        rest = transposed if here is there else multiply(matrices[0, :, here], imaginary)
+        yield normalise([a - b for a, b in zip(half, rest, strict=True)])
 
 
 def _guess(matrices: Ints, limit: int) -> Ints | None:
     """Return a witness found in floating point, whole numbers up to 2⁵³, or None."""
     if np.abs(matrices).max() > LARGEST:
         return None
-    rest = -_gram(matrices)
+    rest = _gram(matrices)
+    np.negative(rest, out=rest)
     diagonal = np.arange(rest.shape[-1])
     rest[..., diagonal, diagonal] += float(limit) * _SHRINK
     try:
         factor = np.linalg.cholesky(rest)
     except np.linalg.LinAlgError:
         return None
-    parts = np.rint(np.stack([factor.real, factor.imag][: len(matrices)]))
+    del rest
+    parts = np.stack([factor.real, factor.imag][: len(matrices)])
+    np.rint(parts, out=parts)
     return parts.astype(np.int64) if (np.abs(parts) <= LARGEST).all() else None
 
 

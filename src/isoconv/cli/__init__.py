@@ -32,7 +32,11 @@ def main() -> None:
 
 
 def print_line(line: str) -> None:
-    """Print a line on stderr, now; on a terminal, in place of progress that was not finished."""
+    """Print a line on stderr, now; on a terminal, in place of progress that was not finished.
+
+    It stays one line whatever names are in it: what cannot be printed becomes a question mark.
+    """
+    line = "".join(character if character.isprintable() else "?" for character in line)
     erase = f"\r{'':{shutil.get_terminal_size().columns - 1}}\r" if sys.stderr.isatty() else ""
     print(f"{erase}{line}", file=sys.stderr, flush=True)
 

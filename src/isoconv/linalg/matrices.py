@@ -182,3 +182,8 @@ def _unit_norm_bound(unit: Tensor) -> Tensor:
     gram = unit.mT @ unit
     slack = 1 + 2 * (rows + columns) * columns**0.5 * torch.finfo(unit.dtype).eps
     return frobenius(gram @ gram) ** 0.25 * slack
+
+
+def without_overflow(kernel: Tensor) -> Tensor:
+    """Return a kernel; one with entries beyond 2²⁰ divided so that the largest is 2²⁰, and no product of few overflows."""
+    return kernel / (kernel.abs().amax() / 2**20).clamp_min(1)

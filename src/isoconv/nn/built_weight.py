@@ -10,9 +10,18 @@ Note [When a weight is rebuilt]
 A built weight is kept together with a copy of the numbers that it was built from, and every forward pass compares. So
 whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
 fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
-wait for its result, once per layer; on entry to `fixed_weights(model)` it waits once for all of them, and not again. A
-compiled function builds in its graph, and keeps nothing. The weight itself is no parameter: writing into it, also through
-`.data` or numpy, is refused as soon as the layer is used again, which a second copy of the weight makes known.
+wait for its result; see Note [One comparison per model]. A compiled function builds in its graph, and keeps nothing. The
+weight itself is no parameter: writing into it, also through `.data` or numpy, is refused as soon as the layer is used again,
+which a second copy of the weight makes known.
+
+Note [One comparison per model]
+In evaluation the first layer of a model compares for all of them, so that the host waits once per forward pass. That is as
+good as if each compared when its turn comes, as long as nobody can change a parameter in between. So a layer looks at who
+called it. The model is the outermost `nn.Sequential`, or module of isoconv's, that is reached through such modules only;
+and all modules in it are torch's or isoconv's, have no hooks, and no layer in it trains. Then no code of a user's runs
+between the first layer and the last. What was found is kept in the frame of the model's call, and ends with it. Otherwise
+(a forward of a user's own, a hook, torch.func) each layer compares for itself. On entry to `fixed_weights(model)`, whatever
+the model is, the host waits once, and not again.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -23,11 +32,13 @@ offloading) do not see this graph: it outlives the pass that they are for.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import compress, islice
 from operator import attrgetter
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -108,12 +119,14 @@ class BuiltWeight(nn.Module):
             self._before_training_forward()
         if compiling:
             return self._weight_in_graph(sources, updating)
-        if self._kept is None or not self._kept.is_of(sources):
-            self._kept = _Build(self, sources, updating)
-        differentiated = torch.is_grad_enabled() and any(self._kept.wanted)
+        kept = self._kept
+        compare = _Build.compare if self.training else _compare_once
+        if kept is None or not kept.is_unchanged(compare(kept, sources)):
+            kept = self._kept = _Build(self, sources, updating)
+        differentiated = torch.is_grad_enabled() and any(kept.wanted)
         if not differentiated and forward_ad._current_level < 0:  # where there are dual numbers, `_Built` refuses them
-            return self._kept.value
-        return _Built.apply(self._kept, self._kept.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
+            return kept.value
+        return _Built.apply(kept, kept.value, *sources)  # type: ignore[no-any-return,no-untyped-call]
 
     def evaluation_weight(self) -> Tensor:
         """Return the weight that the layer applies in evaluation, whatever mode it is in; its state is left alone."""
@@ -179,8 +192,9 @@ class BuiltWeight(nn.Module):
 def fixed_weights(model: nn.Module) -> Iterator[None]:
     """Promise that the parameters of a model do not change in this context: its layers compare them on entry only.
 
-    For evaluation on a GPU, where each comparison makes the host wait. The weights are constants there: gradients reach the
-    inputs and the biases, not the matrices.
+    For evaluation on a GPU, where the host waits for comparisons: once per forward pass of an `nn.Sequential`, but once per
+    layer in a model with modules of your own. The weights are constants there: gradients reach the inputs and the biases,
+    not the matrices.
     """
     layers = [module for module in model.modules() if isinstance(module, BuiltWeight) and not module.weight_source]
     try:
@@ -194,16 +208,57 @@ def fixed_weights(model: nn.Module) -> Iterator[None]:
 
 def _evaluation_weights(layers: Sequence[BuiltWeight]) -> Iterator[Tensor]:
     """Yield the weights that layers apply in evaluation. On a GPU the host waits once for all comparisons."""
-    ordinary = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    flags: dict[BuiltWeight, list[Tensor]] = {}
+    comparisons: _Comparisons = {}
+    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        with ExitStack() as modes:
+            for layer in layers:
+                modes.enter_context(layer._in_evaluation())
+            comparisons = _compare(layers)
     for layer in layers:
-        with layer._in_evaluation():
-            flags[layer] = layer._kept.compare(layer._sources()) if layer._kept and ordinary else []
-    answers = iter(_read([flag for each in flags.values() for flag in each]))
-    for layer, each in flags.items():
         kept = layer._kept
-        unchanged = kept is not None and kept.is_unchanged(list(islice(answers, len(each))))
+        unchanged = kept is not None and kept.is_unchanged(comparisons.get(kept, []))
         yield kept.value if kept is not None and unchanged else layer.evaluation_weight()
+
+
+def _compare(layers: Iterable[BuiltWeight]) -> "_Comparisons":
+    """Compare the parameters of layers with those that their weights were built from. On a GPU the host waits once."""
+    builds = [(layer._kept, layer._sources()) for layer in layers if layer._kept is not None]
+    flags = {build: build.compare(sources) for build, sources in builds}
+    answers = iter(_read([flag for each in flags.values() for flag in each]))
+    return {build: list(islice(answers, len(each))) for build, each in flags.items()}
+
+
+def _compare_once(kept: "_Build", sources: Sequence[Tensor]) -> "_Flags":
+    """Compare for a layer what was not compared yet in this call of its model: see Note [One comparison per model]."""
+    call = _find_call()
+    if call is None:
+        return kept.compare(sources)
+    if "isoconv layers" not in call:
+        modules = list(call["self"].modules())
+        layers = [module for module in modules if isinstance(module, BuiltWeight)]
+        alone = any(layer.training for layer in layers) or not all(map(_is_known, modules))
+        call["isoconv layers"], call["isoconv comparisons"] = [] if alone else layers, {}
+    comparisons: _Comparisons = call["isoconv comparisons"]
+    if kept not in comparisons:
+        comparisons |= _compare(call["isoconv layers"])
+    return comparisons[kept] if kept in comparisons else kept.compare(sources)
+
+
+def _find_call() -> dict[str, Any] | None:
+    """Return the local variables of the outermost call of a module, as far as all code on the way is known."""
+    frame: FrameType | None = sys._getframe(2)
+    call = None
+    while frame is not None and (frame.f_code in _CALLS or frame.f_globals.get("__name__", "").startswith(_OWN)):
+        if frame.f_code is BuiltWeight._weight_under_transform.__code__:
+            return None
+        call = frame if frame.f_code is _CALL else call
+        frame = frame.f_back
+    return None if call is None else call.f_locals
+
+
+def _is_known(module: nn.Module) -> bool:
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return type(module).__module__.startswith(("torch.nn.", *_OWN)) and not hooks
 
 
 class OrthogonalisedLayer(BuiltWeight):
@@ -285,21 +340,19 @@ class _Build:
             self.original = self.value.clone()
         self.version = self.value._version
 
-    def is_of(self, sources: Sequence[Tensor]) -> bool:
-        """Compare the layer's parameters with those that this was built from."""
-        if self.value.is_cuda:
-            return self.is_unchanged(_read(self.compare(sources)))
-        same = self.key == _key(self.layer, sources)
-        pairs = ((self.value, *sources), (self.original, *self.copies)) if same else ((), ())
-        return self.is_unchanged(list(map(torch.equal, *pairs)))
+    def compare(self, sources: Sequence[Tensor]) -> "_Flags":
+        """Compare the weight, first, and the sources with what they were. On a GPU the answers are tensors: nobody waits.
 
-    def compare(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """Compare without waiting, the weight first. Return nothing if the sources are of another kind."""
-        same = self.key == _key(self.layer, sources)
-        return list(map(_equal_later, (self.value, *sources), (self.original, *self.copies))) if same else []
+        Return nothing if the sources are of another kind.
+        """
+        if self.key != _key(self.layer, sources):
+            return []
+        equal = torch.equal if self.value.is_cpu else _equal_later
+        return list(map(equal, (self.value, *sources), (self.original, *self.copies)))
 
-    def is_unchanged(self, flags: Sequence[bool]) -> bool:
+    def is_unchanged(self, flags: "_Flags") -> bool:
         """Return whether all comparisons, the weight's first, say yes. Raise if somebody has written into the weight."""
+        flags = _read(flags) if Tensor in map(type, flags) else flags
         edited = self.value._version != self.version
         if flags and not flags[0]:  # or there are NaN in it, which equal nothing
             edited = edited or not torch.allclose(self.value, self.original, 0.0, 0.0, equal_nan=True)
@@ -341,11 +394,18 @@ def _equal_later(a: Tensor, b: Tensor) -> Tensor:
     return torch.eq(a, b).all()
 
 
-def _read(flags: Sequence[Tensor]) -> list[bool]:
+def _read(flags: "_Flags") -> "_Flags":
     """Return the values of flags, for which the host waits once."""
-    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    later = [flag for flag in flags if isinstance(flag, Tensor)]
+    answers = iter(torch.stack([flag.to(later[0].device) for flag in later]).tolist() if later else [])
+    return [next(answers) if isinstance(flag, Tensor) else flag for flag in flags]
 
 
+_Flags = list[bool | Tensor]  # answers, that of the weight first; a tensor is one that is not known yet
+_Comparisons = dict[_Build, _Flags]
+_CALL = nn.Module._call_impl.__code__
+_CALLS = frozenset((_CALL, nn.Module._wrapped_call_impl.__code__, nn.Sequential.forward.__code__))
+_OWN = ("isoconv.nn.", "isoconv.models.")
 _KIND = attrgetter("dtype", "device", "requires_grad", "shape")
 _FLOATS = frozenset((None, torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]

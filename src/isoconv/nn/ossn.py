@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from isoconv.linalg.matrices import full_precision
+from isoconv.linalg.matrices import full_precision, without_overflow
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d, convolve_same, same_padding
 from isoconv.records import require
@@ -82,6 +82,7 @@ class OSSNConv2d(SizedConv2d):
         return kernel.clone() if self.projection == "after_update" else self._normalise(kernel, vector)
 
     def _normalise(self, kernel: Tensor, vector: Tensor) -> Tensor:
+        kernel = without_overflow(kernel)
         image = self._convolve(kernel, vector.detach())
         direction = F.normalize(image.detach().flatten(), dim=0).reshape(image.shape)
         return kernel / (direction * image).sum().clamp_min(1)
@@ -91,6 +92,7 @@ class OSSNConv2d(SizedConv2d):
 
     def _iterate(self, kernel: Tensor, vector: Tensor, iterations: int) -> Tensor:
         """v ← AᵀAv / ‖AᵀAv‖, `iterations` times."""
+        kernel = without_overflow(kernel)
         adjoint = kernel.transpose(0, 1).flip(2, 3)
         mirrored = [(after, before) for before, after in map(same_padding, kernel.shape[2:])]
         for _ in range(iterations):

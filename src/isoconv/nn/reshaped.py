@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isoconv.linalg.matrices import without_overflow
 from isoconv.nn.convolution import Conv2dWithKernel, OrthogonalisedConvolution
 
 
@@ -41,6 +42,7 @@ class RKL2NEConv2d(Conv2dWithKernel):
     """
 
     def _build(self, kernel: Tensor) -> Tensor:
+        kernel = without_overflow(kernel)
         matrix = kernel.flatten(1)
         rows = (matrix @ matrix.mT).abs().sum(dim=1).amax()
         columns = (matrix.mT @ matrix).abs().sum(dim=1).amax()

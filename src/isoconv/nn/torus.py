@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isoconv.linalg.matrices import without_overflow
 from isoconv.linalg.spectrum import fold_kernel
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d, same_padding
@@ -26,7 +27,8 @@ class TorusConv2d(SizedConv2d):
     """A convolution of circular images of one size, made frequency by frequency. Subclasses fill in `_transform`.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding, circular, and `input_size`, the height and width of the
-    layer's input. The parameter `kernel` has k×k taps; `weight` covers the image, unless there is one tap.
+    layer's input. The parameter `kernel` has k×k taps; `weight` covers the image, unless there is one tap. A parameter with
+    entries beyond 2²⁰ stands for the multiple whose largest is 2²⁰.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -50,7 +52,7 @@ class TorusConv2d(SizedConv2d):
         raise NotImplementedError
 
     def _build(self, kernel: Tensor) -> Tensor:
-        size, (c_out, c_in) = self._torus, self.kernel_shape[:2]
+        kernel, size, (c_out, c_in) = without_overflow(kernel), self._torus, self.kernel_shape[:2]
         if size == (1, 1):
             return self._transform(kernel.sum((2, 3)))[:c_out, :c_in, None, None]
         folded = fold_kernel(kernel, size)

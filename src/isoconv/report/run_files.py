@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.errors import IsoconvError
+from isoconv.files import require_ordinary
 from isoconv.records import SLACK, Record, require
 from isoconv.train.classifier import TrainResult
 from isoconv.train.config import TrainConfig, default_epsilons, default_patch, recipe_settings
@@ -101,6 +102,7 @@ def _read_if_there(path: Path, make: Callable[[Any], T], remedy: str) -> T | Non
 
 def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
     """Return what `make` makes of the JSON in a file, or of that in its lines."""
+    require_ordinary(path)
     try:
         text = path.read_text(encoding="utf-8")
         return make([json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_json, write_tensors, write_text
+from isoconv.files import read_bytes, read_json, read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.records import Record, require
@@ -175,7 +175,7 @@ class RunFolder:
         epochs = learner.done // learner.steps_per_epoch
         kept = "".join(json.dumps(line) + "\n" for line in self.read_metrics() if line["epoch"] <= epochs)
         # Other lines are cut off, or of epochs that are done again.
-        if writes and self.metrics.exists() and self.metrics.read_text() != kept:
+        if writes and self.metrics.exists() and self.metrics.read_bytes() != kept.encode():
             write_text(self.metrics, kept)
 
     def _hash_settings(self) -> Tensor:
@@ -204,11 +204,18 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of the epochs, up to one that a killed run may have left incomplete."""
+        """Return the lines of the epochs, without one at the end that a killed run may have left incomplete."""
+        rows = read_bytes(self.metrics).splitlines() if self.metrics.exists() else []
         lines: list[dict[str, Any]] = []
-        if self.metrics.exists():
-            with suppress(ValueError):  # its epoch is done again
-                lines.extend(map(json.loads, self.metrics.read_text().splitlines()))
+        for number, row in enumerate(rows, start=1):
+            line: Any = None
+            with suppress(ValueError, RecursionError):
+                line = json.loads(row)
+            is_whole = isinstance(line, dict) and type(line.get("epoch")) in (int, float)
+            if not is_whole and number == len(rows):
+                break  # its epoch is done again
+            require(is_whole, f"an epoch in line {number} of {self.metrics}", f"{row[:60]!r}")
+            lines.append(line)
         return lines
 
     # Ending -------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from isoconv.data import NAMES, ImageSet, Progress, epoch_generator, load_splits
 from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
 from isoconv.data.stream import fits
 from isoconv.errors import IsoconvError
+from isoconv.files import require_ordinary
 from isoconv.models.generator import Generator
 from isoconv.records import require
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
@@ -307,6 +308,7 @@ def _as_array(values: Tensor | NDArray[Any], name: str) -> NDArray[Any]:
 
 def _read_array(path: Path) -> NDArray[Any]:
     """Read a .npy file, which may hold no pickles."""
+    require_ordinary(path)
     try:
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
