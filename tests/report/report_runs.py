@@ -61,7 +61,9 @@ def diagnostics() -> dict[str, Any]:
 def gallery(label: int = 0, prediction: int = 0) -> dict[str, Any]:
     other = {"norm": 0.9, "prediction": 1, "image": PIXEL, "change": PIXEL}
     entry = {"index": 3, "label": label, "prediction": prediction, "radius": 0.4, "image": PIXEL, "adversarial": other}
-    return {"weights_sha256": "0", "images": [entry, entry | {"prediction": 1, "adversarial": None}]}
+    wrong = entry | {"prediction": 1, "adversarial": None}
+    mistakes = {"confusion": [[5, 2], [0, 1]], "mistakes": [wrong | {"file": "a/1.png"}, wrong], "mistake_count": 2}
+    return {"weights_sha256": "0", "images": [entry, wrong], **mistakes}
 
 
 def fake_run(path: Path, changed: TrainConfig | None = None, without: tuple[str, ...] = ()) -> Path:

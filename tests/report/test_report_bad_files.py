@@ -56,6 +56,8 @@ CASES: list[tuple[str, Any, str]] = [
     ("gallery.json", changed(PIXEL + '" onload="', "images", 0, "image"), "PNG"),
     ("gallery.json", changed("javascript:x", "images", 0, "adversarial", "change"), "PNG"),
     ("gallery.json", lambda found: [], "Gallery. Got list"),
+    ("gallery.json", changed(2, "mistakes", 0, "prediction"), "classes from 0 to 1. Got 2"),
+    ("gallery.json", changed([[1]], "confusion"), "2 classes"),
     ("result.json", changed("long", "train_seconds"), "train_seconds .* Got \"long\""),
     ("result.json", changed(1, "robust", "x"), "radii .*x"),
     ("result.json", changed(101, "robust", "0.3"), "robust .* 101"),

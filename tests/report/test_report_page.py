@@ -103,6 +103,7 @@ def test_what_is_drawn_is_what_the_files_hold(tmp_path):
     assert run["metrics"] == {"epoch": [1, 2, 3], "loss": [1, 0.5, 1 / 3], "accuracy": [91, 92, 93]}
     assert run["spectra"][0]["after"]["counts"] == [0, 0, 8] and run["gradients"]["places"] == ["image", "logits"]
     assert [entry["adversarial"] is None for entry in run["gallery"]] == [False, True]
+    assert run["confusion"] == [[5, 2], [0, 1]] and [entry["file"] for entry in run["mistakes"]] == ["a/1.png", ""]
 
 
 def test_without_a_script_there_are_still_figures_configuration_and_command(tmp_path):
@@ -141,9 +142,13 @@ def test_a_run_that_was_never_tested(tmp_path):
 def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
     runs = [fake_run(tmp_path / name) for name in "abc"]
     whole = len(made(tmp_path, *runs).encode())
-    monkeypatch.setattr(page_module, "LARGEST", whole - 500)
+    monkeypatch.setattr(page_module, "LARGEST", whole - 200)
     text = made(tmp_path, *runs)
-    assert len(text.encode()) <= whole - 500
+    assert len(text.encode()) <= whole - 200
+    assert [len(run["mistakes"]) for run in data_of(text)] == [2, 2, 0] and "<b>c</b>: The pictures of mistakes" in text
+    assert [run["mistake_count"] for run in data_of(text)] == [2, 2, 2]  # what was left out is still counted
+    monkeypatch.setattr(page_module, "LARGEST", whole - 1200)
+    text = made(tmp_path, *runs)
     assert [run["gallery"] is None for run in data_of(text)] == [False, False, True]
     assert "<b>c</b>: The gallery is left out" in text
     monkeypatch.setattr(page_module, "LARGEST", 10_000)

@@ -1,10 +1,7 @@
 """The page in headless Chromium: it draws everything, asks for nothing, and does what its slider says."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +11,8 @@ from isoconv.cli.demo import demo
 from isoconv.report import write_report
 from report.report_runs import config, fake_run, gallery
 
-NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
-# Where `make browser` puts one if playwright cannot fetch its own.
-OURS = Path(__file__).resolve().parents[2] / ".browser" / "chromium"
-# A container has no user namespaces for the sandbox; the page is our own file.
-OPTIONS = ["--no-sandbox", "--disable-dev-shm-usage"]
 HOSTILE = "<script>alert(1)</script>"
 SIZES = {"desktop": (1280, 900), "phone": (360, 740)}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium, wherever there is one; the tests are skipped, and say what is missing, where there is none."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: make browser (or pip install playwright)"
-    )
-    with playwright.sync_playwright() as started:
-        browser = launch(started.chromium, playwright.Error)
-        yield browser
-        browser.close()
-
-
-def launch(kind: Any, error: type[Exception]) -> Any:
-    if "ISOCONV_CHROMIUM" in os.environ:  # what was asked for must work
-        return kind.launch(executable_path=os.environ["ISOCONV_CHROMIUM"], args=OPTIONS)
-    others = [str(OURS)] if OURS.exists() else [path for name in NAMES if (path := shutil.which(name))]
-    for path in [None, *others]:  # None: the one that playwright has fetched
-        with suppress(error):
-            return kind.launch(executable_path=path, args=OPTIONS)
-    pytest.skip("no Chromium is installed: make browser, or set ISOCONV_CHROMIUM to the path of one")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +92,7 @@ def test_it_draws_everything_and_asks_for_nothing(show, runs, size, scheme):
     path, data = runs
     assert path.stat().st_size < 3_000_000
     page = show(path, size, scheme).page
-    for section in ("robustness", "gallery", "spectra", "gradients", "training", "runs"):
+    for section in ("robustness", "gallery", "classes", "spectra", "gradients", "training", "runs"):
         assert page.locator(f"#{section}").is_visible()
     assert page.locator("#robustness figure svg path.line").count() == len(data)
     assert page.locator("#robustness figure svg .point").count() == sum(len(run["attacks"]) for run in data)
@@ -140,7 +110,7 @@ def test_it_draws_everything_and_asks_for_nothing(show, runs, size, scheme):
     assert brightness < 200 if scheme == "dark" else brightness > 600
 
 
-def test_the_slider_changes_the_numbers_moves_the_mark_and_dims_what_is_not_certified(opened, runs):
+def test_the_slider_changes_the_numbers_moves_the_mark_and_marks_what_is_not_certified(opened, runs):
     _, data = runs
     assert opened.epsilon() == 1.58
     seen, places = [], []
@@ -152,13 +122,47 @@ def test_the_slider_changes_the_numbers_moves_the_mark_and_dims_what_is_not_cert
         assert opened.certified() == pytest.approx(expected, abs=0.1)
         seen.append(opened.certified()[0])
         cards = opened.page.locator("ul.gallery li")
-        dim = cards.evaluate_all("cards => cards.map(card => card.classList.contains('dim'))")
-        assert dim == [not (e["prediction"] == e["label"] and e["radius"] >= exact) for e in data[0]["gallery"]]
+        marked = cards.evaluate_all("cards => cards.map(card => getComputedStyle(card).borderStyle === 'dashed')")
+        assert marked == [not (e["prediction"] == e["label"] and e["radius"] >= exact) for e in data[0]["gallery"]]
         places.append(float(opened.page.locator("#robustness line.here").get_attribute("x1")))
     assert seen == sorted(seen, reverse=True) and seen[0] > seen[-1]
     assert places == sorted(places) and len(set(places)) == 4
     sentence = opened.page.locator("#sentence").inner_text()
     assert "ε = 1.58" in sentence + opened.page.locator("#robustness figure svg").text_content()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_usual_budget_lies_in_the_middle_third_and_the_bar_takes_one_row(show, runs, size):
+    page = show(runs[0], size).page
+    value, most = (float(page.locator("#epsilon").evaluate(f"slider => slider.{name}")) for name in ("value", "max"))
+    assert most / 3 <= value <= most * 2 / 3
+    boxes = [page.locator(f"#budget > {part}").bounding_box() for part in ("label", "#epsilon", "#presets")]
+    assert max(box["y"] for box in boxes) < min(box["y"] + box["height"] for box in boxes)
+
+
+def test_pictures_are_enlarged_by_click_and_key(opened):
+    page = opened.page
+    small, large = page.locator("ul.gallery .zoom").first, page.locator("#large")
+    small.click()
+    assert large.is_visible() and page.locator("#large img").bounding_box()["width"] > 300
+    page.keyboard.press("Escape")
+    assert large.is_hidden()
+    page.locator("ul.mistakes .zoom").first.press("Enter")
+    assert large.is_visible() and "classified as" in large.inner_text()
+    large.locator("button").click()
+    assert large.is_hidden()
+
+
+def test_classes_and_mistakes_add_up(opened, runs):
+    _, data = runs
+    for index, run in enumerate(data):
+        opened.page.locator("#classes .choice button").nth(index).click()
+        numbers = opened.page.locator(".matrix td").all_inner_texts()
+        wrong = opened.page.locator(".matrix td.wrong").all_inner_texts()
+        assert sum(int(number) for number in numbers if number.isdigit()) == run["images"]
+        mistakes = sum(int(number) for number in wrong if number.isdigit())
+        assert mistakes == run["mistake_count"] == round(run["images"] * (1 - run["clean"] / 100))
+        assert opened.page.locator("ul.mistakes li").count() == mistakes
 
 
 def test_it_works_from_the_keyboard(opened):
@@ -245,7 +249,8 @@ def test_a_run_of_which_parts_are_missing(show, tmp_path, without):
     write_report([fake_run(tmp_path / "run", without=without)], tmp_path / "page.html")
     opened = show(tmp_path / "page.html")
     opened.set_epsilon(0.3)
-    assert opened.page.locator("#gallery").is_visible() == ("gallery.json" not in without)
+    for section in ("gallery", "classes"):
+        assert opened.page.locator(f"#{section}").is_visible() == ("gallery.json" not in without)
     assert opened.page.locator("#spectra").is_visible() == ("diagnostics.json" not in without)
     assert opened.page.locator("#training").is_visible()
     assert opened.cells("certified") == ["50.0 %"]  # of the result, where there are no radii
@@ -258,8 +263,8 @@ def test_an_image_that_is_wrong_from_the_start_is_never_certified(show, tmp_path
     opened = show(tmp_path / "page.html")
     for epsilon in (0.0, 0.3):
         opened.set_epsilon(epsilon)
-        assert opened.page.locator("ul.gallery li").first.locator(".verdict").inner_text() == "misclassified"
-        assert "dim" in opened.page.locator("ul.gallery li").first.get_attribute("class")
+        assert opened.page.locator("ul.gallery li").first.locator(".verdict").inner_text() == "✗ misclassified"
+        assert "open" in opened.page.locator("ul.gallery li").first.get_attribute("class")
 
 
 def test_without_a_script_the_table_is_still_there(show, runs):

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -93,6 +94,33 @@ def test_the_gallery_tells_the_truth(runs, conv):
             assert np.abs(change).max() == pytest.approx(0.5, abs=0.01)
             assert np.abs(change / np.linalg.norm(change) - moved / np.linalg.norm(moved)).max() < 0.1
     assert fooled >= 3
+
+
+@pytest.mark.parametrize("conv", ["bcop", "standard"])
+def test_the_mistakes_are_all_mistakes_and_the_most_certain_come_first(runs, conv):
+    model, config = load_run(runs[conv])
+    proved = Certifier(model, config.input_shape)(as_float(TEST.images, torch.float64))
+    shown, wrong = read(runs[conv], "gallery.json"), proved.prediction != TEST.labels
+    assert 0 < int(wrong.sum()) == shown["mistake_count"] == len(shown["mistakes"])
+    assert {entry["index"] for entry in shown["mistakes"]} == set(wrong.nonzero()[:, 0].tolist())
+    radii = [entry["radius"] for entry in shown["mistakes"]]
+    assert radii == sorted(radii, reverse=True)
+    for entry in shown["mistakes"]:
+        index = entry["index"]
+        assert (entry["label"], entry["prediction"]) == (int(TEST.labels[index]), int(proved.prediction[index]))
+        assert np.array_equal(pixels_of(entry["image"]), TEST.images[index, 0].numpy())
+    for label, row in enumerate(shown["confusion"]):
+        assert row == [int(((TEST.labels == label) & (proved.prediction == k)).sum()) for k in range(4)]
+
+
+def test_a_gallery_of_an_earlier_version_is_made_again_when_the_images_are_there(runs, tmp_path):
+    folder = Path(shutil.copytree(runs["bcop"], tmp_path / "run"))
+    whole = read(folder, "gallery.json")
+    old = {name: whole[name] for name in ("weights_sha256", "images")}
+    (folder / "gallery.json").write_text(json.dumps(old))
+    run = open_run(folder)
+    assert lacks_images(run) and complete_run(run, None) == [] and read(folder, "gallery.json") == old
+    assert complete_run(run, TEST, images=6) == ["gallery.json"] and read(folder, "gallery.json") == whole
 
 
 def test_what_is_left_of_another_network_is_replaced_or_taken_away(runs, tmp_path, monkeypatch):

@@ -1,6 +1,9 @@
 """isoconv demo"""
 
 import json
+import os
+from contextlib import AbstractContextManager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,18 +11,20 @@ import typer
 
 from isoconv.cli import print_line
 from isoconv.cli.options import Json
-from isoconv.data import ProgressLine
 from isoconv.errors import require
 from isoconv.files import read_json, write_json
 
 if TYPE_CHECKING:
     from isoconv.data import ImageSet
+    from isoconv.train.engine import EpochReport
 
 _STEPS = 20  # of PGD, each a fifth of the budget: the paper's 200 steps of 0.01 would take ten times as long
-_OTHER_BUDGETS = (0.5, 1.0, 2.2)  # points of the attack's curve on the page, beside the table's own
+_OTHER_BUDGETS = (1.0,)  # a point of PGD's curve on the page, beside the table's own
 _MARK = "isoconv demo"  # in demo.json: this folder was made by the demo, which may fill it again
-# The ordinary network is trained as people train one: ReLU, and cross-entropy without a margin.
-_ORDINARY = {"conv": "standard", "activation": "relu", "temperature": 1.0, "offset": 0.0}
+_SHIPPED, _FIRST = "mnist-small", 5  # what is shown before anything is trained: a network, and how many digits
+# The ordinary network is trained as people train one: ReLU, and cross-entropy without a margin. Of the rates 0.001, 0.003,
+# 0.01 and 0.02, with and without crops, this was the best on 400 held-out training digits.
+_ORDINARY = {"conv": "standard", "activation": "relu", "temperature": 1.0, "offset": 0.0, "lr": 0.01}
 _NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "bcop": ("BCOP: orthogonal convolutions", {"conv": "bcop"}),
     "rko": ("RKO: reshaped kernels", {"conv": "rko"}),
@@ -36,7 +41,7 @@ def demo(
 ) -> None:
     """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, write an HTML report.
 
-    It takes about a minute on two CPU cores and needs no download.
+    It takes about a minute on two CPU cores and needs no download. A network that comes with isoconv is shown first.
 
     Example: isoconv demo
     """
@@ -49,7 +54,10 @@ def demo(
     _claim(out)
     page = out / "report.html"
     check_replaceable(page)
-    rows = [_run(name, out / name, epochs, test.take(images)) for name in _NETWORKS]
+    if not as_json:
+        _show_shipped(test.take(min(_FIRST, images)))
+    print_line(f"Training {len(_NETWORKS)} networks for {epochs} epochs each.")
+    rows = _run_all(out, epochs, images)
     write_json(out / "demo.json", {"made_by": _MARK, "table": rows})
     write_report([out / name for name in _NETWORKS], page)
     if as_json:
@@ -68,27 +76,81 @@ def _claim(out: Path) -> None:
     write_json(out / "demo.json", {"made_by": _MARK})
 
 
-def _run(name: str, folder: Path, epochs: int, test: "ImageSet") -> dict[str, Any]:
+def _show_shipped(digits: "ImageSet") -> None:
+    """Classify some digits with a trained network, each with its certified radius: a first result within seconds."""
+    import torch
+
+    from isoconv.certify import Certifier
+    from isoconv.cli.output import print_table
+    from isoconv.data import as_float
+    from isoconv.pretrained import load_pretrained
+
+    certified = Certifier(load_pretrained(_SHIPPED), digits.shape)(as_float(digits.images, torch.float64))
+    answers = zip(digits.labels.tolist(), certified.prediction.tolist(), certified.radius.tolist(), strict=True)
+    rows = [
+        [digits.classes[label], digits.classes[prediction], f"{radius:.3f}"] for label, prediction, radius in answers
+    ]
+    print_table(f"{_SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
+    print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
+
+
+def _run_all(out: Path, epochs: int, images: int) -> list[dict[str, Any]]:
+    """Return the lines of the table. Networks this small gain little from a second thread, so each has its own process."""
+    tasks = [(name, out / name, epochs, images) for name in _NETWORKS]
+    if os.cpu_count() == 1:
+        return [_run(*task) for task in tasks]
+    # Three processes on two cores, too: with two, one core would be idle while the other runs the third network.
+    with get_context("spawn").Pool(len(tasks), _use_one_thread) as pool:
+        return pool.starmap(_run, tasks, chunksize=1)
+
+
+def _use_one_thread() -> None:
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
+    torch.set_num_threads(1)
+
+
+class _Lines(AbstractContextManager["_Lines"]):
+    """Prints a line every five epochs; there are other processes that print."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def step(self, steps: int) -> None:
+        pass
+
+    def epoch(self, report: "EpochReport") -> None:
+        if report.epoch % 5 == 0:
+            print_line(f"{self.name}: epoch {report.epoch}, {report.accuracy:.1f} % of the training digits right")
+
+
+def _run(name: str, folder: Path, epochs: int, images: int) -> dict[str, Any]:
     """Train, certify and attack one network; return its line of the table."""
-    from isoconv.cli.output import TrainingProgress
+    from isoconv.data import load_splits
     from isoconv.train import complete_run, open_run, refuse_violations, train
 
     title, settings = _NETWORKS[name]
-    print_line(f"Training: {title}")
-    options = settings | {"model": "small", "epochs": epochs, "device": "cpu"}
-    (result,), _ = train("digits", folder, overwrite=True, watch=TrainingProgress, **options)
+    test = load_splits("digits").test.take(images)
+    options = settings | {"model": "small", "epochs": epochs, "crop_padding": 1, "device": "cpu"}
+    (result,), _ = train("digits", folder, overwrite=True, watch=lambda steps, done: _Lines(name), **options)
     run, epsilon = open_run(folder), float(next(iter(result.robust or ())))
-    progress = ProgressLine("images", 1)
-    accuracy, record = run.certify(test, progress=progress)
+    accuracy, record = run.certify(test)
     run.keep("certified.json", record.to_fields())
+    print_line(f"{name}: {record.clean:.1f} % of the test digits right; attacking")
     attacks = [
-        run.attack(test, attack, budget, accuracy, progress=progress, **choices)
+        run.attack(test, "pgd", budget, accuracy, steps=_STEPS, step_size=budget / 5, seed=0)
         for budget in sorted({epsilon, *_OTHER_BUDGETS})
-        for attack, choices in (("pgd", {"steps": _STEPS, "step_size": budget / 5, "seed": 0}), ("fgsm", {}))
     ]
+    attacks.append(run.attack(test, "fgsm", epsilon, accuracy))
     run.keep_attacks(attacks)
     refuse_violations(attacks)
-    complete_run(run, test, accuracy=accuracy, progress=progress)
+    complete_run(run, test, accuracy=accuracy)
     row = {"network": title, "run": str(folder), "images": len(test), "epsilon": epsilon, "clean": record.clean}
     row |= {"certified": record.robust[str(epsilon)], "lipschitz_bound": record.lipschitz_bound}
     row |= {attack.attack: attack.accuracy for attack in attacks if attack.epsilon == epsilon}

@@ -20,7 +20,7 @@ class Method:
     name : what users write
     title : what tables print
     layer : "module:class"; called with (in_channels, out_channels, kernel_size, stride) and the options
-    summary : a line for help texts
+    summary : what its convolutions are, in a line
     on_manifold : whether its parameters stand for orthonormal matrices; then the layer takes `orthogonalisation`
     sized : whether it is made for one image size; then the layer takes `input_size`
     options : arguments that the layer always gets
@@ -51,7 +51,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation: what users write, what tables print, "module:class", a line for help texts.
+    """One activation: what users write, what tables print, "module:class", what it does in a line.
 
     sized : whether it is made for a number of channels
     """
@@ -79,18 +79,20 @@ _STANDARD = "isoconv.nn.convolution:StandardConv2d"
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("bcop", "BCOP", _BCOP, "orthogonal: the paper's method", on_manifold=True),
+        Method("bcop", "BCOP", _BCOP, "orthogonal: all their singular values are 1", on_manifold=True),
         Method("bcop-fixed", "BCOP-Fixed", _BCOP, "orthogonal, random, not trained", True, options={"frozen": True}),
-        Method("rko", "RKO", "isoconv.nn.reshaped:RKOConv2d", "1-Lipschitz: an orthonormal matrix as kernel", True),
-        Method("ossn", "OSSN", "isoconv.nn.ossn:OSSNConv2d", "divided by an estimate of its norm", sized=True),
+        Method("rko", "RKO", "isoconv.nn.reshaped:RKOConv2d", "1-Lipschitz: orthonormal matrices, reshaped", True),
+        Method("ossn", "OSSN", "isoconv.nn.ossn:OSSNConv2d", "divided by estimates of their norms", sized=True),
         Method("svcm", "SVCM", "isoconv.nn.svcm:SVCMConv2d", "projected after each update", sized=True),
-        Method("rkl2ne", "RK-L2NE", "isoconv.nn.reshaped:RKL2NEConv2d", "1-Lipschitz: divided by a bound of its norm"),
+        Method(
+            "rkl2ne", "RK-L2NE", "isoconv.nn.reshaped:RKL2NEConv2d", "1-Lipschitz: divided by bounds of their norms"
+        ),
         Method("aol", "AOL", "isoconv.nn.aol:AOLConv2d", "1-Lipschitz: input channels rescaled"),
         Method("cayley", "Cayley", "isoconv.nn.cayley:CayleyConv2d", "orthogonal, per frequency", sized=True),
-        Method("soc", "SOC", "isoconv.nn.soc:SOCConv2d", "orthogonal: a truncated exponential", sized=True),
+        Method("soc", "SOC", "isoconv.nn.soc:SOCConv2d", "orthogonal: truncated exponentials", sized=True),
         Method("bro", "BRO", "isoconv.nn.bro:BROConv2d", "orthogonal: reflections per frequency", sized=True),
         Method("sll", "SLL", "isoconv.nn.sll:SLLConv2d", "residual, rescaled: 1-Lipschitz"),
-        Method("cpl", "CPL", "isoconv.nn.cpl:CPLConv2d", "residual, divided by a bound of its norm", sized=True),
+        Method("cpl", "CPL", "isoconv.nn.cpl:CPLConv2d", "residual, divided by bounds of their norms", sized=True),
         Method("standard", "ordinary", _STANDARD, "unconstrained, for comparison", linear=_TORCH_LINEAR),
     )
 }
@@ -98,10 +100,10 @@ METHODS: dict[str, Method] = {
 ACTIVATIONS: dict[str, Activation] = {
     activation.name: activation
     for activation in (
-        Activation("maxmin", "MaxMin", f"{_OWN}:MaxMin", "sorts pairs: preserves gradient norms"),
+        Activation("maxmin", "MaxMin", f"{_OWN}:MaxMin", "sorts pairs, which preserves gradient norms"),
         Activation(
-            "householder", "Householder", f"{_OWN}:Householder", "reflects pairs, learned: preserves them too", True
+            "householder", "Householder", f"{_OWN}:Householder", "reflects pairs, which preserves gradient norms", True
         ),
-        Activation("relu", "ReLU", "torch.nn:ReLU", "1-Lipschitz, loses gradient norm"),
+        Activation("relu", "ReLU", "torch.nn:ReLU", "sets negative values to 0, which loses gradient norm"),
     )
 }

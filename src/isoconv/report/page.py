@@ -10,14 +10,17 @@ import hashlib
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
-from isoconv.data.datasets import FROM_FILES
+from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
+from isoconv.models.catalogue import MODELS
+from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.report.run_files import RunFiles, command_of, read_run_files
+from isoconv.train.config import TrainConfig
 from isoconv.train.diagnostics import Gallery
 from isoconv.version import __version__
 
@@ -25,7 +28,7 @@ LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, g
 
 _MARK = b'<meta name="generator" content="isoconv report'
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
-_SCRIPT = ("elements", "summary", "robustness", "gallery", "layers", "main")  # in one scope, each after what it needs
+_SCRIPT = ("elements", "summary", "robustness", "gallery", "classes", "layers", "main")  # in one scope, in this order
 _OF_AN_ATTACK = ("attack", "epsilon", "images", "accuracy", "clean")
 _DIGITS = 8  # of a radius on the page, rounded down: it never claims more than the file
 
@@ -54,7 +57,9 @@ class RunView:
             "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
             "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
             "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],
-            "gallery": self.gallery and self.gallery.to_fields()["images"],
+            "pixels": math.prod(run.config.input_shape),
+            **dict.fromkeys(("gallery", "confusion", "mistakes", "mistake_count")),
+            **({} if self.gallery is None else _gallery_fields(self.gallery)),
         }
 
 
@@ -69,15 +74,45 @@ def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[
     names = name_runs([run.path for run in read])
     views = [RunView(run, name, _notes(run, notes or {}), run.gallery) for run, name in zip(read, names, strict=True)]
     page = _render(views)
-    for view in reversed(views):
-        if len(page.encode()) > LARGEST and view.gallery is not None:
-            view.gallery = None
-            view.notes.append("The gallery is left out to keep the page small: report on this run alone.")
+    for view, whole in [(view, whole) for whole in (False, True) for view in reversed(views)]:
+        if len(page.encode()) > LARGEST and view.gallery is not None and (whole or view.gallery.mistakes):
+            view.gallery = None if whole else replace(view.gallery, mistakes=())
+            part = "gallery is" if whole else "pictures of mistakes are"
+            view.notes.append(f"The {part} left out to keep the page small: report on this run alone.")
             page = _render(views)
     fits, problem = len(page.encode()) <= LARGEST, f"{len(views)}: report on fewer runs"
     require(fits, f"runs that fit into a page of {LARGEST // 10**6} MB", problem)
     write_text(out, page)
     return len(page.encode())
+
+
+def _gallery_fields(gallery: Gallery) -> dict[str, object]:
+    fields = gallery.to_fields()
+    return {"gallery": fields["images"]} | {name: fields[name] for name in ("confusion", "mistakes", "mistake_count")}
+
+
+def describe_network(config: TrainConfig) -> str:
+    """Say in a line what a network consists of, from the records of its parts."""
+    if config.model not in MODELS:
+        return f"A network of your own, {config.model}."
+    model = MODELS[config.model]
+    sentences = [f"{model.title}: {model.summary}."]
+    if config.has_methods:
+        method, activation = METHODS[config.conv], ACTIVATIONS[config.activation]
+        title = method.title[0].upper() + method.title[1:]
+        sentences.append(f"{title} convolutions are {method.summary}.")
+        sentences.append(f"{activation.title} {activation.summary}.")
+    return " ".join(sentences)
+
+
+def explain_radii(datasets: Sequence[str]) -> str:
+    """Say where the radii on the slider come from."""
+    titles = ["MNIST" if name == "digits" else DATASETS[name].title for name in datasets if name in DATASETS]
+    if titles:
+        return (
+            f"The radii on the buttons are those at which papers report certified accuracy on {' and '.join(titles)}."
+        )
+    return "The radii on the buttons were chosen when the network was trained (--epsilon)."
 
 
 def check_replaceable(out: Path) -> None:
@@ -108,6 +143,7 @@ def _render(runs: Sequence[RunView]) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     environment.filters |= {"percent": show_percent, "bound": show_bound, "duration": _show_duration, "show": _show}
+    environment.filters["describe"] = describe_network
     environment.globals |= {"asdict": asdict, "command_of": command_of, "version": __version__}
     style, parts = _resource("page.css"), [_resource("script", f"{name}.js") for name in _SCRIPT]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
@@ -116,6 +152,7 @@ def _render(runs: Sequence[RunView]) -> str:
         count=_NUMBERS[len(runs)] if len(runs) < len(_NUMBERS) else str(len(runs)),
         datasets=list(dict.fromkeys(Path(run.files.config.data).name or run.files.config.data for run in runs)),
         tested={(run.files.certified or run.files.result).images for run in runs},
+        radii=explain_radii(list(dict.fromkeys(run.files.config.data for run in runs))),
         sizes=sorted({run.files.config.input_shape[1:] for run in runs}),
         data={"runs": [run.to_script() for run in runs]},
         style=Markup(style),

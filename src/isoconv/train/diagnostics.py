@@ -1,7 +1,8 @@
 """Two more files of a finished run, which its report shows: diagnostics.json and gallery.json.
 
 diagnostics.json  the singular values of every layer and the norm of the gradient by depth, before and after training
-gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found
+gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found;
+                  how often each class was taken for which, and the images that are misclassified
 
 Both hold the hash of the weights that they were made from, so that the report never shows those of an older network.
 """
@@ -22,6 +23,7 @@ from isoconv.attacks.gradient import nearest
 from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
+from isoconv.data.streamed import StreamedSet
 from isoconv.errors import IsoconvError
 from isoconv.records import Index, Picture, Range, Size, require
 from isoconv.train.config import TrainConfig, is_own, make_model
@@ -33,6 +35,8 @@ CERTIFIED, DIAGNOSTICS, GALLERY = "certified.json", "diagnostics.json", "gallery
 _GRADIENT_IMAGES = 128
 _BIN, _BINS = 0.01, 200  # bins of a histogram are this wide, or wider if that would make many more than so many
 _LARGEST = 64  # pixels of a picture's longer side; larger images are shown smaller
+_MISTAKES = 1_000_000  # bytes of pictures of mistakes; those with the largest radii come first
+_MOST_CLASSES = 100  # whose confusions are counted: a page shows no larger matrix
 
 # The files -------------------------------------------------------------------------------------------------------------
 
@@ -102,24 +106,39 @@ class Adversarial(Finding):
 
 @dataclass(frozen=True)
 class GalleryImage(Finding):
-    """One test image. `adversarial` is None if the image is misclassified, or if nothing was found."""
+    """One test image. `adversarial` is None if the image is misclassified, or if nothing was found.
+
+    file : the folder and name of a user's own picture
+    """
 
     index: Index
     label: Index
     prediction: Index
     radius: Size
     image: Picture
-    adversarial: Adversarial | None
+    adversarial: Adversarial | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
 class Gallery(Finding):
+    """Some images, and what the network gets wrong.
+
+    confusion : how many images of each class (rows) were taken for each class (columns); empty for more than 100 classes
+    mistakes : misclassified images, those with the largest radii first; `mistake_count` says how many there are in all
+    """
+
     weights_sha256: str
     images: tuple[GalleryImage, ...]
+    confusion: tuple[tuple[Index, ...], ...] = ()
+    mistakes: tuple[GalleryImage, ...] = ()
+    mistake_count: Index | None = None
 
     def check_classes(self, count: int) -> None:
         """Raise if a label or a prediction is not one of so many classes."""
-        for image in self.images:
+        sizes = {len(self.confusion), *map(len, self.confusion)}
+        require(not self.confusion or sizes == {count}, f"a confusion matrix of {count} classes", sorted(sizes))
+        for image in self.images + self.mistakes:
             numbers = [image.label, image.prediction, image.adversarial.prediction if image.adversarial else 0]
             require(max(numbers) < count, f"classes from 0 to {count - 1}", max(numbers))
 
@@ -154,11 +173,12 @@ def complete_run(
     if not is_own(config.model) and (diagnostics is None or (diagnostics.gradient_norms is None and data is not None)):
         _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
         made.append(DIAGNOSTICS)
-    if gallery is None and data is not None:
-        certifier = accuracy.certifier if accuracy is not None else Certifier(model.to(device), config.input_shape)
+    if data is not None and not _is_complete(gallery):
+        if accuracy is None:
+            accuracy, _ = run.certify(data, device=device, progress=progress)
         show = partial(progress, "searching examples")
-        entries = gallery_entries(certifier, data, images, seed=config.seed, progress=show)
-        Gallery(weights, tuple(entries)).write(folder / GALLERY)
+        entries = gallery_entries(accuracy.certifier, data, images, seed=config.seed, progress=show)
+        Gallery(weights, tuple(entries), *_mistakes(accuracy, data)).write(folder / GALLERY)
         made.append(GALLERY)
     elif gallery is None:
         (folder / GALLERY).unlink(missing_ok=True)  # of another network
@@ -169,7 +189,12 @@ def lacks_images(run: TrainedRun) -> bool:
     """Return True if `complete_run` has something to do that it needs test images for."""
     diagnostics, gallery, _ = _current(run.folder, run.model)
     diagnosed = is_own(run.config.model) or (diagnostics is not None and diagnostics.gradient_norms is not None)
-    return not (diagnosed and gallery is not None and (run.folder / CERTIFIED).exists())
+    return not (diagnosed and _is_complete(gallery) and (run.folder / CERTIFIED).exists())
+
+
+def _is_complete(gallery: Gallery | None) -> bool:
+    """Return False also for a gallery that an earlier version made, without the mistakes."""
+    return gallery is not None and gallery.mistake_count is not None
 
 
 def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Gallery | None, str]:
@@ -243,8 +268,37 @@ def gallery_entries(certifier: Certifier, data: ImageSet, count: int = 12, **opt
             uris = picture_uri(attack.images[k]), picture_uri(visible)
             adversarial = Adversarial(float(attack.norms[k]), int(fooled[k]), *uris)
         figures = int(part.labels[k]), int(certificates.prediction[k]), float(certificates.radius[k])
-        entries.append(GalleryImage(index, *figures, picture_uri(pixels[k]), adversarial))
+        entries.append(GalleryImage(index, *figures, picture_uri(pixels[k]), adversarial, _file_name(data, index)))
     return entries
+
+
+def _mistakes(
+    accuracy: RobustAccuracy, data: ImageSet
+) -> tuple[tuple[tuple[int, ...], ...], tuple[GalleryImage, ...], int]:
+    """Return the confusion matrix, the misclassified images, the most certain first, and their number."""
+    labels, predictions = accuracy.labels, accuracy.certificates.prediction
+    count, radii = len(data.classes), accuracy.certificates.radius
+    pairs = torch.bincount(labels * count + predictions, minlength=count**2) if count <= _MOST_CLASSES else None
+    confusion = () if pairs is None else tuple(map(tuple, pairs.view(count, count).tolist()))
+    wrong = (predictions != labels).nonzero()[:, 0]
+    wrong = wrong[radii[wrong].argsort(descending=True, stable=True)]
+    mistakes, size = list[GalleryImage](), 0
+    for index in wrong.tolist():
+        picture = picture_uri(as_float(data.subset([index]).images[0], torch.float64))
+        size += len(picture)
+        if size > _MISTAKES:
+            break
+        figures = int(labels[index]), int(predictions[index]), float(radii[index])
+        mistakes.append(GalleryImage(index, *figures, picture, file=_file_name(data, index)))
+    return confusion, tuple(mistakes), len(wrong)
+
+
+def _file_name(data: ImageSet, index: int) -> str:
+    """Return the folder and the name of a picture's file, or nothing for data sets in files of another kind."""
+    if not isinstance(data, StreamedSet):
+        return ""
+    source = str(data.files.sources[int(data.index[index])])  # FOLDER/FILE, or SHARD:MEMBER
+    return "/".join(Path(source).parts[-2:]).encode(errors="replace").decode()
 
 
 def picture_uri(pixels: Tensor) -> str:

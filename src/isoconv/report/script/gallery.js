@@ -1,32 +1,44 @@
-// Images with what is proved of them, and what fools the network.
+// Images with what is proved of them, and what fools the network. A picture that is pressed is shown enlarged.
 
 const withGallery = runs.map((run, index) => [run, index]).filter(([run]) => run.gallery && run.gallery.length);
 
 function gallery() {
   if (!withGallery.length) return;
   byId("gallery").hidden = false;
-  state.shown = withGallery[0][1];
-  const choice = document.querySelector("#gallery .choice");
-  if (withGallery.length > 1) {
-    for (const [run, index] of withGallery) {
-      const button = element("button", { type: "button", className: colour(index) }, element("span", { className: "swatch" }), run.name);
-      button.dataset.run = index;
-      button.addEventListener("click", () => { state.shown = index; fillGallery(); });
-      choice.append(button);
-    }
-  }
-  fillGallery();
+  choose(byId("gallery"), withGallery, fillGallery);
+}
+
+/** Buttons for one network of several; `fill` shows the one that is chosen. */
+function choose(section, known, fill) {
+  const buttons = known.map(([run, index]) => {
+    const button = element("button", { type: "button", className: colour(index) }, element("span", { className: "swatch" }), run.name);
+    button.addEventListener("click", () => show(index));
+    return [button, index];
+  });
+  const show = (shown) => {
+    for (const [button, index] of buttons) button.ariaPressed = String(index === shown);
+    fill(shown);
+  };
+  if (known.length > 1) section.querySelector(".choice").append(...buttons.map(([button]) => button));
+  show(known[0][1]);
 }
 
 function picture(source, caption, alt) {
-  return element("figure", {}, element("img", { src: source, alt }), element("figcaption", {}, caption));
+  const button = element("button", { type: "button", className: "zoom", title: "Enlarge" }, element("img", { src: source, alt }));
+  button.addEventListener("click", () => enlarge(source, alt));
+  return element("figure", {}, button, element("figcaption", {}, caption));
 }
 
-function fillGallery() {
-  const run = runs[state.shown], list = document.querySelector("ul.gallery");
-  for (const button of document.querySelectorAll("#gallery .choice button")) {
-    button.ariaPressed = String(Number(button.dataset.run) === state.shown);
-  }
+function enlarge(source, alt) {
+  const dialog = byId("large");
+  dialog.replaceChildren(element("img", { src: source, alt }), element("p", {}, alt), element("button", { type: "button" }, "Close"));
+  dialog.onclick = () => dialog.close();
+  dialog.showModal();
+}
+
+function fillGallery(shown) {
+  state.shown = shown;
+  const run = runs[shown], list = document.querySelector("ul.gallery");
   list.replaceChildren(...run.gallery.map((entry, k) => {
     const label = run.classes[entry.label], predicted = run.classes[entry.prediction], other = entry.adversarial;
     const pictures = element("div", { className: "pictures" },
@@ -46,10 +58,10 @@ function fillGallery() {
 }
 
 function verdict(entry) {
-  if (entry.prediction !== entry.label) return ["unknown", "misclassified"];
-  if (state.epsilon === 0 || entry.radius >= state.epsilon) return ["proved", "certified at ε"];
-  if (entry.adversarial && entry.adversarial.norm <= state.epsilon) return ["fooled", "broken at ε"];
-  return ["unknown", "not certified at ε"];
+  if (entry.prediction !== entry.label) return ["fooled", "✗ misclassified"];
+  if (state.epsilon === 0 || entry.radius >= state.epsilon) return ["proved", "✓ certified at ε"];
+  if (entry.adversarial && entry.adversarial.norm <= state.epsilon) return ["fooled", "✗ broken at ε"];
+  return ["unknown", "? not certified at ε"];
 }
 
 function showGallery() {
@@ -60,7 +72,7 @@ function showGallery() {
     const entry = run.gallery[Number(card.dataset.entry)], other = entry.adversarial;
     const [kind, words] = verdict(entry);
     const right = entry.prediction === entry.label;
-    card.classList.toggle("dim", kind !== "proved");
+    card.classList.toggle("open", kind !== "proved");
     const line = card.querySelector(".verdict");
     line.className = "verdict " + kind;
     line.textContent = words;
@@ -74,10 +86,10 @@ function showGallery() {
     }
     gauge.append(place(element("span", { className: "tick" }), share(state.epsilon)));
     const predicted = "predicted " + run.classes[entry.prediction];
-    const lines = right
+    const lines = (right
       ? [predicted, entry.radius > 0 ? "certified within " + floored(entry.radius) : "not certified",
         other ? "broken at " + other.norm.toPrecision(3) : "no adversarial example found"]
-      : [predicted + " instead of " + run.classes[entry.label]];
+      : [predicted + " instead of " + run.classes[entry.label]]).concat(entry.file || []);
     card.querySelector(".facts").replaceChildren(...lines.map((text) => element("span", {}, text)));
   }
 }

@@ -18,8 +18,8 @@ for (const button of document.querySelectorAll("button.copy")) {
 budget();
 robustness();
 gallery();
+classes();
 spectra();
 gradients();
 training();
-const first = runs.flatMap((run) => run.epsilons)[0];
-setEpsilon(first === undefined ? largest / 4 : first);
+setEpsilon(first);

@@ -22,7 +22,7 @@ function robustnessLayers(scale) {
     for (const kind of kinds) {
       const rows = attackCurve(run, kind);
       const at = rows.map((row) => [scale.across(row.epsilon), scale.up(row.accuracy)]);
-      if (at.length) group.append(drawn("path", { class: "thin pale " + (strokes[kind] || "dashed"), d: path(at) }));
+      if (at.length > 2) group.append(drawn("path", { class: "thin pale " + (strokes[kind] || "dashed"), d: path(at) }));
       group.append(...at.slice(1).map(([x, y]) => shape(kind, x, y)));
     }
     if (run.radii) {

@@ -34,15 +34,16 @@ const largest = (() => {
   return Math.ceil(end / step - 1e-9) * step;
 })();
 
+const usual = [...new Set(runs.flatMap((run) => run.epsilons))];
+const first = usual.length ? usual[0] : largest / 2;
 const slider = byId("epsilon"), number = byId("epsilon-number");
 
 function budget() {
-  slider.max = largest;
-  slider.step = niceStep(largest, 400);
+  slider.max = Math.min(3 * first, Math.max(1.5 * first, largest));  // the usual radius lies in the middle third
+  slider.step = niceStep(slider.max, 400);
   slider.addEventListener("input", () => setEpsilon(Number(slider.value)));
   number.addEventListener("change", () => setEpsilon(Number(number.value)));
-  const usual = [...new Set(runs.flatMap((run) => run.epsilons))].sort((a, b) => a - b);
-  for (const epsilon of (usual.length ? usual : budgets).slice(0, 6)) {
+  for (const epsilon of (usual.length ? usual.toSorted((a, b) => a - b) : budgets).slice(0, 6)) {
     const button = element("button", { type: "button" }, budgetName(epsilon));
     button.addEventListener("click", () => setEpsilon(epsilon));
     button.dataset.epsilon = epsilon;
@@ -61,7 +62,15 @@ function showBudget() {
   slider.setAttribute("aria-valuetext", "ε = " + short(state.epsilon));
   number.value = short(state.epsilon);
   for (const button of byId("presets").children) button.ariaPressed = String(Number(button.dataset.epsilon) === state.epsilon);
+  byId("spread").textContent = spread();
   for (const at of document.querySelectorAll(".at")) at.textContent = "at ε = " + budgetName(state.epsilon);
+}
+
+/** What ε is if all pixels change alike. */
+function spread() {
+  const pixels = [...new Set(runs.map((run) => run.pixels))];
+  const levels = (255 * state.epsilon) / Math.sqrt(pixels[0]);
+  return pixels.length > 1 || !state.epsilon ? "" : `Spread evenly over all pixels, ε = ${budgetName(state.epsilon)} changes each by ${levels.toPrecision(2)} of 255 levels.`;
 }
 
 function showTable() {
