@@ -26,7 +26,7 @@ def test_hours_and_cost_follow_from_the_speed(tmp_path: Path):
     step = {"pictures_per_second": 1000.0, "tflops": 300.0, "of_bare_product": 0.5}
     found = WHERE | {"weights": 100e6, "batch": 512, "kept": step, "checkpointed": {"failed": "too late"}}
     (tmp_path / "imagenet.json").write_text(json.dumps(found))
-    (tmp_path / "cpu.json").write_text(json.dumps({"workers": 2, "streamed_per_second": 800}))
+    (tmp_path / "cpu.json").write_text(json.dumps({"decoding": [{"workers": 2, "streamed_per_second": 800}]}))
     text = describe_imagenet(tmp_path, tmp_path / "cpu.json", price=2.0, efficiency=0.5)
     hours = EPOCHS * IMAGENET / 1000 / 3600
     assert f"| 1 | 1,000 | {hours:.1f} | {hours:.0f} | ${2 * hours:.0f} | 3 |" in text

@@ -18,8 +18,8 @@ class CPLConv2d(PotentialConv2d, SizedConv2d):
 
     Note [Norm from above]. The paper estimates ‖W‖ by a power iteration, from below, so that its layer may expand. Here
     λ_max(M) ≤ ‖M^(2^t)‖_F^(2^−t) for the Gram matrix M of W at each frequency, of the image or, under zero padding, of one
-    that is larger by k − 1. M is divided by its Frobenius norm before every other squaring, and the roots of these multiplied.
-    The largest over the frequencies is that of one frequency, from which alone the gradient comes.
+    that is larger by k − 1. M is divided by its Frobenius norm before every other squaring, and the product of the norms'
+    roots is kept. The largest over the frequencies is that of one frequency, from which alone the gradient comes.
     """
 
     def _norm_one(self, kernel: Tensor, *others: Tensor) -> Tensor:
