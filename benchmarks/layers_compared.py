@@ -66,7 +66,6 @@ LOSS: dict[str, Any] = {"temperature": 0.25, "offset": 2 * math.sqrt(2) * 36 / 2
 #: SVCM is projected once after so many updates, and by many iterations at the end, which count as training.
 PROJECTION: dict[str, Any] = {"project_every": 5, "project_iterations": 1}
 _LAST_PROJECTIONS = 50
-_RISING = 0.1  # the share of the steps in which the rate rises
 _CAPTURE_FAILED = 3  # the exit status of a process whose device is of no use after a failed capture
 _LONGEST_CAPTURE = 100.0  # seconds after which an attempt to capture a step is given up
 _AROUND_TRIAL, _AROUND_RUN = 25.0, 75.0  # seconds that a trial, or a run, may take beside its training
@@ -86,12 +85,6 @@ class Scale:
 
 
 SMALL = Scale(width=8, depth=1, batch_size=16, held_out=64, images=192, steps_per_round=2, iterations=10)
-
-
-def one_cycle(step: int, steps: int, steps_per_epoch: int) -> float:
-    """Rise in the first tenth of the steps, then fall, both linearly."""
-    share = (step + 0.5) / steps
-    return min(share / _RISING, (1 - share) / (1 - _RISING))
 
 
 class Rounds:
@@ -169,7 +162,7 @@ class Bench:
             optimiser,
             epochs=rounds,
             lr=rate,
-            schedule=one_cycle,
+            schedule="one-cycle",
             **options,
             **PROJECTION,
         )

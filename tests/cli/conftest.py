@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,11 +99,12 @@ def isoconv(
     def command(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["isoconv", *map(str, arguments)])
         capfd.readouterr()
-        code = 0
+        code, on_end = 0, signal.getsignal(signal.SIGTERM)
         try:
             main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        signal.signal(signal.SIGTERM, on_end)  # a process that is about to end may ignore it
         return Outcome(code, *capfd.readouterr())
 
     return command

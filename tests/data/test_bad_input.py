@@ -264,7 +264,7 @@ def pictures(tmp_path):
 def test_paths(tmp_path):
     for name in ("file.txt", "a.png", "b.JPG"):
         (tmp_path / name).touch()
-    refused("file.txt', which is neither", data.load_splits, tmp_path / "file.txt")
+    refused("file.txt'", data.load_splits, tmp_path / "file.txt")
     refused(f"{tmp_path}/file.txt, which is a file", data.read_folder, tmp_path / "file.txt")
     refused(f"{tmp_path}/no, which does not exist", data.read_folder, tmp_path / "no")
     refused(f"sub-folder … {tmp_path} … no sub-folder and 2 pictures", data.read_folder, tmp_path)

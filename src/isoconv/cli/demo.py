@@ -51,6 +51,7 @@ def demo(
 
     test = load_splits("digits").test
     require(1 <= images <= len(test), f"from 1 to {len(test):,} images", images)
+    require(epochs >= 1, "epochs of at least 1", epochs)
     _claim(out)
     page = out / "report.html"
     check_replaceable(page)
@@ -109,7 +110,8 @@ def _use_one_thread() -> None:
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one,
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by SIGTERM, which it may have been told to ignore
     torch.set_num_threads(1)
 
 

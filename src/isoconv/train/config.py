@@ -29,6 +29,8 @@ SCHEDULES: dict[str, Schedule] = {
     # From 1 in the first step towards 0 after the last.
     "linear": lambda step, steps, steps_per_epoch: 1 - step / steps,
     "cosine": lambda step, steps, steps_per_epoch: (1 + math.cos(math.pi * (step / steps))) / 2,
+    # From 0 to 1 over the first tenth of the steps, then back, both linearly.
+    "one-cycle": lambda step, steps, steps_per_epoch: min((step + 0.5) / steps / 0.1, (1 - (step + 0.5) / steps) / 0.9),
     "constant": lambda step, steps, steps_per_epoch: 1.0,
 }
 CLASSIFIERS = {name: model for name, model in MODELS.items() if not model.is_critic}
