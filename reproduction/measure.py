@@ -214,7 +214,13 @@ def _pick(kind: type[_R], source: object) -> _R:
 
 
 def train_networks(
-    name: str, dataset: str, changes: Settings, seeds: Sequence[int], session: Session, splits: Splits | None = None
+    name: str,
+    dataset: str,
+    changes: Settings,
+    seeds: Sequence[int],
+    session: Session,
+    splits: Splits | None = None,
+    epsilons: Sequence[float] = (),
 ) -> tuple[list[RunFolder], list[TrainConfig], list[TrainResult]]:
     """Train networks side by side, or go on with them, in NAME/seed-K. `changes` are to the recipe's settings."""
     train, test = splits or session.load(dataset)
@@ -229,8 +235,9 @@ def train_networks(
         config = replace(config, lr=search_learning_rate(config, train, _RATES, session.device, Processes())[0])
     configs = [replace(config, seed=seed) for seed in seeds]
     folders = [session.open_run(f"{name}/seed-{one.seed}", one) for one in configs]
+    epsilons = epsilons or default_epsilons(dataset)
     with session.show_training(len(train) // config.batch_size * config.epochs, folders[0]) as options:
-        return folders, configs, train_classifiers(configs, folders, train, test, default_epsilons(dataset), **options)
+        return folders, configs, train_classifiers(configs, folders, train, test, epsilons, **options)
 
 
 def _train_cell(cell: ClassifierCell, session: Session) -> tuple[list[RunFolder], list[TrainConfig], list[TrainResult]]:
@@ -311,8 +318,8 @@ def _measure_attack(cell: AttackCell, session: Session) -> cells.Attacks:
     )
 
 
-def _measure_certificates(session: Session, network: str, attacks: Sequence[str]) -> Outcome:
-    """Certify and attack a network that comes with isoconv; also count by the usual test, margin > √2·ε."""
+def _measure_certificates(session: Session, network: str | Path, attacks: Sequence[str]) -> Outcome:
+    """Certify and attack a network that comes with isoconv, or of a run; also count by the usual test, margin > √2·ε."""
     run = open_run(network)
     data, epsilons = session.load(run.config.data).test, default_epsilons(run.config.data)
     accuracy, record = run.certify(data, epsilons, device=session.device)
@@ -335,13 +342,20 @@ def _measure_certificates(session: Session, network: str, attacks: Sequence[str]
 
 
 def _measure_changes(
-    session: Session, name: str, dataset: str, runs: dict[str, tuple[int, ...]], trials: int = 0, **changes: Any
+    session: Session,
+    name: str,
+    dataset: str,
+    runs: dict[str, tuple[int, ...]],
+    trials: int = 0,
+    epsilons: Sequence[float] = (),
+    **changes: Any,
 ) -> Outcome:
     """Train with a changed recipe, and judge the last epoch on the test set.
 
     runs : the seeds of each run, which train side by side
     trials : if not 0, the name of a run is a further change, such as "lr=0.02"; runs train on so many images and are judged
         by 5,000 others of the training set
+    epsilons : radii, instead of the data set's
     """
     splits, rows = session.load(dataset), {}
     if trials:
@@ -349,14 +363,20 @@ def _measure_changes(
         splits = Splits(train.take(min(trials, len(train))), validation)
     for label, seeds in runs.items():
         words = dict(word.split("=") for word in label.split()) if trials else {}
-        options = {key: json.loads(text) if text[0].isdigit() else text for key, text in words.items()}
-        _, _, results = train_networks(f"{name}/{label}", dataset, changes | options, seeds, session, splits)
+        options = {key: _parse(text) for key, text in words.items()}
+        _, _, results = train_networks(f"{name}/{label}", dataset, changes | options, seeds, session, splits, epsilons)
         for result in results:
             names = ("clean", "lipschitz_bound", "images", "train_seconds", "peak_memory_mib")
             figures = {name: value for name in names if (value := getattr(result, name)) is not None}
             figures |= {f"certified at {radius}": value for radius, value in (result.robust or {}).items()}
             rows[label if trials else f"{label}, seed {result.seed}"] = figures
     return {"dataset": dataset, "train_images": len(splits.train), **changes}, rows
+
+
+def _parse(text: str) -> Any:
+    """Return a number, or several behind each other as a tuple, or the text as it is."""
+    numbers = [json.loads(part) for part in text.split(",")] if text[0].isdigit() else []
+    return text if not numbers else numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
 _SVCM = ["", *(f"project_every={n}" for n in (5, 20)), "loss=hinge", "loss=hinge project_every=20"]
@@ -390,6 +410,33 @@ def _changes(name: str) -> dict[str, Any]:
     alone: dict[str, tuple[int, ...]] = {"alone": (0,)} if (dataset, model) == ("cifar10", "large") else {}
     runs = alone | {"side by side": (0, 1, 2, 3, 4)}
     return shared | {"runs": runs, "epochs": ClassifierCell(dataset, model, conv).epochs}
+
+
+_RADII = tuple(number / 255 for number in (36, 72, 108))
+_SHIFT: dict[str, Any] = {"dataset": "cifar10", "precision": "bf16", "augment": (0.5, 0.5), "epsilons": _RADII}
+_SHIFT_TRIALS = ["", "schedule=one-cycle", "lr=0.004 schedule=one-cycle", "rand_augment=1,5 augment=0,1"]
+_SHIFT_TRIALS += ["momentum=0.95", "temperature=0.18", "loss=annealed", "batch_size=512 lr=0.004"]
+_MNIST_TRIALS = ["", "temperature=0.3", "temperature=0.5", "offset=2", "offset=2.4", "temperature=0.3 offset=2.4"]
+_MNIST_TRIALS += [
+    "lr=0.01",
+    "batch_size=256",
+    "crop_padding=1",
+    "augment=0.5,0.3",
+    "model=shift-s lr=0.003",
+    "model=fc3",
+]
+#: The networks that certify most, as arguments of `_measure_changes`: as many epochs as 10 and 25 minutes of an H200 buy,
+#: each seed alone on it. The trials choose on held-out images.
+RECORD: dict[str, dict[str, Any]] = {
+    "cifar10-shift-m": _SHIFT
+    | {"model": "shift-m", "epochs": 420, "runs": {f"alone {seed}": (seed,) for seed in range(3)}},
+    "cifar10-shift-l": _SHIFT | {"model": "shift-l", "epochs": 320, "runs": {"alone 0": (0,)}},
+    "mnist-large": {"dataset": "mnist", "model": "large", "epochs": 100, "runs": {"side by side": (0, 1, 2, 3, 4)}},
+    "cifar10-shift-m-trials": _SHIFT
+    | {"model": "shift-m", "epochs": 40, "trials": 45_000, "runs": dict.fromkeys(_SHIFT_TRIALS, (0,))},
+    "mnist-large-trials": {"dataset": "mnist", "model": "large", "epochs": 60, "trials": 55_000}
+    | {"runs": dict.fromkeys(_MNIST_TRIALS, (0,))},
+}
 
 
 # Critics ----------------------------------------------------------------------------------------------------------
@@ -451,6 +498,11 @@ def _measure_figures(cell: FigureCell, session: Session) -> Outcome:
             network, kind = cell.name.rsplit("-", cell.name.count("-") - 1)[0], cell.name.split("-")[-1]
             attacks = {"rounding": ("rounding",), "decision": DECISION}.get(kind, ("pgd", "fgsm", "apgd"))
             return _measure_certificates(session, network, attacks)
+        case "record" if cell.name.endswith("-attacks"):
+            run = session.runs / cell.name.removesuffix("-attacks") / "alone 0" / "seed-0"
+            return _measure_certificates(session, run, ("pgd", "apgd", "rounding"))
+        case "record":
+            return _measure_changes(session, cell.name, **RECORD[cell.name])
     return _measure_changes(session, **_changes(cell.name))
 
 

@@ -311,6 +311,20 @@ def _epochs_frame(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _record_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per network, or per trial, with certified accuracy at each radius."""
+    rows = []
+    for _, row in frame.iterrows():
+        radii = {
+            name: row[name] for name in frame.columns if name.startswith("certified at ") and row[name] == row[name]
+        }
+        line = {"network": row["cell"].removesuffix("-trials"), "run": row["name"] or "the default recipe"}
+        line |= {"clean %": f"{row['clean']:.2f}"}
+        line |= {f"at {format_radius(float(name.split()[-1]))} %": f"{value:.2f}" for name, value in radii.items()}
+        rows.append(line | {"time": format_seconds(row["train_seconds"]), "bound": f"{row['lipschitz_bound']:.6f}"})
+    return pd.DataFrame(rows).fillna("–")
+
+
 def _certificate_frame(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[frame["name"] == "certify"].iloc[0]
     rows = [{"": "clean", "accuracy": f"{first['clean']:.2f} %"}]
@@ -343,6 +357,9 @@ _TABLES: dict[str, Tabulate] = {
     "training-time": tabulate_figures("Time of training BCOP", lambda f: _variant_frame(f, "time", "memory"), _SIDE),
     "longer": tabulate_figures("BCOP Large on CIFAR-10, 200 epochs", lambda f: _variant_frame(f, *_BOTH)),
     "paths": tabulate_figures("The fast path and the paper's", lambda f: _variant_frame(f, *_BOTH, "time"), _SIDE),
+    "record": tabulate_figures("The networks that certify most, last epoch", _record_frame, texts=2),
+    "record-trials": tabulate_figures("Trials, on held-out training images", _record_frame, texts=2),
+    "record-attacks": tabulate_figures("Attacks on the network that certifies most of CIFAR-10", _certificate_frame),
     "svcm-full": tabulate_figures("SVCM, projected once after every update", lambda f: _variant_frame(f, *_BOTH)),
     "svcm": tabulate_figures("SVCM by how often it is projected, on held-out training images", _svcm_frame),
     "epochs": tabulate_figures("By the number of epochs, on held-out training images", _epochs_frame, texts=2),
