@@ -84,10 +84,10 @@ def _walk(search: Search, index: Tensor, candidates: int, offsets: list[Tensor])
         margins = torch.where(inside.reshape(-1, candidates), margins, torch.inf)
         points = points.unflatten(0, (-1, candidates))
         _refute(search, index, points, margins)
-        best = margins.min(dim=1)
-        lower = best.values <= lowest
-        worst = points[torch.arange(len(index), device=index.device), best.indices]
-        lowest, centres = choose(lower, best.values, lowest), choose(lower, worst, centres)
+        least, places = margins.amin(dim=1), torch.arange(candidates, device=index.device)
+        last = torch.where(margins == least[:, None], places, -1).argmax(dim=1)  # of equal ones on a line the outermost
+        lower, worst = least <= lowest, points[torch.arange(len(index), device=index.device), last]
+        lowest, centres = choose(lower, least, lowest), choose(lower, worst, centres)
         # Refuted images leave, and those out of reach (NaN and infinities stay).
         left = (search.margins[index] > 0) & ~(lowest > _OUT_OF_REACH * variation)
         index, centres, lowest = index[left], centres[left], lowest[left]
