@@ -101,6 +101,8 @@ def test_single_sentences():
     assert 90 < steps["the paper's way, eager"]["ratio"] < 110 and "a hundred times as long" in readme
     row = figures("certificates/cifar10-large")["certify"]
     assert row["usual test"] == pytest.approx(row[f"certified at {36 / 255}"])
+    shown = (row["clean"], row[f"certified at {36 / 255}"], f"{row['lipschitz_bound']:.8g}")
+    assert "│ 0 │ {:.2f} │ {:.2f} │ {} │".format(*shown) in readme
     assert f"{row['usual test']:.2f} %" in page("docs/mathematics/certificates.md")
     losses = figures("variants/last-epochs")
     last, before = (losses[f"mnist-large-svcm-default, epoch {n}"]["loss"] for n in (30, 29))
