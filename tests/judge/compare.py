@@ -5,7 +5,7 @@
 N is how many are taken, evenly spread (all by default). A bound that is smaller, a radius that is larger and a verdict
 that has become "valid" may be unsound: they are listed first, and the exit code is then 1. Changes that have a written
 reason stand in accepted*.json, reason → patterns of the lines printed here, and are only counted. The answers follow from
-seeds; what drew the networks and stored them, `make_corpus.py`, is in the history up to commit 92814fb.
+seeds; what drew the networks and stored them, `make_corpus.py`, is in the history up to commit bb5394e.
 """
 
 import argparse

@@ -227,7 +227,7 @@ SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten)
 
 @dataclass(frozen=True)
 class Relation:
-    """‖Δv‖ ≤ factor·‖(Δb)_entries‖ for a value v and a base b of `size` entries, by Note [Relations]; None: all of them.
+    """‖Δv‖ ≤ factor·‖(Δb)_entries‖ for a value v and a base b of `size` entries; without `entries`, all of them.
 
     `selection`, in the shape of v, has for each entry of v the entry of b that it is; None if v is no selection of b.
     """
