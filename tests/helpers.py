@@ -131,6 +131,11 @@ def jacobian(layer: nn.Module, *shape: int) -> Tensor:
     return linear_part(layer, identity).detach().reshape(size, -1).T
 
 
+def jacobian_at(module: nn.Module, x: Tensor) -> Tensor:
+    """The dense Jacobian (outputs, inputs) of any module at one sample."""
+    return torch.autograd.functional.jacobian(lambda z: module(z[None])[0].flatten(), x).reshape(-1, x.numel())
+
+
 def singular_values(layer: nn.Module, *shape: int) -> Tensor:
     return torch.linalg.svdvals(jacobian(layer, *shape).double())
 

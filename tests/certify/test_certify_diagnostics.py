@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from certify.test_more_kinds import jacobian
+from helpers import jacobian_at
 from isoconv import IsoconvError, plain
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.models import FC3, Large, Small
@@ -25,7 +25,7 @@ def test_they_are_those_of_the_dense_jacobian(conv):
     # the layers with weights, each with the padding in front of it
     stages = [m for m in plain(model).double() if isinstance(m, (nn.Conv2d, nn.Linear, nn.Sequential))]
     for layer, stage, size in zip(found, stages, inputs, strict=True):
-        expected = torch.linalg.svdvals(jacobian(stage, torch.zeros(size).double()))
+        expected = torch.linalg.svdvals(jacobian_at(stage, torch.zeros(size).double()))
         assert layer.values.shape == expected.shape
         torch.testing.assert_close(layer.values, expected, atol=1e-9, rtol=1e-9)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 import isoconv
-from helpers import SHAPES_2D, convolution, named, padded, randomised, train
+from helpers import SHAPES_2D, convolution, jacobian_at, named, padded, randomised, train
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, lipschitz_bound
 from isoconv.export import export_onnx, export_torch
@@ -47,10 +47,6 @@ def dense(module: ConvexPotential2d, size: tuple[int, int]) -> Tensor:
     return nn.functional.conv2d(x, module.weight.detach().double()).reshape(count, -1).T
 
 
-def slopes(layer: nn.Module, x: Tensor) -> Tensor:
-    return jacrev(lambda z: layer(z[None])[0])(x).reshape(-1, x.numel()).detach()
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_constant_of_the_module(case):
     """Above all Jacobians, and attained where all hidden numbers are positive and W is large."""
@@ -63,11 +59,11 @@ def test_the_constant_of_the_module(case):
         for scale in (0.1, 1.0, 10.0):
             x = scale * torch.randn(shape, dtype=torch.float64)
             active = (W @ x.flatten() + module.bias.repeat_interleave(case[4][0] * case[4][1]) > 0).double()
-            J = slopes(module, x)
+            J = jacobian_at(module, x)
             assert (J - (torch.eye(len(J)) - W.T @ (active[:, None] * W))).abs().max() <= 1e-12
             assert torch.linalg.matrix_norm(J, 2) <= bound * (1 + 1e-14)
         nn.init.constant_(module.bias, 1e9)
-        norm = torch.linalg.matrix_norm(slopes(module, x), 2)
+        norm = torch.linalg.matrix_norm(jacobian_at(module, x), 2)
         assert norm <= expected * (1 + 1e-12) and (expected == 1 or norm >= expected * (1 - 1e-12))
 
 
@@ -88,9 +84,9 @@ def test_the_layers_do_not_expand_for_any_shape(row, kind):
             layer = randomised(convolution(kind, *row, dtype=dtype, padding_mode=mode)).eval()
             x = 3 * torch.randn(row[0], *row[4:], dtype=dtype)
             assert (isoconv.plain(layer)(x[None]) - layer(x[None])).abs().max() <= 10 * tolerance
-            assert torch.linalg.matrix_norm(slopes(layer, x).double(), 2) <= 1 + tolerance
+            assert torch.linalg.matrix_norm(jacobian_at(layer, x).double(), 2) <= 1 + tolerance
             nn.init.constant_(layer.bias, 1e3)
-            assert torch.linalg.matrix_norm(slopes(layer, x).double(), 2) <= 1 + tolerance
+            assert torch.linalg.matrix_norm(jacobian_at(layer, x).double(), 2) <= 1 + tolerance
 
 
 @pytest.mark.parametrize("kind", KINDS)

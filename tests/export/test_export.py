@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import isoconv
 from certify.exact_network import error_bound, exact_logits, images, logit_error
-from certify.test_more_kinds import CURVES, LINEAR, network
+from certify.test_more_kinds import CURVES, LINEAR
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
@@ -122,6 +122,13 @@ def make(name):
     torch.manual_seed(0)
     shape, build = NETWORKS[name]
     return build().eval(), shape
+
+
+def network(*modules, shape):
+    """Return a classifier that ends in these modules and a linear layer."""
+    torch.manual_seed(1)
+    features = nn.Sequential(*modules)(torch.zeros(1, *shape)).numel()
+    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(features, 3)).eval()
 
 
 def sha256_of(weights):

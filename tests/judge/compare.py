@@ -4,12 +4,12 @@
 
 N is how many are taken, evenly spread (all by default). A bound that is smaller, a radius that is larger and a verdict
 that has become "valid" may be unsound: they are listed first, and the exit code is then 1. Changes that have a written
-reason stand in accepted*.json, reason → patterns of the lines printed here, and are only counted.
+reason stand in accepted*.json, reason → patterns of the lines printed here, and are only counted. The answers follow from
+seeds; what drew the networks and stored them, `make_corpus.py`, is in the history up to commit bb5394e.
 """
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import lzma
 import math
@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import isoconv
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, lipschitz_bound
+from isoconv.check.__main__ import main as check
 from judge.certificates import mutate, weights_of
 from judge.networks import Spec, build, inputs, weights_hash
 
@@ -42,11 +43,9 @@ SECONDS = 5.0  # of processor time for one certificate; longer is the verdict "h
 
 def verdict(certificate: Path, weights: Path) -> str:
     """Return the checker's exit code: "0" valid, "1" invalid, "2" unreadable; "T" for a traceback, "H" if it hangs."""
-    new = importlib.util.find_spec("isoconv.check") is not None
-    check = importlib.import_module("isoconv.check.__main__" if new else "isoconv.certify.check")
     try:
         with _time_limit(SECONDS), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            return str(check.main([str(certificate), str(weights)]))
+            return str(check([str(certificate), str(weights)]))
     except _HangError:
         return "H"
     except Exception:

@@ -13,6 +13,7 @@ from torch.func import jacrev, vmap
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from helpers import jacobian_at
 from isoconv import IsoconvError, plain
 from isoconv.nn import (
     BatchCentering,
@@ -37,11 +38,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning"
 )
 ROUNDING = {torch.float32: 3e-6, torch.float64: 1e-13}
-
-
-def jacobian(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the dense Jacobian at one sample."""
-    return torch.autograd.functional.jacobian(lambda z: module(z[None]).flatten(), x).reshape(-1, x.numel())
 
 
 # What makes each, a shape that it takes, and its singular values where nothing is 0: all one, or zeros too (projections).
@@ -89,7 +85,7 @@ def test_singular_values_and_secants(name: str) -> None:
     kind = (MODULES | OTHER_SHAPES)[name][2]
     for dtype, rounding in ROUNDING.items():
         module, x = make(name, dtype)
-        values = torch.linalg.svdvals(jacobian(module, x[0]))
+        values = torch.linalg.svdvals(jacobian_at(module, x[0]))
         assert values.max() <= 1 + rounding
         if kind != "at most one":
             away = torch.minimum((values - 1).abs(), values) if kind == "projection" else (values - 1).abs()
@@ -123,7 +119,7 @@ def test_one_function_however_it_is_run(name: str) -> None:
     for way in ways:
         assert torch.allclose(way(x), expected, atol=1e-13)
     mine = jacrev(lambda one: module(one[None]).flatten())(x[0]).flatten(1)
-    assert torch.allclose(mine, jacobian(module, x[0]), atol=1e-13)
+    assert torch.allclose(mine, jacobian_at(module, x[0]), atol=1e-13)
     other = MODULES[name][0]().double().eval()
     other.load_state_dict(module.state_dict())
     file = io.BytesIO()
@@ -253,7 +249,7 @@ def test_residual_is_a_convex_combination() -> None:
         assert abs(a - (0.5 if weight is None else weight)) <= 2**-25 and a + (1 - a) == 1
         assert all(float(torch.tensor(share, dtype=torch.float32)) == share for share in (a, 1 - a))
         assert torch.allclose(block(x), (1 - a) * x + a * branch(x), atol=1e-15)
-        assert torch.linalg.svdvals(jacobian(block, x[0])).max() <= 1 + 1e-14
+        assert torch.linalg.svdvals(jacobian_at(block, x[0])).max() <= 1 + 1e-14
         assert torch.equal(torch.fx.symbolic_trace(plain(block))(x), plain(block)(x))
         assert torch.equal(plain(block)(x), block(x))
 

@@ -4,24 +4,8 @@ Note [Composition]
 A network is a graph of nodes. The constant of a node's value, as a function of the network's input, is at most the
 node's own bound times that of the value it takes. Each node is bounded from the weights that it holds, at the size of
 the image that reaches it, in float64 and outwards (`isoconv.linalg.bounds`). A module of which nothing is known is an
-error that names it, never a silent 1. What is known of each kind stands in `isoconv.certify.rules`.
-
-Note [Relations]
-Where values meet again it matters what they have in common. A *base* is the network's input, or a value that is taken
-more than once. A *relation* (S, f) of a value v to a base b that every way from the input to v passes through says
-
-    ‖Δv‖ ≤ f·‖(Δb)_S‖        for any two inputs of the network, S a set of b's entries and Δ the difference.
-
-* b itself has (all, 1). A node of one input u and bound L has (S_u, L·f_u).
-* Kinds that select (slices, reshapes, permutations) have outputs that are some of their inputs, each at most once. While
-  nothing else has happened since b, v is a list of entries of b, none of them twice, and S is the set of those, with f = 1.
-* Concatenation: ‖Δv‖² = Σ‖Δu_k‖² ≤ Σ_k f_k²‖(Δb)_{S_k}‖² ≤ max_e(Σ_{k: e ∈ S_k} f_k²)·‖(Δb)_S‖² with S = ∪S_k, the
-  maximum over the entries e of S. So slices that share no entry count by the largest f_k.
-* Sum: ‖Δv‖ ≤ Σ f_k‖(Δb)_{S_k}‖ ≤ (Σ f_k)·‖(Δb)_S‖. If no two S_k share an entry, the inequality of Cauchy and Schwarz
-  gives √(Σ f_k²).
-
-A value of several inputs has relations to the bases that all of them have. As ‖(Δb)_S‖ ≤ ‖Δb‖, its constant is at most
-f·constant(b) for each of its bases; the smallest is taken.
+error that names it, never a silent 1. What is known of each kind stands in `isoconv.certify.rules`; what follows where
+values meet again, in Note [Relations] of `isoconv.nn.graph`.
 
 Note [Forward error]
 Let h be the exact input of a node, ĥ what was computed for it, and ‖ĥ − h‖ ≤ E, ‖h‖ ≤ H. A layer with matrix A, bias b
@@ -43,17 +27,17 @@ This takes a convolution for sums of products, the weights and the inputs as the
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from isoconv.certify.graph import naming, nodes_of, plain_network
 from isoconv.certify.rules import ARITHMETICS, Node
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn.graph import INPUT
+from isoconv.nn.graph import INPUT, Relation, relate
 from isoconv.records import require
 
 #: The error bound is for inputs up to this norm: beyond it something might overflow.
@@ -127,66 +111,25 @@ def node_bound(node: Node) -> float:
     return bound
 
 
-@dataclass(frozen=True)
-class _Relation:
-    """‖Δv‖ ≤ factor·‖(Δb)_entries‖ for a value v and a base b; no `entries`: all of them.
-
-    `selection`, in the shape of v, has for each entry of v the entry of b that it is; None if v is no selection of b.
-    """
-
-    factor: float
-    entries: Tensor | None = None
-    selection: Tensor | None = None
-
-
-_Relations = dict[str, _Relation]  # by the base's name
-
-
 def network_constants(nodes: Sequence[Node], bounds: Sequence[float]) -> dict[str, float]:
     """Return the constant of each node's value as a function of the input, by name: Note [Relations]."""
     taken = Counter(source for node in nodes for source in node.inputs)
     shapes = {INPUT: nodes[0].input_shape, **{node.name: node.output_shape for node in nodes}}
     constants, joins = {INPUT: 1.0}, any(node.rule.joins for node in nodes)
 
-    def as_base(name: str, factor: float) -> _Relations:
+    def as_base(name: str, factor: float) -> dict[str, Relation]:
         shared = joins and taken[name] > 1
-        indices = torch.arange(shapes[name].numel()).reshape(shapes[name]) if shared else None
-        return {name: _Relation(factor, None, indices)} if shared or name == INPUT else {}
+        relation = Relation.of_base(shapes[name]) if shared else Relation(shapes[name].numel())
+        return {name: replace(relation, factor=factor)} if shared or name == INPUT else {}
 
-    def step(node: Node, bound: float, inputs: list[_Relations]) -> _Relations:
-        common = [base for base in inputs[0] if all(base in relations for relations in inputs[1:])]
-        relations = {base: _relate(node, bound, [r[base] for r in inputs], shapes[base].numel()) for base in common}
+    def step(node: Node, bound: float, inputs: list[dict[str, Relation]]) -> dict[str, Relation]:
+        relations = relate(node.module, bound, inputs, node.rule.joins)
         factors = {base: relation.factor for base, relation in relations.items()}
         constants[node.name] = min(f if b == INPUT else up(f * constants[b]) for b, f in factors.items())
         return relations | as_base(node.name, 1.0)
 
     compose(nodes, bounds, as_base(INPUT, up(1.0)), step)
     return constants
-
-
-def _relate(node: Node, bound: float, inputs: Sequence[_Relation], size: int) -> _Relation:
-    """Return the relation of a node's value to a base of so many entries, from those of its inputs."""
-    first = inputs[0]
-    if node.rule.joins is None:
-        if not node.rule.selects or first.selection is None:
-            return _Relation(up(first.factor * bound), first.entries)
-        chosen = node.module(first.selection[None])[0]
-        entries = torch.zeros(size, dtype=torch.bool).index_fill(0, chosen.flatten(), True)
-        return _Relation(first.factor, entries, chosen)
-    whole = all(relation.entries is None for relation in inputs)  # then one entry stands for all
-    counts = torch.zeros(1 if whole else size, dtype=torch.int64)
-    squares = torch.zeros(counts.shape, dtype=torch.float64)
-    for relation in inputs:
-        entries = torch.ones_like(counts, dtype=torch.bool) if relation.entries is None else relation.entries
-        larger = squares[entries] + up(relation.factor**2)
-        squares[entries] = torch.nextafter(larger, torch.full_like(larger, math.inf))
-        counts += entries
-    disjoint, factors = int(counts.max()) <= 1, [relation.factor for relation in inputs]
-    if node.rule.joins == "concat":
-        factor = max(factors) if disjoint else sqrt_up(float(squares.max()))
-    else:
-        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else add_up(*factors)
-    return _Relation(factor, None if whole or bool(counts.all()) else counts > 0)
 
 
 def describe_bounds(nodes: Sequence[Node], bounds: Sequence[float]) -> LipschitzBound:

@@ -180,7 +180,6 @@ class Rule:
     from_weights : whether the bound is computed from numbers, so that another way of computing finds another
     assumption : what its rounding takes for granted
     joins : "sum" or "concat" for a kind that takes several values; its bound is 1 with respect to each
-    selects : whether its outputs are some of its inputs, each at most once and in known places: Note [Relations]
     """
 
     lipschitz: Callable[[Node], float]
@@ -192,7 +191,6 @@ class Rule:
     from_weights: bool = False
     assumption: str | None = None
     joins: str | None = None
-    selects: bool = False
 
 
 def register(kind: type[nn.Module], rule: Rule) -> None:
@@ -478,11 +476,11 @@ RULES: dict[type[nn.Module], Rule] = {
     ours.ChannelShift: _select(lambda node: {"channels": int(node.module.share * node.input_shape[0])}, image=True),
     nn.PixelShuffle: _select(lambda node: {"factor": node.module.upscale_factor}, image=True),
     nn.PixelUnshuffle: _select(lambda node: {"factor": node.module.downscale_factor}, image=True),
-    nn.Flatten: _select(settings.spell_flatten, selects=True),
-    nn.Unflatten: _select(settings.spell_unflatten, selects=True),
-    ours.Slice: _select(settings.spell_slice, selects=True),
-    ours.Reshape: _select(lambda node: {"shape": list(node.module.shape)}, selects=True),
-    ours.Permute: _select(lambda node: {"order": list(node.module.order)}, selects=True),
+    nn.Flatten: _select(settings.spell_flatten),
+    nn.Unflatten: _select(settings.spell_unflatten),
+    ours.Slice: _select(settings.spell_slice),
+    ours.Reshape: _select(lambda node: {"shape": list(node.module.shape)}),
+    ours.Permute: _select(lambda node: {"order": list(node.module.order)}),
     ours.Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, settings.spell, joins="sum"),
     ours.Concat: Rule(_one, _exact, _ones, lambda node: {"axis": node.module.dim - 1}, joins="concat"),
     ours.PositionBias: Rule(_one, _translated, _ones, settings.spell, True, ("bias",)),

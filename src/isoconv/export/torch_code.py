@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -95,19 +94,15 @@ def _sequence(module: nn.Module, path: str, expressions: dict[str, str], indent:
 
 
 def _expression(node: Node) -> str:
-    """Return the call that makes a module: arguments without a default, and the others where they differ from it.
-
-    Refuse a module that was changed after it was made, so that its constructor would make another.
-    """
-    module, kind, empty = node.module, type(node.module), inspect.Parameter.empty
+    """Return the call that makes a module; refuse one that was changed afterwards, as its constructor would make another."""
+    module, kind = node.module, type(node.module)
     if kind is isoconv.nn.Normalize:
         numbers = ([float(str(value)) for value in tensor.numpy()] for tensor in (module.mean, module.std))
         return f"Normalize({', '.join(map(str, numbers))})"
     if kind is nn_graph.Translate:
         return f"Translate(torch.zeros({tuple(module.bias.shape)}))"
-    arguments = nn_graph.arguments_of(module)
     with torch.device("meta"):
-        twin = kind(**arguments)
+        twin = kind(**nn_graph.arguments_of(module))
     shape = node.input_shape
     if node.circular is not None:  # counted before its padding
         shape = torch.Size([shape[0], *(n + sum(pad) for n, pad in zip(shape[1:], node.circular, strict=True))])
@@ -115,18 +110,7 @@ def _expression(node: Node) -> str:
     assert node.rule.settings is not None
     same = same and node.rule.settings(replace(node, module=twin, input_shape=shape)) == node.settings
     require(same, "modules that their constructors would make", f"{node.place}, which was changed afterwards")
-    texts = []
-    for name, value in arguments.items():
-        text, default = _literal(name, value), inspect.signature(kind).parameters[name].default
-        if default is empty or text != _literal(name, default):
-            texts.append(text if default is empty else f"{name}={text}")
-    return f"{'' if kind.__name__ in _OURS else 'nn.'}{kind.__name__}({', '.join(texts)})"
-
-
-def _literal(name: str, value: Any) -> str:
-    """Return a value as Python writes it, but (3, 3) as 3 where that means the same."""
-    sized = name in ("kernel_size", "stride", "dilation") and isinstance(value, tuple)
-    return repr(value[0] if sized and len(set(value)) == 1 else value)
+    return f"{'' if kind.__name__ in _OURS else 'nn.'}{kind.__name__}({nn_graph.show_arguments(module)})"
 
 
 # The modules of isoconv that a plain network may hold, as an exported file defines them, with torch alone and in this

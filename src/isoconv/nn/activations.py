@@ -4,18 +4,18 @@
 the checks.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.nn.graph import Described
 from isoconv.records import require
 
 
-class MaxMin(nn.Module):
+class MaxMin(Described):
     """Channel i and channel i + C/2 become their maximum and their minimum: GroupSort with groups of two.
 
     Works on (N, C, …), or along another axis `dim`. The Jacobian is a permutation everywhere, ties included.
@@ -28,11 +28,8 @@ class MaxMin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return max_min(x, self.dim)
 
-    def extra_repr(self) -> str:
-        return "" if self.dim == 1 else f"dim={self.dim}"
 
-
-class GroupSort(nn.Module):
+class GroupSort(Described):
     """Sorts the channels within groups of `group_size`, largest first. Works on (N, C, …), or along another axis `dim`.
 
     With g groups, group j holds the channels j, j + g, j + 2g, …, so that `GroupSort(2)` is `MaxMin`; `group_size=None`
@@ -41,18 +38,15 @@ class GroupSort(nn.Module):
 
     def __init__(self, group_size: int | None = 2, dim: int = 1) -> None:
         super().__init__()
-        fits = group_size is None or (isinstance(group_size, int) and group_size >= 1)
+        fits = group_size is None or is_whole(group_size, 1)
         require(fits, "a group size of at least 1, or None for all channels", repr(group_size))
         self.group_size, self.dim = group_size, _check_dim(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return group_sort(x, self.group_size, self.dim)
 
-    def extra_repr(self) -> str:
-        return str(self.group_size) + ("" if self.dim == 1 else f", dim={self.dim}")
 
-
-class Householder(nn.Module):
+class Householder(Described):
     """Reflect the pair z of channels i and i + C/2 where vᵀz < 0, v a learned vector for each pair: z − 2·min(vᵀz, 0)·v/vᵀv.
 
     On either side the map is orthogonal, and both sides agree where vᵀz = 0: 1-Lipschitz, and the norm of the gradient is
@@ -64,8 +58,7 @@ class Householder(nn.Module):
         self, channels: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        even = isinstance(channels, int) and not isinstance(channels, bool) and channels >= 2 and channels % 2 == 0
-        require(even, "an even number of channels", repr(channels))
+        require(is_whole(channels, 2) and channels % 2 == 0, "an even number of channels", repr(channels))
         self.channels = channels
         self.vectors = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
         self.reset_parameters()
@@ -79,9 +72,6 @@ class Householder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return reflect_pairs(x, self.vectors)
 
-    def extra_repr(self) -> str:
-        return str(self.channels)
-
 
 class Abs(nn.Module):
     """|x|, entry by entry: 1-Lipschitz, and preserves the norm of the gradient wherever no entry is 0."""
@@ -90,23 +80,19 @@ class Abs(nn.Module):
         return torch.abs(x)
 
 
-class Scale(nn.Module):
+class Scale(Described):
     """Multiplication by a fixed number, whose absolute value is its Lipschitz constant."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        finite = isinstance(factor, (int, float)) and not isinstance(factor, bool) and math.isfinite(factor)
-        require(finite, "a finite number to scale by", repr(factor))
+        require(is_number(factor), "a finite number to scale by", repr(factor))
         self.factor = float(factor)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
 
-    def extra_repr(self) -> str:
-        return f"{self.factor:g}"
 
-
-class Normalize(nn.Module):
+class Normalize(Described):
     """(x − mean)/std for each channel of (N, C, …): the normalisation of inputs, made part of the network.
 
     Its Lipschitz constant is 1/(the least std). Perturbations and radii are then those of the image before it.
@@ -126,9 +112,6 @@ class Normalize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x, self.mean, self.std)
-
-    def extra_repr(self) -> str:
-        return f"{self.mean.tolist()}, {self.std.tolist()}"
 
 
 @torch.fx.wrap
@@ -224,9 +207,13 @@ def _select_in_place(x: Tensor, swap: Tensor, dim: int) -> Tensor:
     return result
 
 
+def is_axis(dim: object) -> bool:
+    """Return whether a value counts an axis that is not the batch's."""
+    return isinstance(dim, int) and not isinstance(dim, bool) and dim != 0
+
+
 def _check_dim(dim: int) -> int:
-    whole = isinstance(dim, int) and not isinstance(dim, bool) and dim != 0
-    require(whole, "a dim that is not the batch's, which is 0", repr(dim))
+    require(is_axis(dim), "a dim that is not the batch's, which is 0", repr(dim))
     return dim
 
 

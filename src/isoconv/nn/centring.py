@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
-from isoconv.nn.activations import check_batch
+from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.nn.activations import check_batch, is_axis
+from isoconv.nn.graph import Described
 from isoconv.records import require
 
 
-class BatchCentering(nn.Module):
+class BatchCentering(Described):
     """Subtract each channel's mean, and add a learned bias: of the batch in training, the running mean in evaluation.
 
     So in evaluation it is a translation. `isoconv.plain` folds it into the bias of a layer in front of it. Works on
@@ -30,9 +31,8 @@ class BatchCentering(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        whole = isinstance(num_features, int) and not isinstance(num_features, bool) and num_features >= 1
-        require(whole, "at least one feature", repr(num_features))
-        require(isinstance(momentum, (int, float)) and 0 <= momentum <= 1, "a momentum from 0 to 1", repr(momentum))
+        require(is_whole(num_features, 1), "at least one feature", repr(num_features))
+        require(is_number(momentum) and 0 <= momentum <= 1, "a momentum from 0 to 1", repr(momentum))
         self.num_features, self.momentum = num_features, float(momentum)
         zeros = torch.zeros(num_features, device=device, dtype=dtype)
         self.register_buffer("running_mean", zeros)
@@ -47,11 +47,8 @@ class BatchCentering(nn.Module):
             self.running_mean.lerp_(mean.detach(), self.momentum)
         return centre_channels(x, mean, self.bias)
 
-    def extra_repr(self) -> str:
-        return f"{self.num_features}, momentum={self.momentum:g}, bias={self.bias is not None}"
 
-
-class LayerCentering(nn.Module):
+class LayerCentering(Described):
     """Subtract the mean over all entries of a sample, or over the axes `dim`: an orthogonal projection, so 1-Lipschitz.
 
     `dim` counts the batch, which is axis 0 and is left alone: 1 is the mean over channels at each position, (2, 3) that of
@@ -61,15 +58,12 @@ class LayerCentering(nn.Module):
     def __init__(self, dim: int | Sequence[int] | None = None) -> None:
         super().__init__()
         axes = [dim] if isinstance(dim, int) else dim
-        whole = axes is None or all(isinstance(axis, int) and not isinstance(axis, bool) and axis != 0 for axis in axes)
+        whole = axes is None or all(map(is_axis, axes))
         require(whole and (axes is None or len(axes) > 0), "axes that are not the batch's, which is 0", repr(dim))
         self.dim = None if axes is None else list(axes)
 
     def forward(self, x: Tensor) -> Tensor:
         return subtract_mean(x, self.dim)
-
-    def extra_repr(self) -> str:
-        return "" if self.dim is None else f"dim={self.dim}"
 
 
 @torch.fx.wrap

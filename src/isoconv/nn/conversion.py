@@ -4,12 +4,11 @@ The forward is traced (`isoconv.nn.trace`), and every module of the graph replac
 `_RULES` says which, kind by kind. What joins values is settled along the graph, see Note [Joins].
 
 Note [Joins]
-Every value of the new network is to be 1-Lipschitz in the network's input. Of a value v and a base b that v is computed
-from (the input, or a value that is taken more than once) a relation (f, S) says ‖Δv‖ ≤ f·‖(Δb)_S‖, S a set of entries of
-b; as b is 1-Lipschitz, v is f-Lipschitz. Relations pass through modules and joins as in Note [Relations] of
-`isoconv.certify.composition`, without its care for rounding: nothing is proved here. A sum stays if its smallest f is at
-most 1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has a smallest
-f above 1 is divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch by √2.
+Every value of the new network is to be 1-Lipschitz in the network's input. So is a base; of a value with a relation
+(S, f) to a base, as in Note [Relations] of `isoconv.nn.graph`, f is a Lipschitz constant. A sum stays if its smallest f is
+at most 1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has a
+smallest f above 1 is divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch
+by √2.
 
 Note [Beginnings]
 (x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
@@ -22,9 +21,9 @@ import copy
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype, requi
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Relation, Translate, check_shape, relate
 from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
 from isoconv.nn.plain_model import is_chain, unwrap
@@ -173,16 +172,6 @@ def _rebuild(model: nn.Module, leaves: Iterator[nn.Module]) -> nn.Module:
     return nn.Sequential(OrderedDict(children))
 
 
-class _Relation(NamedTuple):
-    """Note [Joins]. `weights` has f at the entries of the base that are in S, and 0 at the others.
-
-    `selection` has the base's entry for each of v's, if v selects entries of it.
-    """
-
-    weights: Tensor
-    selection: Tensor | None = None
-
-
 class _Conversion:
     """Follow a graph node by node, and make the modules and nodes of the new one, and the table's rows."""
 
@@ -194,7 +183,7 @@ class _Conversion:
         self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
         self.taken = Counter(source for node in graph.nodes for source in node.inputs)
         self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
-        self.relations: dict[str, dict[str, _Relation]] = {INPUT: {INPUT: _begin(self.shapes[INPUT])}}
+        self.relations: dict[str, dict[str, Relation]] = {INPUT: {INPUT: Relation.of_base(input_shape)}}
         probe = find_probe(graph.state_dict().values())
         self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
 
@@ -221,8 +210,7 @@ class _Conversion:
             self.rows.append(Replacement(node.name, _describe(module), after, note, distance))
             self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
             factor = abs(new.factor) if isinstance(new, Scale) else 1.0
-            values = self.relations[node.inputs[0]].items()
-            self._relate(node, {base: _pass(module, relation, factor) for base, relation in values})
+            self._relate(node, relate(module, factor, [self.relations[node.inputs[0]]]))
 
     def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
         """Return the first module of a rule that gives the same shape, and what to say of it."""
@@ -245,10 +233,9 @@ class _Conversion:
     def _join(self, node: GraphNode, module: nn.Module) -> None:
         """Make a sum or concatenation 1-Lipschitz: Note [Joins]."""
         parts = [self.relations[source] for source in node.inputs]
-        bases = set.intersection(*map(set, parts))
-        joined = {base: _join(type(module), [part[base] for part in parts]) for base in bases}
+        joined = relate(module, 1.0, parts, "concat" if type(module) is Concat else "sum")
         after, notes = _describe(module), list[str]()
-        if type(module) is Concat or _smallest(joined) <= 1 + _ROUNDING:
+        if type(module) is Concat or min(relation.factor for relation in joined.values()) <= 1 + _ROUNDING:
             self._emit(node, module, [self.names[source] for source in node.inputs])
         else:
             self.names[node.name] = self.names[node.inputs[0]]
@@ -256,18 +243,18 @@ class _Conversion:
                 mixture = ConvexSum()
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
             after, notes = _describe(mixture), ["learned weights that add up to 1"]
-            largest = {base: max(part[base].weights.max() for part in parts) for base in bases}
-            joined = {base: _Relation(largest[base] * relation.weights.bool()) for base, relation in joined.items()}
-        factor = _smallest(joined)
+            largest = {base: max(part[base].factor for part in parts) for base in joined}
+            joined = {base: replace(relation, factor=largest[base]) for base, relation in joined.items()}
+        factor = min(relation.factor for relation in joined.values())
         if factor > 1 + _ROUNDING:
             self._emit(node, Scale(1 / factor), [self.names[node.name]])
             after, notes = f"{after}, Scale", [*notes, f"divided by {factor:.4g}, the norm of what is joined"]
-            joined = {base: _Relation(relation.weights / factor) for base, relation in joined.items()}
+            joined = {base: replace(relation, factor=relation.factor / factor) for base, relation in joined.items()}
         self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
         self._relate(node, joined)
 
-    def _relate(self, node: GraphNode, relations: dict[str, _Relation]) -> None:
-        shared = {node.name: _begin(self.shapes[node.name])} if self.taken[node.name] > 1 else {}
+    def _relate(self, node: GraphNode, relations: dict[str, Relation]) -> None:
+        shared = {node.name: Relation.of_base(self.shapes[node.name][1:])} if self.taken[node.name] > 1 else {}
         self.relations[node.name] = {**relations, **shared}
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
@@ -296,41 +283,12 @@ def _describe(module: nn.Module) -> str:
     return type(module).__name__ + (f"({', '.join(words)})" if words else "")
 
 
-# Relations ---------------------------------------------------------------------------------------------------------------
-
-
-def _begin(shape: Sequence[int]) -> _Relation:
-    indices = torch.arange(math.prod(shape)).view(*shape)
-    return _Relation(torch.ones(indices.numel(), dtype=torch.float64), indices)
-
-
-def _smallest(relations: Mapping[str, _Relation]) -> float:
-    return min(float(relation.weights.max()) for relation in relations.values())
-
-
-def _pass(module: nn.Module, relation: _Relation, factor: float) -> _Relation:
-    """Return the relation behind a module of one input."""
-    if type(module) not in _SELECTIONS or relation.selection is None:
-        return _Relation(relation.weights * factor)
-    selection = module(relation.selection)
-    return _Relation(torch.zeros_like(relation.weights).index_fill(0, selection.flatten(), 1.0), selection)
-
-
-def _join(kind: type[nn.Module], relations: Sequence[_Relation]) -> _Relation:
-    """Return the relation of a sum or concatenation to a base that all its parts have."""
-    weights = torch.stack([relation.weights for relation in relations])
-    factors, apart = weights.amax(1).tolist(), bool((weights.bool().sum(0) <= 1).all())
-    total = math.hypot(*factors) if apart else sum(factors)
-    return _Relation((math.sqrt(weights.square().sum(0).amax()) if kind is Concat else total) * weights.any(0).double())
-
-
 # Rules: from a module, its shapes with the batch and the method to candidates, each with a note --------------------------
 
 _Shape = tuple[int, ...]
 _Candidates = Iterator[tuple[nn.Module, str]]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d, StandardConv2d)
 _MATRICES = (nn.Linear, NormalisedLinear)
-_SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten, nn.Identity)
 
 
 def _keep(module: nn.Module, *_: Any) -> _Candidates:

@@ -4,26 +4,24 @@ import math
 from collections.abc import Sequence
 from operator import mul
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, is_whole
+from isoconv.nn.graph import Described
 from isoconv.records import require
 
 
-class InvertibleDownsampling(nn.Module):
+class InvertibleDownsampling(Described):
     """(N, C, H, W) → (N, C·s², H/s, W/s), torch's channel order (`pixel_unshuffle`); (N, C, L) → (N, C·s, L/s)."""
 
     def __init__(self, factor: int = 2) -> None:
         super().__init__()
-        require(isinstance(factor, int) and factor >= 1, "a whole factor of at least 1", repr(factor))
+        require(is_whole(factor, 1), "a whole factor of at least 1", repr(factor))
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
         return downsample(x, self.factor)
-
-    def extra_repr(self) -> str:
-        return str(self.factor)
 
 
 class InvertibleUpsampling(InvertibleDownsampling):

@@ -1,15 +1,35 @@
-"""Networks that are no chains: the modules that join, select and move values, and `Graph`, which holds such a network."""
+"""Networks that are no chains: the modules that join, select and move values, and `Graph`, which holds such a network.
+
+Note [Relations]
+Where values meet again it matters what they have in common. A *base* is the network's input, or a value that is taken
+more than once. A *relation* (S, f) of a value v to a base b that every way from the input to v passes through says
+
+    ‖Δv‖ ≤ f·‖(Δb)_S‖        for any two inputs of the network, S a set of b's entries and Δ the difference.
+
+* b itself has (all, 1). A node of one input u and bound L has (S_u, L·f_u).
+* Kinds that select (slices, reshapes, permutations) have outputs that are some of their inputs, each at most once. While
+  nothing else has happened since b, v is a list of entries of b, none of them twice, and S is the set of those, with f = 1.
+* Concatenation: ‖Δv‖² = Σ‖Δu_k‖² ≤ Σ_k f_k²‖(Δb)_{S_k}‖² ≤ max_e(Σ_{k: e ∈ S_k} f_k²)·‖(Δb)_S‖² with S = ∪S_k, the
+  maximum over the entries e of S. So slices that share no entry count by the largest f_k.
+* Sum: ‖Δv‖ ≤ Σ f_k‖(Δb)_{S_k}‖ ≤ (Σ f_k)·‖(Δb)_S‖. If no two S_k share an entry, the inequality of Cauchy and Schwarz
+  gives √(Σ f_k²).
+
+A value of several inputs has relations to the bases that all of them have. As ‖(Δb)_S‖ ≤ ‖Δb‖, its constant is at most
+f·constant(b) for each of its bases; the smallest is taken.
+"""
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, is_whole
+from isoconv.linalg.rounding import add_up, sqrt_up, up
 from isoconv.records import Record, require
 
 INPUT = "input"  # the name of the network's own input
@@ -22,31 +42,31 @@ class Add(nn.Module):
         return add(*inputs)
 
 
-class _Settings(nn.Module):
-    """A module that is described by the arguments that make it."""
+class Described(nn.Module):
+    """A module that shows the arguments that make it."""
 
     def extra_repr(self) -> str:
-        return ", ".join(map(str, arguments_of(self).values()))
+        return show_arguments(self)
 
 
-class Concat(_Settings):
+class Concat(Described):
     """Values side by side along an axis, `torch.cat`. `dim` counts the batch, which is axis 0 and is left alone."""
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
-        require(_is_whole(dim, 1), "a dim of at least 1, behind the batch", repr(dim))
+        require(is_whole(dim, 1), "a dim of at least 1, behind the batch", repr(dim))
         self.dim = dim
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.cat(inputs, self.dim)
 
 
-class Slice(_Settings):
+class Slice(Described):
     """The entries `start:stop:step` of one axis. `dim` counts the batch, which is axis 0 and is left alone."""
 
     def __init__(self, dim: int, start: int, stop: int, step: int = 1) -> None:
         super().__init__()
-        fits = _is_whole(dim, 1) and _is_whole(start, 0) and _is_whole(stop, 1) and _is_whole(step, 1) and start < stop
+        fits = is_whole(dim, 1) and is_whole(start, 0) and is_whole(stop, 1) and is_whole(step, 1) and start < stop
         require(fits, "a dim behind the batch, 0 ≤ start < stop and a step ≥ 1", (dim, start, stop, step))
         self.dim, self.start, self.stop, self.step = dim, start, stop, step
 
@@ -54,32 +74,32 @@ class Slice(_Settings):
         return x[(slice(None),) * self.dim + (slice(self.start, self.stop, self.step),)]
 
 
-class Reshape(_Settings):
+class Reshape(Described):
     """The same entries, row by row, in another shape, which is without the batch."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
         self.shape = tuple(shape)
-        require(all(_is_whole(size, 1) for size in self.shape), "a shape of sizes of at least 1", self.shape)
+        require(all(is_whole(size, 1) for size in self.shape), "a shape of sizes of at least 1", self.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], *self.shape)
 
 
-class Permute(_Settings):
+class Permute(Described):
     """The axes in another order, the batch not counted: axis k of the output is axis `order[k]` of the input."""
 
     def __init__(self, order: Sequence[int]) -> None:
         super().__init__()
         self.order = tuple(order)
-        whole = all(_is_whole(axis, 0) for axis in self.order) and sorted(self.order) == list(range(len(self.order)))
+        whole = all(is_whole(axis, 0) for axis in self.order) and sorted(self.order) == list(range(len(self.order)))
         require(whole, "an order of the axes behind the batch, such as (1, 2, 0)", self.order)
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, *[axis + 1 for axis in self.order])
 
 
-class Translate(_Settings):
+class Translate(Described):
     """Add a learned tensor, which is repeated along the axes it does not have or where its size is 1."""
 
     def __init__(self, bias: Tensor) -> None:
@@ -200,6 +220,68 @@ class Graph(nn.Module):
             raise IsoconvError(f"Expected paths of modules. Got: {error}.") from None
 
 
+# Relations ----------------------------------------------------------------------------------------------------------
+
+SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """‖Δv‖ ≤ factor·‖(Δb)_entries‖ for a value v and a base b of `size` entries; without `entries`, all of them.
+
+    `selection`, in the shape of v, has for each entry of v the entry of b that it is; None if v is no selection of b.
+    """
+
+    size: int
+    factor: float = 1.0
+    entries: Tensor | None = None
+    selection: Tensor | None = None
+
+    @classmethod
+    def of_base(cls, shape: Sequence[int]) -> "Relation":
+        """Return the relation of a base to itself, whose parts can be told apart."""
+        return cls(math.prod(shape), selection=torch.arange(math.prod(shape)).reshape(tuple(shape)))
+
+
+def relate(
+    module: nn.Module, bound: float, inputs: Sequence[Mapping[str, Relation]], joins: str | None = None
+) -> dict[str, Relation]:
+    """Return the relations of a module's value by the base's name, rounded up, from those of the values that it takes.
+
+    joins : "sum" or "concat" of a module that takes several values
+    """
+    common = [base for base in inputs[0] if all(base in others for others in inputs[1:])]
+    if joins is None:
+        return {base: _relate(module, bound, inputs[0][base]) for base in common}
+    return {base: _relate_join(joins, [relations[base] for relations in inputs]) for base in common}
+
+
+def _relate(module: nn.Module, bound: float, relation: Relation) -> Relation:
+    if type(module) not in SELECTIONS or relation.selection is None:
+        return replace(relation, factor=up(relation.factor * bound), selection=None)
+    chosen = module(relation.selection[None])[0]
+    entries = torch.zeros(relation.size, dtype=torch.bool).index_fill(0, chosen.flatten(), True)
+    return replace(relation, entries=entries, selection=chosen)
+
+
+def _relate_join(joins: str, inputs: Sequence[Relation]) -> Relation:
+    size = inputs[0].size
+    whole = all(relation.entries is None for relation in inputs)  # then one entry stands for all
+    counts = torch.zeros(1 if whole else size, dtype=torch.int64)
+    squares = torch.zeros(counts.shape, dtype=torch.float64)
+    for relation in inputs:
+        entries = torch.ones_like(counts, dtype=torch.bool) if relation.entries is None else relation.entries
+        larger = squares[entries] + up(relation.factor**2)
+        squares[entries] = torch.nextafter(larger, torch.full_like(larger, math.inf))
+        counts += entries
+    disjoint, factors = int(counts.max()) <= 1, [relation.factor for relation in inputs]
+    if joins == "concat":
+        factor = max(factors) if disjoint else sqrt_up(float(squares.max()))
+    else:
+        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else add_up(*factors)
+    return Relation(size, factor, None if whole or bool(counts.all()) else counts > 0)
+
+
 # Where a module is, and what saves memory: nothing that says what it computes.
 _NOT_KEPT = {"device", "dtype", "inplace"}
 
@@ -215,6 +297,22 @@ def arguments_of(module: nn.Module) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
+def show_arguments(module: nn.Module) -> str:
+    """Return the arguments of the call that makes a module: without a default, and others where they differ from it."""
+    parameters, shown = inspect.signature(type(module)).parameters, []
+    for name, value in arguments_of(module).items():
+        text, default = _literal(name, value), parameters[name].default
+        if default is inspect.Parameter.empty or text != _literal(name, default):
+            shown.append(text if default is inspect.Parameter.empty else f"{name}={text}")
+    return ", ".join(shown)
+
+
+def _literal(name: str, value: Any) -> str:
+    """Return a value as Python writes it, but (3, 3) as 3 where that means the same."""
+    sized = name in ("kernel_size", "stride", "dilation") and isinstance(value, tuple)
+    return repr(value[0] if sized and len(set(value)) == 1 else value)
+
+
 def _as_argument(value: Any) -> Any:
     """Return numbers, names, and tuples of them, which JSON has as lists; refuse anything else."""
     if type(value) in (list, tuple):
@@ -227,10 +325,6 @@ def check_shape(input_shape: Sequence[int]) -> torch.Size:
     """Return the shape of an input without the batch: some positive whole numbers."""
     sizes = tuple(input_shape) if isinstance(input_shape, (tuple, list)) else ()
     sizes = tuple(int(n) if isinstance(n, np.integer) else n for n in sizes)
-    whole = bool(sizes) and all(_is_whole(n, 1) for n in sizes)
+    whole = bool(sizes) and all(is_whole(n, 1) for n in sizes)
     require(whole, "input_shape without the batch, such as (3, 32, 32)", sizes or input_shape)
     return torch.Size(sizes)
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isoconv.errors import is_whole
 from isoconv.nn.activations import Scale
+from isoconv.nn.graph import Described
 from isoconv.nn.shift import check_image
 from isoconv.records import require
 
@@ -14,7 +16,7 @@ torch.fx.wrap("check_image")
 Size = int | tuple[int, int]
 
 
-class ScaledAvgPool2d(nn.Module):
+class ScaledAvgPool2d(Described):
     """The sum over each window divided by √(k·⌈k/s⌉) along each axis, k the kernel size and s the stride.
 
     A window has k pixels and a pixel lies in at most ⌈k/s⌉ windows, so it is 1-Lipschitz for every stride. Windows that do
@@ -44,11 +46,8 @@ class ScaledAvgPool2d(nn.Module):
         pool = nn.AvgPool2d(self.kernel_size, self.stride, self.padding, divisor_override=self.divisor)
         return pool if self.factor == 1.0 else nn.Sequential(pool, Scale(self.factor))
 
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
-
-class L2NormPool2d(nn.Module):
+class L2NormPool2d(Described):
     """The L2 norm over all positions of each channel, (N, C, H, W) → (N, C), or over windows of `kernel_size`.
 
     1-Lipschitz; the norm of the gradient is preserved wherever no channel (or window) is 0, where the gradient is 0. Windows
@@ -71,13 +70,10 @@ class L2NormPool2d(nn.Module):
         rows = (x.shape[2] - self.kernel_size[0]) // self.stride[0] + 1
         return torch.linalg.vector_norm(columns, dim=2).unflatten(2, [rows, -1])
 
-    def extra_repr(self) -> str:
-        return "" if self.kernel_size is None else f"kernel_size={self.kernel_size}, stride={self.stride}"
-
 
 def _pair(size: Size, name: str, least: int = 1) -> tuple[int, int]:
     height, width = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in (height, width))
+    whole = all(is_whole(n, least) for n in (height, width))
     require(whole, f"{name} to be one or two whole numbers of at least {least}", repr(size))
     return height, width  # type: ignore[return-value]
 

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isoconv.errors import is_whole
 from isoconv.nn.built_weight import with_parameters
 from isoconv.nn.convolution import Conv2dWithKernel, chain, convolve_same, plain_convolution, same_padding
 from isoconv.nn.downsampling import downsample
-from isoconv.nn.graph import Slice
+from isoconv.nn.graph import Described, Slice
 from isoconv.records import require
 
 
-class ConvexPotential2d(nn.Module):
+class ConvexPotential2d(Described):
     """x − Wᵀ·relu(Wx + b), W the convolution with `weight` (hidden, channels, k, k') and "same" padding; its deployed form.
 
     1-Lipschitz for ‖W‖² ≤ 2, see Note [Convex potential]. `padding_mode` is "circular" or "zeros".
@@ -40,7 +41,7 @@ class ConvexPotential2d(nn.Module):
         super().__init__()
         require(padding_mode in ("circular", "zeros"), "padding_mode 'circular' or 'zeros'", repr(padding_mode))
         sides = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
-        whole = len(sides) == 2 and all(isinstance(n, int) and n >= 1 for n in (channels, hidden, *sides))
+        whole = len(sides) == 2 and all(is_whole(n, 1) for n in (channels, hidden, *sides))
         require(whole, "channels, hidden and kernel_size of at least 1", (channels, hidden, kernel_size))
         self.channels, self.hidden, self.kernel_size, self.padding_mode = channels, hidden, sides, padding_mode
         self.weight = nn.Parameter(torch.zeros(hidden, channels, *sides))
@@ -48,9 +49,6 @@ class ConvexPotential2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return descend(x, self.weight, self.bias, self.padding_mode)
-
-    def extra_repr(self) -> str:
-        return f"{self.channels}, {self.hidden}, kernel_size={self.kernel_size}, padding_mode={self.padding_mode!r}"
 
 
 def descend(x: Tensor, weight: Tensor, bias: Tensor | None, padding_mode: str) -> Tensor:

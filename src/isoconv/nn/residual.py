@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from isoconv.errors import is_number
 from isoconv.nn.graph import Add
 from isoconv.records import require
 
@@ -20,8 +21,8 @@ class ConvexSum(nn.Module):
 
     def __init__(self, weight: float | None = None) -> None:
         super().__init__()
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1
-        require(weight is None or number, "a weight from 0 to 1, or None to learn it", repr(weight))
+        fits = weight is None or (is_number(weight) and 0 <= weight <= 1)
+        require(fits, "a weight from 0 to 1, or None to learn it", repr(weight))
         self.add = Add()
         self.fixed = None if weight is None else round(weight * _STEPS) / _STEPS
         self.logit = nn.Parameter(torch.zeros(())) if weight is None else None

@@ -7,11 +7,12 @@ of the gradient wherever no entry is 0. The pooling at their end is `L2NormPool2
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.nn.graph import Described
 from isoconv.records import require
 
 
-class ChannelShift(nn.Module):
+class ChannelShift(Described):
     """Move four groups of channels by one pixel, cyclically: down, up, right, left. The other channels stay.
 
     Each group has `int(share * C)` of the C channels, and the first group the first of them. Works on (N, C, H, W) and
@@ -20,8 +21,7 @@ class ChannelShift(nn.Module):
 
     def __init__(self, share: float = 1 / 8) -> None:
         super().__init__()
-        number = isinstance(share, (int, float)) and not isinstance(share, bool)
-        require(number and 0 <= share <= 1 / 4, "a share between 0 and 1/4 of the channels", repr(share))
+        require(is_number(share) and 0 <= share <= 1 / 4, "a share between 0 and 1/4 of the channels", repr(share))
         self.share = float(share)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,11 +34,8 @@ class ChannelShift(nn.Module):
         result = torch.cat(moved, channel)
         return result.movedim(3, 1) if last else result
 
-    def extra_repr(self) -> str:
-        return f"{self.share:g}"
 
-
-class PositionBias(nn.Module):
+class PositionBias(Described):
     """Add a learned number to every position, the same for all channels: cyclic shifts have no other sense of place.
 
     `bias` holds height·width numbers, row by row, zeros at the start. It is a vector, so that optimisers that treat
@@ -49,7 +46,7 @@ class PositionBias(nn.Module):
         self, height: int, width: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in (height, width))
+        whole = is_whole(height, 1) and is_whole(width, 1)
         require(whole, "a height and a width of at least 1", f"{height!r} and {width!r}")
         self.height, self.width = height, width
         self.bias = nn.Parameter(torch.zeros(height * width, device=device, dtype=dtype))
@@ -60,9 +57,6 @@ class PositionBias(nn.Module):
             expected, got = f"{self.height}×{self.width}", f"{x.shape[2]}×{x.shape[3]}"
             raise IsoconvError(f"PositionBias: Expected images of size {expected}. Got {got}.")
         return x + self.bias.view(self.height, self.width).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.height}, {self.width}"
 
 
 class HalfAbs(nn.Module):
