@@ -345,15 +345,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, help="seconds of all (default: stl10 240, imagenet 90)")
     parser.add_argument("--out", type=Path, help="the results file")
     parser.add_argument("--commit", help="of the sources, where they are no clone")
-    parser.add_argument("--price", type=float, default=PRICE, help="page: print what another price of a GPU hour means")
-    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="page: the same for that of eight GPUs")
     parser.add_argument("--small", action="store_true", help="tiny sizes on the CPU; writes nothing without --out")
     asked = parser.parse_args()
     if asked.what == "page":
-        if (asked.price, asked.efficiency) == (PRICE, EFFICIENCY):
-            PAGE.write_text(fill_page(PAGE.read_text()))
-        else:
-            print(describe_imagenet(RESULTS, STREAMING, asked.price, asked.efficiency))
+        PAGE.write_text(fill_page(PAGE.read_text()))
         return
     asked.limit = asked.limit or {"stl10": 240.0, "imagenet": 90.0}[asked.what]
     asked.batch = asked.batch or (2 if asked.small else 512)
