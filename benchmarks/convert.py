@@ -9,16 +9,10 @@ be done elsewhere. What fails is written down, and the rest goes on.
 
 import argparse
 import copy
-import json
 import math
-import platform
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +22,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import isoconv
+from benchmarks.measuring import Report
 from isoconv import attacks
 from isoconv.attacks import against_certificates
 from isoconv.certify import lipschitz_bound, robust_accuracy, write_certificate
 from isoconv.data import EpochBatches, ImageSet, as_float, hold_out, load_splits
 from isoconv.export import export_onnx
-from isoconv.nn import ConvexSum, L2NormPool2d, convert
+from isoconv.nn import ConvexSum, L2NormPool2d, convert, fixed_weights
 from isoconv.train import fit
-from isoconv.train.classifier import Classification, device_name
+from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
 from isoconv.train.distributed import choose_device
 
@@ -99,27 +93,6 @@ def gradient_norms(network: nn.Module, images: Tensor) -> dict[str, float]:
     return {name: float(g.flatten(1).norm(dim=1).mean()) for name, g in zip(places, gradients, strict=True)}
 
 
-class Report:
-    """What was measured, written after every part, whether it failed or not."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.figures = path, dict[str, Any]()
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[dict[str, Any]]:
-        figures = self.figures.setdefault(name, {})
-        started = time.perf_counter()
-        try:
-            yield figures
-        except Exception as error:
-            figures["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
-            traceback.print_exc()
-        figures["seconds_of_part"] = time.perf_counter() - started
-        print(name, json.dumps({key: value for key, value in figures.items() if key != "table"}), flush=True)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.figures, indent=1) + "\n")
-
-
 def train(network: nn.Module, config: TrainConfig, data: ImageSet, device: torch.device) -> dict[str, Any]:
     """Train a network in place with the settings of a configuration."""
     options: dict[str, Any] = {"seed": config.seed, "padding": config.crop_padding, "flip": config.flip}
@@ -144,7 +117,7 @@ def evaluate(network: nn.Module, test: ImageSet, attacked: int, figures: dict[st
 def try_out(network: nn.Module, held: ImageSet, device: torch.device) -> dict[str, Any]:
     """Return clean accuracy and the shares with margins above √2 times the radii: for choosing, without a proof."""
     batches = zip(held.images.split(500), held.labels.split(500), strict=True)
-    with isoconv.nn.fixed_weights(network.eval()):
+    with fixed_weights(network.eval()):
         pairs = [(network(as_float(images, torch.float32).to(device)), labels.to(device)) for images, labels in batches]
     logits, labels = (torch.cat(part) for part in zip(*pairs, strict=True))
     right = logits.gather(1, labels[:, None])[:, 0]
@@ -206,18 +179,8 @@ def main() -> None:
     asked = parser.parse_args()
     device = torch.device(choose_device(asked.device))
     torch.manual_seed(0)
-    report = Report(asked.out)
-    report.figures |= {
-        "small": asked.small,
-        "trial": asked.trial,
-        "width": asked.width,
-        "images": asked.images,
-        "norms": asked.norms,
-        "branch": asked.branch,
-        "hardware": device_name(device),
-        "torch": torch.__version__,
-    }
-    report.figures |= {"python": platform.python_version(), "isoconv": isoconv.__version__}
+    names = ("small", "trial", "width", "images", "norms", "branch")
+    report = Report(asked.out, device, **{name: getattr(asked, name) for name in names})
     splits = load_splits("cifar10", asked.data)
     data, test = splits.train.take(512 if asked.small else asked.images), splits.test
     test = test.take(512) if asked.small else test
@@ -227,13 +190,7 @@ def main() -> None:
     settings |= {"precision": asked.precision} | ({"epochs": 1} if asked.small else {})
 
     def configure(**own: Any) -> TrainConfig:
-        shape: dict[str, Any] = {
-            "input_shape": (3, 32, 32),
-            "classes": splits.train.classes,
-            "data": "cifar10",
-            "model": "large",
-        }
-        return TrainConfig(**shape, **(settings | own))
+        return TrainConfig("cifar10", (3, 32, 32), splits.train.classes, model="large", **(settings | own))
 
     run: dict[str, Any] = {}
     with report.part("conversion") as figures:

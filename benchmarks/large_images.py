@@ -21,16 +21,10 @@ import argparse
 import gc
 import json
 import math
-import platform
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,15 +32,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import isoconv
+from benchmarks.measuring import Report, fill_marks, to_markdown
 from benchmarks.shift_step import Bench, count_work, time_product
 from isoconv.data import EpochBatches, ImageSet, StreamedSet, load_splits, read_folder
 from isoconv.errors import IsoconvError
 from isoconv.models import ShiftNet
 from isoconv.train import train
-from isoconv.train.classifier import device_name
 from isoconv.train.distributed import choose_device
-from isoconv.train.engine import Stopped
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "large_images", ROOT / "docs" / "how-to" / "large-images.md"
@@ -61,62 +53,6 @@ SIDE, CLASSES = 224, 1000
 IMAGENET, EPOCHS = 1_281_167, 100
 PRICE = 3.0  # of an hour of one GPU, in dollars: an assumption
 EFFICIENCY = 0.9  # of eight GPUs, of eight times the speed of one: an assumption, not measured
-
-
-class Report:
-    """One results file: what the machine is, and the figures of each part as they come."""
-
-    def __init__(self, path: Path | None, small: bool, device: str, commit: str | None) -> None:
-        self.path = path
-        self.figures: dict[str, Any] = {
-            "script": " ".join(["python -m benchmarks.large_images", *sys.argv[1:2]]),
-            "hardware": device_name(torch.device(device)),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "isoconv": isoconv.__version__,
-            "commit": commit or read_commit(),
-            "finished": "",
-            "small": small,
-        }
-
-    @contextmanager
-    def part(self, name: str, seconds: float) -> Iterator[dict[str, Any]]:
-        """Give a place for figures, which are written at the end, whatever happens and after so many seconds at most."""
-        figures, began = self.figures.setdefault(name, {}), time.perf_counter()
-        before = signal.signal(signal.SIGALRM, _raise_timeout)
-        signal.alarm(max(1, math.ceil(seconds)))
-        try:
-            yield figures
-        except (Exception, Stopped) as error:  # a figure that is missing must not cost the others
-            figures["failed"] = f"{type(error).__name__}: {error}".splitlines()[0]
-            sys.excepthook(type(error), error, error.__traceback__)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
-            figures["seconds_of_part"] = round(time.perf_counter() - began, 1)
-            self.write()
-        print(name, json.dumps(figures), flush=True)
-
-    def write(self) -> None:
-        self.figures["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.figures, indent=1) + "\n")
-
-
-def read_commit() -> str:
-    """Return the commit of the sources, with + behind it if they were changed since."""
-    words = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "src", "benchmarks"])
-    try:
-        found = [subprocess.run(["git", "-C", str(ROOT), *each], capture_output=True, text=True) for each in words]
-    except OSError:  # there is no git
-        return "unknown"
-    commit, changes = (each.stdout.strip() for each in found)
-    return f"{commit}{'+' if changes else ''}" if commit else "unknown"
-
-
-def _raise_timeout(*_: object) -> None:
-    raise TimeoutError("the part took longer than its limit")
 
 
 # STL-10 -----------------------------------------------------------------------------------------------------------------
@@ -242,7 +178,7 @@ def compare(figures: dict[str, Any]) -> None:
 
 def measure_imagenet(asked: argparse.Namespace, report: Report) -> None:
     """Time bare products and steps; see the head of this file."""
-    bench, began = Bench(asked.small, None), time.perf_counter()
+    bench, began = Bench(asked.small), time.perf_counter()
     bench.batch, bench.rounds, bench.calls = asked.batch, 3, 2 if asked.small else 4
     shape = {"channels": 64, "blocks": (1, 2), "patch": 16} if asked.small else SHAPE
     with torch.device("meta"):
@@ -303,11 +239,6 @@ def read(name: str, results: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def describe_stl10(results: Path) -> str:
     """Return the table of STL-10, or that there is none."""
     found = read("stl10", results)
@@ -330,7 +261,7 @@ def describe_stl10(results: Path) -> str:
     head = ["network", "pictures", "clean %", "certified at 36/255 %", "epochs", "training", "pictures/s"]
     images = next((row["images"] for row in found.values() if isinstance(row, dict) and "images" in row), 0)
     where = f"{found['hardware']}, torch {found['torch']}, commit {found['commit']}"
-    return f"{table(head, rows)}\n{images:,} held-out pictures, one seed. {' '.join(notes)} {where}.\n"
+    return f"{to_markdown(head, rows)}\n{images:,} held-out pictures, one seed. {' '.join(notes)} {where}.\n"
 
 
 def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, efficiency: float = EFFICIENCY) -> str:
@@ -355,7 +286,7 @@ def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, effi
         rows.append([title, *figures, *memory])
     where = f"{found['hardware']}, torch {found['torch']}, commit {found['commit']}"
     what = f"A network of {found['weights'] / 1e6:.0f} M weights, batch {found['batch']}, bfloat16"
-    text = f"{what}, {where}:\n\n{table(head, rows)}\n"
+    text = f"{what}, {where}:\n\n{to_markdown(head, rows)}\n"
     speed = found.get("kept", {}).get("pictures_per_second")
     if speed is None:
         return text
@@ -369,7 +300,7 @@ def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, effi
         costs = [f"{hours:,.1f}", f"{hours * count:,.0f}", f"${hours * count * price:,.0f}", cores]
         rows.append([str(count), f"{rate:,.0f}", *costs])
     what = f"{EPOCHS} epochs of ImageNet's {IMAGENET:,} pictures **on paper**, from the first line"
-    text += f"{what}:\n\n{table(head, rows)}\n"
+    text += f"{what}:\n\n{to_markdown(head, rows)}\n"
     assumptions = [
         f"an hour of one GPU costs ${price:.2f}",
         f"eight GPUs run at {efficiency:.0%} of eight times the speed of one, which we have not measured",
@@ -392,11 +323,8 @@ def decoding_per_core(path: Path) -> float | None:
 
 def fill_page(text: str, results: Path = RESULTS) -> str:
     """Return the page with what is between its marks made again from the results."""
-    parts = {"stl10": describe_stl10(results), "imagenet": describe_imagenet(results, STREAMING)}
-    for name, made in parts.items():
-        head, _, rest = text.partition(f"<!-- {name} -->\n")
-        text = f"{head}<!-- {name} -->\n{made}<!-- /{name} -->{rest.partition(f'<!-- /{name} -->')[2]}"
-    return text
+    makers = {"stl10": lambda: describe_stl10(results), "imagenet": lambda: describe_imagenet(results, STREAMING)}
+    return fill_marks(text, makers, lambda name: makers[name]())
 
 
 MEASURES: dict[str, Callable[[argparse.Namespace, Report], None]] = {
@@ -417,21 +345,18 @@ def main() -> None:
     parser.add_argument("--limit", type=float, help="seconds of all (default: stl10 240, imagenet 90)")
     parser.add_argument("--out", type=Path, help="the results file")
     parser.add_argument("--commit", help="of the sources, where they are no clone")
-    parser.add_argument("--price", type=float, default=PRICE, help="page: print what another price of a GPU hour means")
-    parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="page: the same for that of eight GPUs")
     parser.add_argument("--small", action="store_true", help="tiny sizes on the CPU; writes nothing without --out")
     asked = parser.parse_args()
     if asked.what == "page":
-        if (asked.price, asked.efficiency) == (PRICE, EFFICIENCY):
-            PAGE.write_text(fill_page(PAGE.read_text()))
-        else:
-            print(describe_imagenet(RESULTS, STREAMING, asked.price, asked.efficiency))
+        PAGE.write_text(fill_page(PAGE.read_text()))
         return
     asked.limit = asked.limit or {"stl10": 240.0, "imagenet": 90.0}[asked.what]
     asked.batch = asked.batch or (2 if asked.small else 512)
     asked.workers = min(asked.workers, 2) if asked.small else asked.workers
     out = asked.out or (None if asked.small else RESULTS / f"{asked.what}.json")
-    report = Report(out, asked.small, choose_device("cpu" if asked.small else "auto"), asked.commit)
+    script = f"python -m benchmarks.large_images {asked.what}"
+    device = choose_device("cpu" if asked.small else "auto")
+    report = Report(out, device, asked.commit, script=script, small=asked.small)
     MEASURES[asked.what](asked, report)
     report.write()
 

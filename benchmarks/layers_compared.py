@@ -23,7 +23,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -41,7 +40,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import isoconv
+from benchmarks.measuring import Report, fill_marks, to_markdown, wait
 from isoconv.certify import Certifier, robust_accuracy
 from isoconv.certify.rules import Node
 from isoconv.data import EpochBatches, ImageSet, load_splits
@@ -53,7 +52,6 @@ from isoconv.nn.convolution import convolve_same
 from isoconv.nn.svcm import project_together
 from isoconv.train import fit
 from isoconv.train.capture import lay_out
-from isoconv.train.classifier import device_name
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Silent
 
@@ -169,7 +167,7 @@ class Bench:
         projected = time.perf_counter()
         layers = [module for module in network.modules() if isinstance(module, SVCMConv2d)]
         project_together(layers, _LAST_PROJECTIONS)
-        self.wait()
+        wait(self.device)
         last = time.perf_counter() - projected
         figures: dict[str, Any] = {"seconds": rounds * clock.seconds_per_round + last, "last_projections_seconds": last}
         figures |= {"first_round_seconds": clock.times[1] - clock.times[0], "steps": steps}
@@ -180,10 +178,6 @@ class Bench:
         if self.device.type == "cuda":
             figures["peak_memory_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
         return figures
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def measure_speed(self, method: str, optimiser: str) -> tuple[float, float]:
         """Return the seconds of a step, and those after the last one; find out whether a step can be captured.
@@ -204,7 +198,7 @@ class Bench:
                 say(f"{method}: not captured, {type(error).__name__}: {first_line(error)}")
                 self.eager = True
                 try:
-                    self.wait()
+                    wait(self.device)
                     figures = run(self.make_network(method, 0))
                 except RuntimeError:
                     raise SystemExit(_CAPTURE_FAILED) from error
@@ -255,7 +249,7 @@ class Bench:
         figures |= {"parameters": sum(p.numel() for p in network.parameters())}
         began = time.perf_counter()
         certifier = Certifier(network.eval(), self.shape)
-        self.wait()
+        wait(self.device)
         figures["certifier_seconds"] = time.perf_counter() - began
         accuracy = robust_accuracy(certifier, self.test, RADII)
         figures["certification_seconds"] = time.perf_counter() - began
@@ -319,35 +313,21 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [""])[0][:300]
 
 
-def find_commit() -> str | None:
-    """Return the commit of the source tree, where it is one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def make_record(
     path: Path, settings: dict[str, Any], bench: Bench, commit: str | None, work: Callable[[], dict[str, Any]]
 ) -> None:
     """Do a piece of work and write what came of it, be it a failure."""
-    began = time.perf_counter()
+    settings |= {"loss": LOSS, "projection": PROJECTION, "scale": vars(bench.scale)}
+    report, began = Report(path, bench.device, commit, **settings), time.perf_counter()
     try:
-        figures = work()
+        report.figures |= work()
     except Exception as error:
         traceback.print_exc()
-        figures = {"failed": f"{type(error).__name__}: {first_line(error)}"}
-    versions = {"isoconv": isoconv.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    record = settings | {"loss": LOSS, "projection": PROJECTION, "scale": vars(bench.scale)} | figures
-    record |= {"wall_seconds": time.perf_counter() - began, "hardware": device_name(bench.device)}
-    record |= {"versions": versions, "commit": commit or find_commit()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(record, indent=1) + "\n")
-    scratch.replace(path)
+        report.figures["failed"] = f"{type(error).__name__}: {first_line(error)}"
+    report.figures["wall_seconds"] = time.perf_counter() - began
+    report.write()
     shown = ("seconds", "epochs", "ms_per_step", "validation", "clean", "certified", "lipschitz_bound", "failed")
-    say(f"{path.name}: " + json.dumps({name: record[name] for name in shown if name in record}))
+    say(f"{path.name}: " + json.dumps({name: report.figures[name] for name in shown if name in report.figures}))
 
 
 def read_trials(folder: Path, method: str) -> list[dict[str, Any]]:
@@ -392,10 +372,10 @@ def work_on(method: str, asked: argparse.Namespace) -> None:
             return
         settings = {"method": method, "budget": asked.budget, "seed": seed}
 
-        def run(settings: dict[str, Any] = settings, seed: int = seed) -> dict[str, Any]:
+        def run(seed: int = seed) -> dict[str, Any]:
             trial = choose_trial(read_trials(asked.out, method))
-            settings |= {"optimiser": trial["optimiser"], "rate": trial["rate"]}
-            return bench.run(method, trial, asked.budget, seed, asked.keep)
+            chosen = {"optimiser": trial["optimiser"], "rate": trial["rate"]}
+            return chosen | bench.run(method, trial, asked.budget, seed, asked.keep)
 
         make_record(path, settings, bench, asked.commit, run)
 
@@ -442,26 +422,22 @@ def write_page(asked: argparse.Namespace) -> None:
     frame = pd.DataFrame(rows)
     tables = []
     for budget, part in frame.groupby("budget"):
-        tables.append(f"\n{budget:g} seconds of training:\n\n" + to_markdown(part))
-    hardware = sorted({record["hardware"] + ", torch " + record["versions"]["torch"] for record in records})
+        tables.append(f"\n{budget:g} seconds of training:\n\n" + describe(part))
+    hardware = sorted({f"{record['hardware']}, torch {record['torch']}" for record in records})
     text = "\n".join(tables) + f"\nMeasured on {'; '.join(hardware)}.\n"
     picture = os.path.relpath(asked.picture, asked.page.parent)
     text += f"\n![Certified accuracy of every method, against the radius and the epochs]({picture})\n"
     if asked.page.exists():
-        page = asked.page.read_text()
-        head, _, rest = page.partition("<!-- layers -->")
-        tail = rest.partition("<!-- /layers -->")[2]
-        asked.page.write_text(f"{head}<!-- layers -->\n{text}<!-- /layers -->{tail}")
+        asked.page.write_text(fill_marks(asked.page.read_text(), ["layers"], lambda name: text))
     else:
         print(text)
     draw(frame, asked.picture)
 
 
-def to_markdown(frame: Any) -> str:
+def describe(frame: Any) -> str:
     """Return one line per method, best first: means over the seeds, ± standard deviations where there are several."""
     head = ["method", "seeds", "clean %", "36/255", "72/255", "108/255", "epochs", "ms per step", "memory", "bound"]
-    lines = [[*head, "above estimate", "trained by"]]
-    lines.append(["---", *["---:"] * (len(head)), "---"])
+    head, lines = [*head, "above estimate", "trained by"], list[list[str]]()
     good = frame[frame["failed"].isna()]
     order = good.groupby("method")["at 36"].mean().sort_values(ascending=False).index
     for method in order:
@@ -484,7 +460,7 @@ def to_markdown(frame: Any) -> str:
         lines.append(cells)
     for method, part in frame[frame["failed"].notna()].groupby("method"):
         lines.append([METHODS[str(method)].title, str(len(part)), "failed: " + str(part.iloc[0]["failed"])])
-    return "\n".join("| " + " | ".join(line + [""] * (len(lines[0]) - len(line))) + " |" for line in lines) + "\n"
+    return to_markdown(head, (line + [""] * (len(head) - len(line)) for line in lines))
 
 
 def draw(frame: Any, path: Path) -> None:

@@ -6,7 +6,6 @@ Three networks are trained for two epochs on ten noisy patterns. deel-torchlip e
 orthogonium's tool bounds the convolutions one by one, in float32. The proved bound is that of all layers' deployed weights.
 """
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -22,9 +21,9 @@ from orthogonium.layers.conv.singular_values.get_sv import get_conv_sv
 from orthogonium.model_factory.models_factory import BCOPLargeCNN
 from torch import Tensor, nn
 
+from benchmarks.measuring import Report
 from isoconv.certify import lipschitz_bound
-from isoconv.files import write_text
-from reproduction.cells import RESULTS, describe_environment
+from reproduction.cells import RESULTS
 
 
 def _dense() -> nn.Module:
@@ -90,8 +89,7 @@ def main() -> None:
         "orthogonium's BCOPLargeCNN, as it is made": measure(BCOPLargeCNN, _bound_convolutions, (3, 32, 32), epochs=0),
     }
     peers = {name: version(name) for name in ("orthogonium", "deel-torchlip")}
-    text = json.dumps(describe_environment("CPU") | {"peers": peers, "networks": rows}, indent=2)
-    write_text(RESULTS / "peers" / "bounds.json", text + "\n")
+    Report(RESULTS / "peers" / "bounds.json", "cpu", peers=peers, networks=rows).write()
 
 
 if __name__ == "__main__":

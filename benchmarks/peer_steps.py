@@ -8,7 +8,6 @@ All figures are of one run, in which the layers take turns: medians over rounds.
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +21,9 @@ from orthogonium.layers.conv.AOL import AOLConv2D
 from orthogonium.layers.conv.SLL import SDPBasedLipschitzResBlock
 from torch import nn
 
-from isoconv.files import write_text
+from benchmarks.measuring import Report, race
 from isoconv.nn import AOLConv2d, BCOPConv2d, SLLConv2d, SOCConv2d
-from isoconv.train.classifier import device_name
-from reproduction.cells import RESULTS, describe_environment
+from reproduction.cells import RESULTS
 
 Step = Callable[[], None]
 
@@ -75,24 +73,16 @@ def make_step(layer: nn.Module, shape: tuple[int, ...], device: torch.device, co
 
 def measure(steps: dict[str, Step], device: torch.device, rounds: int, calls: int) -> dict[str, dict[str, float]]:
     """Return milliseconds and, on a GPU, megabytes of each step."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    memory: dict[str, float] = {}
-    cuda = device.type == "cuda"
-    for round_ in range(rounds + 1):  # the first warms up
-        for name, step in steps.items():
-            if cuda:
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            before, start = torch.cuda.memory_allocated() if cuda else 0, time.perf_counter()
-            for _ in range(calls):
-                step()
-            if cuda:
-                torch.cuda.synchronize()
-                memory[name] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
-            if round_:
-                times[name].append(1e3 * (time.perf_counter() - start) / calls)
-    figures = {name: {"milliseconds": round(median(values), 4)} for name, values in times.items()}
-    return {name: row | ({"megabytes": memory[name]} if cuda else {}) for name, row in figures.items()}
+    race(steps, device, 1, calls)  # warms up
+    times = race(steps, device, rounds, calls)
+    figures = {name: {"milliseconds": round(1e3 * median(values), 4)} for name, values in times.items()}
+    for name, step in steps.items() if device.type == "cuda" else ():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        figures[name]["megabytes"] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
+    return figures
 
 
 def main() -> None:
@@ -103,8 +93,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     channels, size, batch = (8, 8, 4) if asked.small else (128, 16, 128)
     rounds, calls = (2, 2) if asked.small else (9, 30)
-    report: dict[str, Any] = describe_environment(device_name(device))
-    report |= {"orthogonium": version("orthogonium"), "channels": channels, "size": size, "batch": batch, "layers": {}}
+    sizes: dict[str, Any] = {"channels": channels, "size": size, "batch": batch}
+    report = Report(asked.out, device, orthogonium=version("orthogonium"), **sizes, layers={})
     for name, (c, ours, theirs) in make_pairs(channels, size).items():
         for compiled in (False, True):
             torch.manual_seed(0)
@@ -119,9 +109,9 @@ def main() -> None:
                     steps.pop(owner, None)
                     failures[owner] = f"{type(error).__name__}: {error}".splitlines()[0]
             row = name + (", compiled" if compiled else "")
-            report["layers"][row] = measure(steps, device, rounds, calls) | failures
-            print(row, json.dumps(report["layers"][row]), flush=True)
-            write_text(asked.out, json.dumps(report, indent=2) + "\n")
+            report.figures["layers"][row] = measure(steps, device, rounds, calls) | failures
+            print(row, json.dumps(report.figures["layers"][row]), flush=True)
+            report.write()
 
 
 if __name__ == "__main__":

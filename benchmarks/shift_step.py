@@ -3,17 +3,15 @@
 python -m benchmarks.shift_step --out FILE          # on a GPU, under two minutes
 python -m benchmarks.shift_step --small             # on a CPU, seconds: that everything runs
 
-Each part stands for itself: what fails is written down beside what does not. All figures are of one run: medians over
+All figures are of one run: medians over
 rounds in which the cases take turns. A step is the engine's own: data on the device, one CUDA graph.
 """
 
 import argparse
-import json
-import platform
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,58 +19,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.measuring import Report, Step, race
 from isoconv.data import distort
 from isoconv.models import ShiftNet
 from isoconv.nn import BCOPConv2d, InvertibleDownsampling, OrthogonalLinear
 from isoconv.nn.convolution import StandardConv2d
-from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import TrainConfig, make_model, recipe_settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Learner
 
-Step = Callable[[], None]
+Call = Callable[[], object]
 
 
 class Bench:
-    """The device, how long to measure, and what has been found."""
+    """The device, the size of a batch, and how long to measure."""
 
-    def __init__(self, small: bool, out: Path | None) -> None:
-        self.device, self.small, self.out = torch.device(choose_device("cpu" if small else "auto")), small, out
+    def __init__(self, small: bool) -> None:
+        self.device, self.small = torch.device(choose_device("cpu" if small else "auto")), small
         self.batch = 8 if small else 256
         self.rounds, self.calls = (2, 2) if small else (7, 60)
-        name = torch.cuda.get_device_name() if self.device.type == "cuda" else platform.processor()
         self.built: dict[str, Any] = {}  # what became of the last step that was made
-        self.found: dict[str, Any] = {"device": name, "torch": torch.__version__, "batch": self.batch}
 
-    def run(self, name: str, part: "Callable[[Bench], dict[str, Any]]") -> None:
-        """Measure one part, keep its figures or its error, and write all that is known so far."""
-        began = time.perf_counter()
-        try:
-            figures = part(self)
-        except Exception:  # a figure that is missing must not cost the others
-            figures = {"error": traceback.format_exc(limit=-4)}
-        self.found[name] = figures | {"took_seconds": round(time.perf_counter() - began, 1)}
-        print(json.dumps({name: self.found[name]}), flush=True)
-        if self.out is not None:
-            self.out.write_text(json.dumps(self.found, indent=2) + "\n")
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def race(self, cases: dict[str, Step]) -> dict[str, list[float]]:
+    def race(self, cases: dict[str, Call], calls: int | None = None) -> dict[str, list[float]]:
         """Return the milliseconds of one call of each case, round by round."""
-        times: dict[str, list[float]] = {name: [] for name in cases}
-        for _ in range(self.rounds):
-            for name, call in cases.items():
-                self.wait()
-                began = time.perf_counter()
-                for _ in range(self.calls):
-                    call()
-                self.wait()
-                times[name].append(1e3 * (time.perf_counter() - began) / self.calls)
-        return times
+        times = race(cases, self.device, self.rounds, calls or self.calls)
+        return {name: [1e3 * seconds for seconds in each] for name, each in times.items()}
 
     def make_step(
         self,
@@ -90,19 +62,13 @@ class Bench:
         config = TrainConfig(data="cifar10", input_shape=(3, side, side), classes=names, model=model, **fields)
         network = make_model(config) if network is None else network
         learner = Learner.from_config(config, network, Classification(config), 10**6, device=self.device)
-        stepper = Stepper([learner])
         images = torch.randint(0, 256, (batch, 3, side, side), dtype=torch.uint8, device=self.device)
         labels = torch.randint(0, classes, (batch,), device=self.device)
-
-        def step() -> None:
-            stepper.step([(images, labels)])
-
-        for _ in range(2 if self.small else warm):  # warm-up, compilation, capture of every kind of step
-            step()
-        self.wait()
-        graphs = [len(group.graphs) for group in stepper.groups]
-        compiled = any(group.update is not None and group.update.compiled for group in stepper.groups)
-        self.built = {"compiled": compiled and learner.called.forward != network.forward, "graphs": graphs}
+        step = Step([learner], (images, labels), warm_up=2 if self.small else warm)
+        groups = step.stepper.groups
+        compiled = any(group.update is not None and group.update.compiled for group in groups)
+        self.built = {"compiled": compiled and learner.called.forward != network.forward}
+        self.built["graphs"] = [len(group.graphs) for group in groups]
         return step
 
 
@@ -149,19 +115,17 @@ def time_product(bench: Bench, rows: int, width: int, calls: int | None = None) 
     x = torch.randn(rows, width, device=bench.device, dtype=torch.bfloat16)
     w = torch.randn(width, width, device=bench.device, dtype=torch.bfloat16)
     out = torch.empty_like(x)
-    step: Step = lambda: torch.mm(x, w, out=out)  # type: ignore[assignment]  # noqa: E731
+    call = partial(torch.mm, x, w, out=out)
     for _ in range(20):
-        step()
-    usual, bench.calls = bench.calls, calls or bench.calls * 10
-    ms = median(bench.race({"": step})[""])
-    bench.calls = usual
+        call()
+    ms = median(bench.race({"": call}, calls or bench.calls * 10)[""])
     return {"shape": [rows, width, width], "ms": ms, "tflops": 2e-9 * rows * width**2 / ms}
 
 
-def measure_shift(bench: Bench) -> dict[str, Any]:
-    """Time the shift network in bfloat16, constrained and not."""
+def measure_shift(bench: Bench, bare: float | None = None) -> dict[str, Any]:
+    """Time the shift network in bfloat16, constrained and not, and beside the speed of a bare product, in TFLOP/s."""
     figures: dict[str, Any] = {}
-    cases: dict[str, Step] = {}
+    cases: dict[str, Call] = {}
     settings = {"precision": "bf16"}
     for name, kind in (("constrained", settings), ("unconstrained", settings | {"optimiser": "adam", "lr": 1e-4})):
         if bench.device.type == "cuda":
@@ -179,14 +143,13 @@ def measure_shift(bench: Bench) -> dict[str, Any]:
     figures["ratio_wanted"] = 1.45
     work = sum(count_work(make_shift_net(bench.small), bench.batch).values())
     figures["tflops"] = 1e-9 * work / figures["constrained_ms"]
-    bare = bench.found.get("product", {}).get("tflops")
     figures |= {"of_bare_product": figures["tflops"] / bare if bare else None, "of_bare_product_wanted": 0.45}
     if bench.device.type == "cuda":
         figures["kernels"] = _profile(cases["constrained"])
     return figures
 
 
-def _profile(step: Step, steps: int = 8, most: int = 25) -> list[list[Any]]:
+def _profile(step: Call, steps: int = 8, most: int = 25) -> list[list[Any]]:
     """Return the kernels that take longest: name, microseconds and calls a step."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):
@@ -203,7 +166,7 @@ def measure_large(bench: Bench) -> dict[str, Any]:
     """Time Large in float32: BCOP with both optimisers against the ordinary network."""
     adam: dict[str, Any] = {"optimiser": "adam", "lr": 1e-3}
     steepest: dict[str, Any] = {"optimiser": "steepest", "lr": 1e-2}
-    cases = {
+    cases: dict[str, Call] = {
         "ordinary": bench.make_step("large", conv="standard", **adam),
         "bcop_adam": bench.make_step("large", **adam),
         "bcop_steepest": bench.make_step("large", **steepest),
@@ -223,13 +186,11 @@ def measure_augmentation(bench: Bench) -> dict[str, Any]:
     count = 64 if bench.small else 50_000
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, device=bench.device)
     numbers = torch.rand(count, 11, device=bench.device)
-    calls, bench.calls = bench.calls, 2
-    ms = median(bench.race({"": lambda: distort(images, numbers, 0.5, 0.5)})[""])  # type: ignore[dict-item]
-    bench.calls = calls
+    ms = median(bench.race({"": partial(distort, images, numbers, 0.5, 0.5)}, calls=2)[""])
     return {"images": count, "ms_an_epoch": ms}
 
 
-PARTS = {
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
     "product": measure_product,
     "shift": measure_shift,
     "large": measure_large,
@@ -242,6 +203,9 @@ if __name__ == "__main__":
     parser.add_argument("--small", action="store_true", help="tiny networks on the CPU")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
-    bench = Bench(options.small, options.out)
+    bench = Bench(options.small)
+    report = Report(options.out, bench.device, batch=bench.batch)
     for name in options.parts:
-        bench.run(name, PARTS[name])
+        with report.part(name) as figures:
+            bare = {"bare": report.figures.get("product", {}).get("tflops")} if name == "shift" else {}
+            figures |= PARTS[name](bench, **bare)

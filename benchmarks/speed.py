@@ -8,8 +8,7 @@ import math
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from statistics import fmean, median, pstdev
@@ -20,6 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measuring import Step, race
 from isoconv.linalg import (
     bjorck,
     circular_singular_values,
@@ -32,10 +32,9 @@ from isoconv.linalg.clipping import clip_and_mask
 from isoconv.models import Large
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, OSSNConv2d, RKL2NEConv2d, RKOConv2d, SVCMConv2d
 from isoconv.nn.built_weight import BuiltWeight
-from isoconv.train.capture import Stepper
 from isoconv.train.classifier import Classification
 from isoconv.train.config import PAPERS_PROJECTIONS, TrainConfig, make_model, recipe_settings
-from isoconv.train.engine import Learner, Stopped
+from isoconv.train.engine import Learner
 from isoconv.wasserstein.critic import CriticTask, critic_config, make_critic
 from isoconv.wasserstein.samples import FiniteSamples
 from reproduction import paper
@@ -49,47 +48,26 @@ _ADAM: dict[str, Any] = {"optimiser": "adam", "lr": 1e-3}
 _STEEPEST: dict[str, Any] = {"optimiser": "steepest", "lr": 1e-2}
 
 
-def _race(cases: dict[str, Callable[[], Any]], session: "Session", rounds: int, calls: int) -> dict[str, list[float]]:
+def _race(
+    cases: Mapping[str, Callable[[], Any]], session: "Session", rounds: int, calls: int
+) -> dict[str, list[float]]:
     """Return the seconds of one call of each case, round by round."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(1 if session.quick else rounds):
-        for name, call in cases.items():
-            if session.should_stop():
-                raise Stopped
-            _wait(session)
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            _wait(session)
-            seconds[name].append((time.perf_counter() - start) / calls)
-    return seconds
-
-
-def _wait(session: "Session") -> None:
-    if session.device == "cuda":
-        torch.cuda.synchronize()
+    return race(cases, session.device, 1 if session.quick else rounds, calls, session.should_stop)
 
 
 # Training steps ---------------------------------------------------------------------------------------------------
 
 
-def _make_step(learners: Sequence[Learner], batch: tuple[Tensor, ...], captured: bool = True) -> Callable[[], None]:
-    """Return a function that takes one step of each learner, warmed up; what is projected every so often comes apart."""
-    stepper, batches = Stepper(learners, captured), [tuple(part.to(learners[0].device) for part in batch)]
-
-    def step() -> None:
-        stepper.step(batches * len(learners))
-
-    for _ in range(30 if learners[0].device.type == "cuda" else 1):
-        step()
-    stepper.project(learners)  # the first one finds kernels that have not been projected yet
-    step.project = lambda: stepper.project(learners)  # type: ignore[attr-defined]
+def _make_step(learners: Sequence[Learner], batch: Sequence[Tensor], captured: bool = True) -> Step:
+    """Return the step of learners, warmed up."""
+    step = Step(learners, batch, captured, 30 if learners[0].device.type == "cuda" else 1)
+    step.project()  # the first one finds kernels that have not been projected yet
     return step
 
 
 def _make_large_step(
     session: "Session", recipe: str = "default", conv: str = "bcop", seeds: int = 1, **changes: Any
-) -> Any:
+) -> Step:
     """Return the step of Large on CIFAR-10. `captured` and `network` are this function's own, the rest the recipe's."""
     captured, network = changes.pop("captured", True), changes.pop("network", None)
     fields = recipe_settings(recipe, "cifar10", conv) | {"conv": conv, "batch_size": _choose_batch(session)} | changes

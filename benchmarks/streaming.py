@@ -4,7 +4,7 @@ Measured: the resident memory of the process and of its workers while it trains 
 whether the batches of an epoch of a part are those of that part in memory; pictures per second of decoding alone, beside a
 bare loop of Pillow in as many processes.
 
-    python benchmarks/streaming.py FOLDER [--pictures 30000] [--side 256] [--size 224] [--steps 100] [--certified 500]
+    python -m benchmarks.streaming FOLDER [--pictures 30000] [--side 256] [--size 224] [--steps 100] [--certified 500]
 
 The pictures are written into FOLDER if they are not there yet, and stay.
 """
@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import threading
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.measuring import Report
 from isoconv.certify import robust_accuracy
 from isoconv.data import EpochBatches, Splits, StreamedSet, read_folder
 from isoconv.train import fit
@@ -189,13 +189,9 @@ def main() -> None:
     write_pictures(asked.folder, asked.pictures, asked.side)
     began = time.perf_counter()
     splits = read_folder(asked.folder, size=asked.size, stream=True, workers=asked.workers)
-    record: dict[str, object] = {
-        "pictures": asked.pictures,
-        "side": asked.side,
-        "size": asked.size,
-        "workers": asked.workers,
-    }
-    record |= {"torch": torch.__version__, "machine": platform.processor(), "threads": torch.get_num_threads()}
+    sizes = {name: getattr(asked, name) for name in ("pictures", "side", "size", "workers")}
+    report = Report(asked.json, "cpu", **sizes, threads=torch.get_num_threads())
+    record = report.figures
     record["listing_seconds"] = round(time.perf_counter() - began, 2)
     if asked.only_decoding:
         print(json.dumps(time_decoding(splits, asked), indent=2))
@@ -205,9 +201,8 @@ def main() -> None:
     pairs = zip(*(EpochBatches(x, 16, flip=True).epoch(0) for x in (part, part.to("cpu"))), strict=True)
     record["same_batches"] = all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in pairs)
     record["decoding"] = time_decoding(splits, asked)
-    print(json.dumps(record, indent=2))
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=1))
+    report.write()
 
 
 if __name__ == "__main__":

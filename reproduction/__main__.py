@@ -1,11 +1,11 @@
 """python -m reproduction TARGET: print a table or draw a figure from results, and with --run measure what is missing."""
 
 import argparse
-import re
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.measuring import fill_marks
 from isoconv.cli.options import parse_seeds
 from isoconv.cli.output import interruptible
 from isoconv.errors import IsoconvError
@@ -24,12 +24,10 @@ _MORE_TO_DO = 3  # exit code: everything is saved, and the same command resumes
 def fill_page(text: str, results: Path = RESULTS) -> str:
     """Return a page with the tables between <!-- TARGET --> and <!-- /TARGET --> made again from the results."""
 
-    def fill(match: re.Match[str]) -> str:
-        target = match[1]
-        table = make_table(target, read_results(results, cells_of(target))).to_markdown()
-        return f"<!-- {target} -->\n{table}<!-- /{target} -->"
+    def make(target: str) -> str:
+        return make_table(target, read_results(results, cells_of(target))).to_markdown()
 
-    return re.sub(rf"<!-- ({'|'.join(TARGETS)}) -->\n.*?<!-- /\1 -->", fill, text, flags=re.DOTALL)
+    return fill_marks(text, TARGETS, make)
 
 
 def main(words: list[str] | None = None) -> int:

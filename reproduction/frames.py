@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.measuring import to_markdown
 from isoconv.data.datasets import DATASETS
 from isoconv.models import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS
@@ -26,11 +27,9 @@ class Table:
     texts: int = 2
 
     def to_markdown(self) -> str:
-        names = [str(name) for name in self.frame.columns]
-        ruler = ["---" if k < self.texts else "---:" for k in range(len(names))]
-        lines = [f"| {' | '.join(names)} |", f"|{'|'.join(ruler)}|"]
-        lines += [f"| {' | '.join(row)} |" for row in self.frame.itertuples(index=False)]
-        return "\n".join([*lines, *(part for note in self.notes for part in ("", note.replace("|", "\\|"))), ""])
+        names, rows = [str(name) for name in self.frame.columns], self.frame.itertuples(index=False)
+        notes = "".join("\n" + note.replace("|", "\\|") + "\n" for note in self.notes)
+        return to_markdown(names, rows, self.texts) + notes
 
     def to_format(self, name: str) -> str:
         """Return the table as text, Markdown, LaTeX, HTML or JSON."""

@@ -260,9 +260,7 @@ def _check(logits: "Tensor", labels: "Tensor", reduction: str, **options: float)
     """Return the logits in at least single precision; raise unless all arguments fit together."""
     import torch
 
-    for name, value in options.items():
-        OPTIONS[name].check(name, value)
-    require(reduction in REDUCTIONS, f"reduction to be one of {', '.join(REDUCTIONS)}", repr(reduction))
+    _check_options(reduction, options)
     fits = isinstance(logits, torch.Tensor) and logits.dim() == 2 and len(logits) > 0 and logits.shape[1] > 1
     require(fits and logits.is_floating_point(), "logits (n, classes) of at least 2 classes", _describe(logits))
     fits = isinstance(labels, torch.Tensor) and labels.shape == logits.shape[:1] and labels.dtype == torch.int64
@@ -277,9 +275,7 @@ def _check_binary(scores: "Tensor", labels: "Tensor", reduction: str, **options:
     """Return scores (n, 1) and which of them are of the first class; raise unless all arguments fit together."""
     import torch
 
-    for name, value in options.items():
-        OPTIONS[name].check(name, value)
-    require(reduction in REDUCTIONS, f"reduction to be one of {', '.join(REDUCTIONS)}", repr(reduction))
+    _check_options(reduction, options)
     fits = isinstance(scores, torch.Tensor) and scores.dim() in (1, 2) and scores.numel() == len(scores) > 0
     require(fits and scores.is_floating_point(), "scores (n,) or (n, 1)", _describe(scores))
     fits = isinstance(labels, torch.Tensor) and labels.shape in (scores.shape, scores.shape[:1])
@@ -289,6 +285,12 @@ def _check_binary(scores: "Tensor", labels: "Tensor", reduction: str, **options:
         require(known, "labels 0 or 1, or −1 or 1", sorted(set(labels.flatten().tolist()))[:5])
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return scores.reshape(-1, 1), labels.reshape(-1, 1) > 0
+
+
+def _check_options(reduction: str, options: Mapping[str, float]) -> None:
+    for name, value in options.items():
+        OPTIONS[name].check(name, value)
+    require(reduction in REDUCTIONS, f"reduction to be one of {', '.join(REDUCTIONS)}", repr(reduction))
 
 
 def _describe(value: object) -> str:
@@ -370,26 +372,21 @@ class Loss:
         return {name: parameters[name].default for name in self.options}
 
 
-def _options(*names: str) -> dict[str, Option]:
-    return {name: OPTIONS[name] for name in names}
+def _record(name: str, title: str, function: "Callable[..., Tensor]") -> Loss:
+    """Return the record of a loss, whose options are the parameters of its function that `OPTIONS` has."""
+    parameters = inspect.signature(function).parameters
+    return Loss(name, title, function, {option: OPTIONS[option] for option in parameters if option in OPTIONS})
 
 
-LOSSES = {
-    loss.name: loss
-    for loss in (
-        Loss("hinge", "multi-class hinge", hinge_loss, _options("margin")),
-        Loss("cross-entropy", "cross-entropy with an offset", offset_cross_entropy, _options("temperature", "offset")),
-        Loss("tau-cross-entropy", "τ-cross-entropy", tau_cross_entropy, _options("tau")),
-        Loss("annealed", "logit annealing", annealed_loss, _options("temperature", "offset", "power")),
-        Loss("emma", "EMMA", emma_loss, _options("temperature", "radius")),
-        Loss(
-            "certificate",
-            "cross-entropy with certificate regularisation",
-            certificate_loss,
-            _options("temperature", "offset", "weight"),
-        ),
-        Loss("kr", "Kantorovich–Rubinstein", kr_loss, _options()),
-        Loss("hinge-kr", "hinge-KR", hinge_kr_loss, _options("margin", "alpha")),
-        Loss("soft-hinge-kr", "soft hinge-KR", soft_hinge_kr_loss, _options("margin", "alpha", "temperature")),
-    )
-}
+_ALL = (
+    _record("hinge", "multi-class hinge", hinge_loss),
+    _record("cross-entropy", "cross-entropy with an offset", offset_cross_entropy),
+    _record("tau-cross-entropy", "τ-cross-entropy", tau_cross_entropy),
+    _record("annealed", "logit annealing", annealed_loss),
+    _record("emma", "EMMA", emma_loss),
+    _record("certificate", "cross-entropy with certificate regularisation", certificate_loss),
+    _record("kr", "Kantorovich–Rubinstein", kr_loss),
+    _record("hinge-kr", "hinge-KR", hinge_kr_loss),
+    _record("soft-hinge-kr", "soft hinge-KR", soft_hinge_kr_loss),
+)
+LOSSES = {loss.name: loss for loss in _ALL}

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from PIL import Image
 
 from isoconv.cli import main
 from isoconv.data import load_splits
 from isoconv.train import RunFolder, TrainConfig, train
 from isoconv.train.config import make_model
+from train.toys import write_pictures
 
 
 class Outcome(NamedTuple):
@@ -45,14 +44,7 @@ def files_in(place: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80 pictures of 8×8 in four classes of brightness: 64 to train and 16 to test."""
-    folder = tmp_path_factory.mktemp("pictures") / "data"
-    generator = torch.Generator().manual_seed(0)
-    for k in range(80):
-        pixels = torch.randint(0, 60, (8, 8), generator=generator) + 60 * (k % 4)
-        path = folder / "abcd"[k % 4] / f"{k:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
-    return folder
+    return write_pictures(tmp_path_factory.mktemp("pictures") / "data")
 
 
 @pytest.fixture(scope="session")

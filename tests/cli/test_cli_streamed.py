@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from isoconv.certify import robust_accuracy
 from isoconv.data import load_splits
 from isoconv.files import read_tensors
 from isoconv.train import load_run, open_run, runs
+from train.toys import same_weights
 
 TINY = ["--model", "small", "--batch-size", "8", "--device", "cpu", "--size", "12", "--augment", "0.5"]
 TINY += ["--resized-crop", "0.4", "--rand-augment", "2", "--colour-jitter", "0.4"]
@@ -34,15 +34,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.astype(np.uint8)).save(path)
     return folder
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read_tensors(run / "model.safetensors")
-
-
-def same_weights(a: Path, b: Path) -> bool:
-    first, second = weights(a), weights(b)
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def workers_of(process) -> list[Path]:

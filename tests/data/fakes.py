@@ -5,8 +5,11 @@ import hashlib
 import io
 import struct
 import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +45,11 @@ def write(path: Path, data: bytes, packed: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(data) if packed else data)
     return path
+
+
+def same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Return True if two lists of batches hold the same tensors."""
+    return len(a) == len(b) and all(map(torch.equal, chain(*a), chain(*b)))
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -93,34 +101,26 @@ def cifar10_pickle(
     return b"\x80\x02}(" + label + listed + text(b"data") + array + b"u."
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def write_tar(path: Path, members: dict[str, bytes], form: str = "pax") -> Path:
+    """Write a tar file, compressed if its name says so, with times that are fractions: pax has attributes for these."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as tar:
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w", format=FORMATS[form]) as tar:
         for name, data in members.items():
             member = tarfile.TarInfo(name)
-            member.size = len(data)
+            member.size, member.mtime = len(data), 1.7e9 + (0.5 if form == "pax" else 0)
             tar.addfile(member, io.BytesIO(data))
     return path
 
 
 def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
     """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
-    batches = cifar10_batches()
-    kind, tar = form[:3].rstrip("."), form.endswith(".tar.gz")
-    pack, ending, title = (cifar10_binary, ".bin", "binary") if kind == "bin" else (cifar10_pickle, "", "python")
-    files = {f"{name}{ending}": pack(*batch) for name, batch in batches.items()}
-    inside, archive = f"cifar-10-batches-{kind}", folder / f"cifar-10-{title}.tar.gz"
-    sums = {"cifar-10-binary.tar.gz": "", "cifar-10-python.tar.gz": ""}
-    sums |= {name: md5(cifar10_pickle(*batch)) for name, batch in batches.items()}
-    if tar:
-        write_tar(archive, {f"{inside}/readme.html": b"hello", **{f"{inside}/{k}": v for k, v in files.items()}})
-        sums[archive.name] = md5(archive.read_bytes())
-    else:
-        for name, data in files.items():
-            write(folder / inside / name, data)
-    return archive if tar else folder / inside, replace(
-        DATASETS["cifar10"], images_per_file={f"{name}.bin": 4 for name in BATCHES}, md5=sums
-    )
+    batches, pickled = cifar10_batches(), {name: cifar10_pickle(*batch) for name, batch in cifar10_batches().items()}
+    rows = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
+    path, sums = _write_cifar(folder, form, "cifar-10", "cifar-10-batches", rows, pickled)
+    return path, replace(DATASETS["cifar10"], images_per_file=dict.fromkeys(rows, 4), md5=sums)
 
 
 def cifar100_parts() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -134,23 +134,29 @@ def cifar100_parts() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 def write_cifar100(folder: Path, form: str) -> tuple[Path, DataSet]:
     """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
-    kind, tar = form[:3].rstrip("."), form.endswith(".tar.gz")
-    title, ending = ("binary", ".bin") if kind == "bin" else ("python", "")
-    files = {}
+    rows, pickled = {}, {}
     for part, (pixels, fine, coarse) in cifar100_parts().items():
-        rows = np.concatenate([coarse[:, None], fine[:, None], pixels], axis=1).tobytes()
-        pickled = cifar10_pickle(pixels, fine, name=b"fine_labels", coarse_labels=coarse)
-        files[part + ending] = rows if kind == "bin" else pickled
-    inside, archive = f"cifar-100-{title}", folder / f"cifar-100-{title}.tar.gz"
-    sums = {name: md5(data) for name, data in files.items()}
-    if tar:
-        write_tar(archive, {f"{inside}/{name}": data for name, data in files.items()})
-        sums[archive.name] = md5(archive.read_bytes())
-    else:
-        for name, data in files.items():
-            write(folder / inside / name, data)
-    counts = {"train.bin": 6, "test.bin": 3}
-    return archive if tar else folder / inside, replace(DATASETS["cifar100"], images_per_file=counts, md5=sums)
+        rows[f"{part}.bin"] = np.concatenate([coarse[:, None], fine[:, None], pixels], axis=1).tobytes()
+        pickled[part] = cifar10_pickle(pixels, fine, name=b"fine_labels", coarse_labels=coarse)
+    path, sums = _write_cifar(folder, form, "cifar-100", "cifar-100", rows, pickled)
+    return path, replace(DATASETS["cifar100"], images_per_file={"train.bin": 6, "test.bin": 3}, md5=sums)
+
+
+def _write_cifar(
+    folder: Path, form: str, name: str, inside: str, rows: dict[str, bytes], pickled: dict[str, bytes]
+) -> tuple[Path, dict[str, str]]:
+    """Write files of rows or of pickles, in a folder or in an archive of it; return where, and the md5s of a record."""
+    files, title = (rows, "binary") if form.startswith("bin") else (pickled, "python")
+    ending = form.split(".")[0] if inside != name else title
+    path, archive = folder / f"{inside}-{ending}", folder / f"{name}-{title}.tar.gz"
+    sums = {file: md5(data) for file, data in pickled.items()} | {f"{name}-binary.tar.gz": "", archive.name: ""}
+    if form.endswith(".tar.gz"):
+        members = {"readme.html": b"hello", **files}
+        write_tar(archive, {f"{path.name}/{file}": data for file, data in members.items()})
+        return archive, sums | {archive.name: md5(archive.read_bytes())}
+    for file, data in files.items():
+        write(path / file, data)
+    return path, sums
 
 
 WNIDS = ("n01443537", "n01629819", "n02123045")

@@ -407,19 +407,8 @@ def test_chance_is_fair():
 
 def numbers(**changes: float) -> torch.Tensor:
     """Numbers that say: this image, and these changes."""
-    names = [
-        "colour",
-        "contrast",
-        "brightness",
-        "saturation",
-        "turn",
-        "angle",
-        "wide",
-        "high",
-        "shear",
-        "right",
-        "down",
-    ]
+    names = ["colour", "contrast", "brightness", "saturation", "turn"]
+    names += ["angle", "wide", "high", "shear", "right", "down"]
     result = torch.full((1, 11), 0.5)  # the middle of every range: no change
     for name, value in {"colour": 0.0, "turn": 0.0, **changes}.items():
         result[0, names.index(name)] = value
@@ -465,12 +454,10 @@ def test_a_turn_is_a_rotation_of_the_plane_also_of_oblong_images():
     assert (distort(image, numbers(angle=1.0), 1.0, 1.0) - expected).abs().max() <= 0.51
 
 
-def test_a_share_of_the_images_is_distorted_and_none_depends_on_its_neighbours(monkeypatch):
-    images, drawn = DATA.images.repeat(20, 1, 1, 1), torch.rand(1000, 11, generator=torch.Generator().manual_seed(3))
-    whole = distort(images, drawn, 0.5, 1.0)
-    assert 0.70 < (whole != images).flatten(1).any(dim=1).float().mean() < 0.80  # half by colour, half by place
-    monkeypatch.setitem(transforms._PIECE, "cpu", 1)
-    assert torch.equal(distort(images[:50], drawn[:50], 0.5, 1.0), whole[:50])
+def test_a_share_of_the_images_is_distorted():
+    images, drawn = DATA.images.repeat(20, 1, 1, 1), uniform(1000, 11, seed=3)
+    changed = (distort(images, drawn, 0.5, 1.0) != images).flatten(1).any(dim=1)
+    assert 0.70 < changed.float().mean() < 0.80  # half by colour, half by place
 
 
 def test_images_are_distorted_as_ever():

@@ -5,28 +5,14 @@ import io
 import multiprocessing
 import tarfile
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
 
-from data.fakes import random_bytes, save_picture
+from data.fakes import FORMATS, random_bytes, same, save_picture, write_tar
 from isoconv.data import EpochBatches, StreamedSet, load_splits, read_folder, read_shards
 from isoconv.data.shards import expand_braces, list_shard
 from isoconv.errors import IsoconvError
-
-FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-
-
-def write_tar(path: Path, members: dict[str, bytes], form: str = "pax") -> Path:
-    """Write a tar file as the package webdataset does, whose times are fractions: pax attributes for every member."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=FORMATS[form]) as file:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(content), 1.7e9 + (0.5 if form == "pax" else 0)
-            file.addfile(info, io.BytesIO(content))
-    return path
 
 
 def picture_bytes(seed: int = 0, size: int = 5) -> bytes:
@@ -44,43 +30,37 @@ def samples(*keys: str) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def album(tmp_path_factory):
-    """60 pictures in three classes, in folders, and the same in three shards, in another order, beside other files."""
-    root = tmp_path_factory.mktemp("album")
-    shards = [dict[str, bytes]() for _ in range(3)]
-    for k in range(60):
-        height, width = ((20, 20), (31, 47), (60, 40))[k % 3]
-        shape = (height, width) if k % 5 == 0 else (height, width, 3)
-        label, name, ending = ("ant", "bee", "cat")[(k + k // 3) % 3], f"{k:03}", ("png", "jpg")[k % 2]
-        path = save_picture(root / "folder" / label / f"{name}.{ending}", random_bytes(*shape, seed=k))
-        content = [(f"{name}.json", b"{}"), (f"{name}.{ending}", path.read_bytes()), (f"{name}.cls", label.encode())]
-        shards[k * 7 % 3] |= dict(content[:: (-1) ** k])
-    for n, members in enumerate(shards):
-        write_tar(root / "shards" / f"s-{n:02}.tar", members, list(FORMATS)[n])
-    return root
+def shards(album, tmp_path_factory):
+    """The pictures of the album in three shards, in another order, beside other files."""
+    folder, contents = tmp_path_factory.mktemp("shards") / "shards", [dict[str, bytes]() for _ in range(3)]
+    for k, path in enumerate(sorted(album.rglob("*.*"), key=lambda path: path.name)):
+        members = [(path.name, path.read_bytes()), (f"{path.stem}.cls", path.parent.name.encode())]
+        contents[k * 7 % 3] |= dict([(f"{path.stem}.json", b"{}"), *members][:: (-1) ** k])
+    for n, (form, members) in enumerate(zip(FORMATS, contents, strict=True)):
+        write_tar(folder / f"s-{n:02}.tar", members, form)
+    return folder
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
-def test_batches_are_those_of_a_folder_of_the_same_pictures(album, workers):
+def test_batches_are_those_of_a_folder_of_the_same_pictures(album, shards, workers):
     reading = {"size": (12, 16), "stream": workers is not None, "workers": workers}
-    expected, splits = read_folder(album / "folder", size=(12, 16)), load_splits(album / "shards", **reading)
+    expected, splits = read_folder(album, size=(12, 16)), load_splits(shards, **reading)
     assert isinstance(splits.train, StreamedSet) == (workers is not None)
     assert splits.ignored == 60 and splits.train.classes == ("ant", "bee", "cat")
     for a, b in ((expected.train, splits.train), (expected.test, splits.test)):
         for epoch in (0, 2):
             options = {"seed": 3, "padding": 2, "flip": True, "drop_last": False}
             batches = [list(EpochBatches(x, 7, **options).epoch(epoch)) for x in (a, b)]
-            assert len(batches[0]) == len(batches[1]) > 1
-            assert all(map(torch.equal, chain(*batches[0]), chain(*batches[1])))
+            assert same(*batches) and len(batches[0]) > 1
     assert not multiprocessing.active_children()
 
 
-def test_ways_to_name_shards_and_an_order_that_does_not_depend_on_them(album, tmp_path):
-    whole = read_shards(album / "shards", size=8)
+def test_ways_to_name_shards_and_an_order_that_does_not_depend_on_them(shards, tmp_path):
+    whole = read_shards(shards, size=8)
     for name in ("s-{00..02}.tar", "s-{02,{01..00}}.tar"):
-        splits = load_splits(album / "shards" / name, size=8)
+        splits = load_splits(shards / name, size=8)
         assert torch.equal(splits.train.images, whole.train.images) and splits.listing == whole.listing
-    pictures = [picture for shard in sorted((album / "shards").iterdir()) for picture in list_shard(shard)[0]]
+    pictures = [picture for shard in sorted(shards.iterdir()) for picture in list_shard(shard)[0]]
     members = {picture.name: picture.path.read_bytes() for picture in pictures}
     members |= {
         picture.name.replace("jpg", "cls").replace("png", "cls"): picture.label.encode() for picture in pictures

@@ -1,11 +1,11 @@
 """Batches: the same wherever the images are and however many processes share them."""
 
-from itertools import chain, product
+from itertools import product
 
 import pytest
 import torch
 
-from data.fakes import DEVICES, image_set
+from data.fakes import DEVICES, image_set, same
 from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator
 from isoconv.data.stream import fits
 
@@ -17,10 +17,6 @@ EVERYTHING |= {"augment": (0.5, 0.5)}
 
 def collected(batches, epoch=0):
     return [(images.cpu(), labels.cpu()) for images, labels in batches.epoch(epoch)]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(map(torch.equal, chain(*a), chain(*b)))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -10,28 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from data.fakes import random_bytes, save_picture
+from data.fakes import random_bytes, same, save_picture
 from isoconv.data import EpochBatches, StreamedSet, hold_out, load_image, read_csv, read_folder, resize, streamed
 from isoconv.errors import IsoconvError
 
 WORKERS = (0, 2)
 AUGMENTED = {"padding": 2, "flip": True, "augment": (0.5, 0.5)}
 OPERATED = {"flip": True, "resized_crop": (0.3, 1.0), "rand_augment": (2, 9.0), "colour_jitter": (0.4, 0.4, 0.4)}
-
-
-@pytest.fixture(scope="module")
-def album(tmp_path_factory):
-    """60 pictures in three classes: PNG and JPEG, grey and coloured, of three sizes."""
-    folder = tmp_path_factory.mktemp("album")
-    for k in range(60):
-        height, width = ((20, 20), (31, 47), (60, 40))[k % 3]
-        shape = (height, width) if k % 5 == 0 else (height, width, 3)
-        save_picture(folder / "abc"[(k + k // 3) % 3] / f"{k}.{('png', 'jpg')[k % 2]}", random_bytes(*shape, seed=k))
-    return folder
-
-
-def same(a, b):
-    return len(a) == len(b) and all(map(torch.equal, chain(*a), chain(*b)))
 
 
 @pytest.mark.parametrize("workers", WORKERS)
