@@ -164,6 +164,8 @@ class _AppendPair(Function):
         count = taps.shape[dim]
         inside = (taps.flatten(basis.dim() - 2, -2) @ basis @ basis.mT).view(taps.shape)
         outside = taps - inside
+        if count == 1:
+            return torch.cat([inside, outside], dim)
         middle = inside.narrow(dim, 1, count - 1) + outside.narrow(dim, 0, count - 1)
         return torch.cat([inside.narrow(dim, 0, 1), middle, outside.narrow(dim, count - 1, 1)], dim)
 

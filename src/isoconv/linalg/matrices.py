@@ -119,14 +119,22 @@ def gram_residual(tall: Tensor) -> Tensor:
 SERIES = tuple(comb(2 * p, p) / 4**p for p in range(64))
 
 
-def inverse_sqrt_correction(residual: Tensor, order: int) -> Tensor:
+def inverse_sqrt_correction(residual: Tensor, order: int, square: Tensor | None = None) -> Tensor:
     """Return ½Q + ⅜Q² + … + (−1)ᵖ C(−½, p) Qᵖ: the Taylor polynomial of (I − Q)^(−½), less its leading I.
 
-    Without the I because A + A·(small) rounds far less than A·(I + small).
+    Without the I because A + A·(small) rounds far less than A·(I + small). Horner's rule in Q², which may be given: two
+    orders for one product.
     """
-    series = SERIES[order] * residual
-    for p in range(order - 1, 0, -1):  # Horner's rule
-        series = add_product(SERIES[p] * residual, residual, series)
+    if order == 1:
+        return SERIES[1] * residual
+    square = residual @ residual if square is None else square
+    series: Tensor | None = None
+    for p in range((order - 1) | 1, 0, -2):
+        terms = SERIES[p] * residual
+        if p < order:
+            terms = torch.add(terms, square, alpha=SERIES[p + 1])
+        series = terms if series is None else add_product(terms, square, series)
+    assert series is not None
     return series
 
 

@@ -260,33 +260,36 @@ def retract(matrix: Tensor, steps: int | None = None, precision: str = "highest"
             return _retract_blindly(matrix, steps, precision)
         tall, wide = as_tall(matrix)
         rounding = orthonormality_tolerance(tall)
-        residual = gram_residual(tall)
-        norm = size = float(frobenius(residual).amax())
+        residual, square, size, norm = _look(tall)
         # What has been retracted must count as orthonormal when it is looked at again, rounded in another order perhaps:
         # hence two thresholds, the stricter one for stopping.
         if size <= 2 * rounding:
             return matrix
-        if not size < 0.5:  # perhaps many small errors: ‖R⁴‖_F^¼ bounds the operator norm too, and more closely
-            square = residual @ residual
+        if not norm < 0.5:  # perhaps many small errors: ‖R⁴‖_F^¼ bounds the operator norm more closely
             norm = float(frobenius(square @ square).amax()) ** 0.25
         if not norm < 0.9:
             return _polar_or_svd(matrix)
         if norm >= 0.5:  # the series would be long: iterate in Gram space, and look again
             tall = _retract_blindly(tall, 3, precision)
-            residual = gram_residual(tall)
-            norm = size = float(frobenius(residual).amax())
+            residual, square, size, norm = _look(tall)
         while size > rounding:
-            # The series of order p leaves a residual of at most ‖R‖_F·‖R‖^p: take the first order that is enough. Its
-            # products are of small matrices; another look and another step would be two more of the large one.
+            # The series of order p leaves a residual of at most ‖Rᵖ⁺¹‖_F ≤ ‖R²‖_F^½⁽ᵖ⁺¹⁾: take the first order that is
+            # enough. Its products are of small matrices; another look and another step would be two more of the large one.
             order = 1
-            while order < _HIGHEST_ORDER and size * norm**order > rounding / 8:
+            while order < _HIGHEST_ORDER and norm ** (order + 1) > rounding / 8:
                 order += 1
-            tall = add_product(tall, tall, inverse_sqrt_correction(residual, order))
-            size *= norm**order
+            tall, size = add_product(tall, tall, inverse_sqrt_correction(residual, order, square)), norm ** (order + 1)
             if size > rounding / 8:
-                residual = gram_residual(tall)
-                norm = size = float(frobenius(residual).amax())
+                residual, square, size, norm = _look(tall)
         return tall.mT if wide else tall
+
+
+def _look(tall: Tensor) -> tuple[Tensor, Tensor, float, float]:
+    """Return R = I − XᵀX, R², and of each batch the largest ‖R‖_F and ‖R²‖_F^½ ≥ ‖R‖. On a GPU the host waits once."""
+    residual = gram_residual(tall)
+    square = residual @ residual
+    size, squared = frobenius(torch.stack([residual, square])).view(2, -1).amax(1).tolist()
+    return residual, square, size, squared**0.5
 
 
 @torch.library.custom_op("isoconv::retract", mutates_args=())

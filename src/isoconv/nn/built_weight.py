@@ -324,15 +324,17 @@ class _Build:
         self.graph: tuple[Tensor, list[Tensor]] | None = None  # of the weight, and its leaves
         # Outside inference mode, so that a weight built there can serve a training pass later.
         with torch.inference_mode(False), torch.no_grad(), full_precision(sources[0]):
-            copies = [source.detach().clone(memory_format=torch.contiguous_format) for source in sources]
+            moves = updating and layer._writes_back
+            given = [source.detach().contiguous() for source in sources]
+            copies = given if moves else list(map(Tensor.clone, given))
             precise = [copy.to(constraint_dtype(copy)) for copy in copies]
-            self.points = layer._settle(*precise)
-            if updating and layer._writes_back:
-                for source, before, point in zip(sources, precise, self.points, strict=True):
-                    if point is not before:
-                        source.copy_(point)
-                copies = list(self.points)
-            self.copies = copies
+            self.points = list(layer._settle(*precise))
+            for k, point in enumerate(self.points) if moves else ():
+                if point is precise[k]:  # nothing moved: this is the parameter itself, which may change later
+                    self.points[k] = point.clone()
+                else:
+                    sources[k].copy_(point)
+            self.copies = self.points if moves else copies
             if updating and any(self.wanted):
                 self.value = self.make_graph()[0].detach()
             else:
