@@ -151,7 +151,9 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "forward of the outer instance": (lambda: patched("forward", nn.Sequential(nn.ReLU())), "Got Sequential at 0"),
     "forward of ours": (lambda: patched("forward", OrthogonalLinear(2, 2)), "Got OrthogonalLinear at 0"),
     "a weight from elsewhere": (
-        lambda: altered(lambda layer: setattr(layer, "weight_source", lambda: torch.randn(2, 2)), OrthogonalLinear(2, 2)),
+        lambda: altered(
+            lambda layer: setattr(layer, "weight_source", lambda: torch.randn(2, 2)), OrthogonalLinear(2, 2)
+        ),
         "weight_source of 0",
     ),
     "forward hook": (lambda: altered(hook), "forward hooks.* 0"),
