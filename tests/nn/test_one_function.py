@@ -188,12 +188,18 @@ def test_dual_parameters_are_refused_and_dual_inputs_are_not(context: Callable[[
             functional_call(layer, dual, (x,))
 
 
-def test_a_padding_that_is_not_known() -> None:
-    layer, x = made("bcop")
-    layer.padding_mode = "reflect"
-    for call in (lambda: layer(x), lambda: plain(layer)):
-        with pytest.raises(IsoconvError, match="padding_mode"):
-            call()
+def test_arguments_that_are_changed_afterwards_are_refused() -> None:
+    """What the layer was built for follows from them; its forward and its plain form would no longer agree."""
+    for name, argument, value in (
+        ("bcop", "padding_mode", "reflect"),
+        ("bcop", "dilation", (2, 2)),
+        ("cayley", "padding_mode", "zeros"),
+        ("1d", "groups", 2),
+    ):
+        layer, x = made(name)
+        with pytest.raises(IsoconvError, match=argument):
+            setattr(layer, argument, value)
+        assert torch.allclose(layer.eval()(x), plain(layer)(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)

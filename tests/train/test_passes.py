@@ -124,6 +124,35 @@ def test_what_remembers_or_draws_runs_as_once(middle: nn.Module) -> None:
         assert torch.equal(p, q), name
 
 
+class Attention(nn.MultiheadAttention):
+    """Drops attention weights without a module that says so. A subclass in the library's own name, so that it is known."""
+
+    __module__ = "torch.nn.modules.activation"
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.RReLU(), Attention(4, 2, dropout=0.5), nn.RNN(4, 4, 2, dropout=0.5)], ids=lambda x: type(x).__name__
+)
+def test_random_numbers_that_are_drawn_last_or_within_a_layer(layer: nn.Module) -> None:
+    class First(nn.Sequential):
+        __module__ = "torch.nn.modules.container"
+
+        def forward(self, x: Tensor) -> Tensor:
+            result = super().forward(x)
+            return result[0] if isinstance(result, tuple) else result
+
+    model = nn.Sequential(*(First(nn.Linear(4, 4), copy.deepcopy(layer)) for _ in range(6)))
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        result = run_in_pieces(model, checkpointed=again)(torch.ones(2, 3, 4))
+        gradients.append(torch.autograd.grad(result.square().sum(), list(model.parameters())))
+    assert all(map(torch.equal, *gradients))
+
+
 class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,6 +16,10 @@ from isoconv.nn.downsampling import downsample, unfold_stride
 from isoconv.records import require
 
 Pads = Sequence[tuple[int, int]]  # pixels before and after, for each axis
+#: From these follows what a layer is built for: they cannot be changed afterwards.
+_ARGUMENTS = frozenset(
+    ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+)
 
 
 class LipschitzConvolution(BuiltWeight):
@@ -102,6 +106,11 @@ class LipschitzConvolution(BuiltWeight):
         self.reset_parameters()
         if frozen:
             self.requires_grad_(False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ARGUMENTS and hasattr(self, "fits_always"):
+            raise IsoconvError(f"Expected a new {type(self).__name__} for another {name}. Got one that is changed.")
+        super().__setattr__(name, value)
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         """Make the parameters that the weight is built from, empty."""
