@@ -191,7 +191,7 @@ def test_no_damaged_header_is_taken_for_the_end(tmp_path, form):
         ({"a.png": b"", "a.cls": b"1" * 5000}, r"class in .*a\.cls"),
         ({"a.png": b"", "a.cls": b"0"}, r"at least two classes.*'0'"),
         ({"a.txt": b"", "b.json": b"0"}, r"at least two classes.*no pictures"),
-        (samples("c", "d", "e") | {"a.png": b"no picture", "a.cls": b"0"}, r"a\.png is not a PNG"),
+        (samples("c", "d", "e") | {"a.png": b"no picture", "a.cls": b"0"}, r"a\.png cannot be read as a picture"),
     ],
 )
 def test_what_is_wrong_in_a_shard_is_said_in_one_line(tmp_path, members, words):

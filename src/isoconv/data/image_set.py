@@ -92,6 +92,7 @@ class Splits:
 
     listing : for a user's own pictures, a hash of their names, sizes in bytes and classes, which decide what is held out
     ignored : how many files were passed over, because they are no pictures or in no class's folder
+    left_out : the pictures that could not be read, of the parts that have been asked for; see `skip_broken`
     """
 
     def __init__(
@@ -102,9 +103,10 @@ class Splits:
         *,
         listing: str = "",
         ignored: int = 0,
+        left_out: Sequence[str] = (),
     ):
         self._train, self._test, self._why_no_test = train, test, why_no_test
-        self.listing, self.ignored = listing, ignored
+        self.listing, self.ignored, self.left_out = listing, ignored, left_out
         if isinstance(train, ImageSet) and isinstance(test, ImageSet):
             self.load()
 

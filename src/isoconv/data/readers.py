@@ -62,8 +62,10 @@ def load_splits(
     size, channels = options.get("size"), options.get("channels")
     problem = f"{channels}: only pictures from a folder or a CSV file are converted"
     require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)
-    held = options.get("resize", "squash") == "squash" and not options.get("stream") and not options.get("workers")
-    require(held or is_pictures(record.name), "pictures in files of their own, to crop or to stream", record.name)
+    held = options.get("resize", "squash") == "squash" and not any(
+        map(options.get, ("stream", "workers", "skip_broken"))
+    )
+    require(held or is_pictures(record.name), "pictures in files of their own, to crop, stream or skip", record.name)
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))

@@ -342,7 +342,7 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
-    options |= {"channels": channels, "resize": config.resize, "lazy": True}
+    options |= {"channels": channels, "resize": config.resize, "skip_broken": config.skip_broken, "lazy": True}
     splits = load_splits(*where, size=(height, width), download=download, **options)
     part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
     if part.shape != config.input_shape or part.classes != config.classes:
