@@ -148,7 +148,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
-        return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
+        accuracy = f"train {report.accuracy:.1f} %"
+        if "validation" in report.metrics:
+            accuracy += f"  validation {report.metrics['validation']:.1f} %"
+        return f"loss {report.loss:.4f}  {accuracy}  {report.images_per_second:,.0f} images/s"
 
     def epoch(self, report: "EpochReport") -> None:
         self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"

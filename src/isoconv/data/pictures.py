@@ -184,7 +184,8 @@ def read_pictures(
         else:
             arrays.append(array)
             first, other = (f"{x.shape[1]}×{x.shape[0]}" for x in (arrays[0], array))
-            problem = f"{other} in {paths[index]}, where others have {first}"
+            readable = next(path for k, path in enumerate(paths) if k not in errors)
+            problem = f"{first} in {readable} and {other} in {paths[index]}"
             require(first == other, "pictures of one size, or a size to bring them to (--size)", problem)
         if progress is not None:
             progress("reading pictures", index + 1, len(paths))
