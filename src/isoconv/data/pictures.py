@@ -67,10 +67,9 @@ class UnreadablePictures(IsoconvError):  # noqa: N818  (what the files are)
         count, files = len(self.args), [f"{path} ({reason})" for path, reason in self.args[:_MOST_NAMED]]
         if count == 1:
             path, reason = self.args[0]
-            return f"{path} cannot be read as a picture ({reason}). Repair or remove it, or train with --skip-broken."
+            return f"{path} cannot be read as a picture ({reason}). Repair or remove it."
         more = f"; and {count - _MOST_NAMED:,} more" if count > _MOST_NAMED else ""
-        problem = f"{count:,} files cannot be read as pictures: {'; '.join(files)}{more}"
-        return f"{problem}. Repair or remove them, or train with --skip-broken."
+        return f"{count:,} files cannot be read as pictures: {'; '.join(files)}{more}. Repair or remove them."
 
 
 class PictureOptions(TypedDict, total=False):

@@ -10,7 +10,7 @@ import torch
 
 from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
 from isoconv.data.datasets import FROM_FILES
-from isoconv.data.pictures import Size, height_and_width
+from isoconv.data.pictures import Size, UnreadablePictures, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.records import require
@@ -97,7 +97,10 @@ def train(
             raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         reading: dict[str, Any] = {name: settings[name] for name in ("resize", "skip_broken") if name in settings}
         reading |= {"stream": stream, "workers": workers}
-        splits = load_splits(data, folder, size=size, download=download, **reading)
+        try:
+            splits = load_splits(data, folder, size=size, download=download, **reading)
+        except UnreadablePictures as error:
+            raise IsoconvError(f"{error} To leave out what cannot be read: --skip-broken.") from error
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
     share = configs[0].validation
