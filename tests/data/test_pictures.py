@@ -57,7 +57,7 @@ def test_what_is_not_a_picture_is_left_alone(tmp_path):
     save_picture(tmp_path / "a" / "deeper" / "still" / "1.PNG")
     save_picture(tmp_path / "a" / ".thumbnails" / "1.png")
     splits = read_folder(tmp_path)
-    assert (len(splits.train) + len(splits.test), splits.ignored) == (5, 2)
+    assert (len(splits.train) + len(splits.test), splits.ignored) == (5, {".txt": 2})
 
 
 @pytest.mark.parametrize("ending", ["png", "jpeg", "bmp", "webp", "gif", "JPG"])

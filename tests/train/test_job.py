@@ -28,7 +28,7 @@ def test_the_epoch_that_is_best_in_validation_is_kept(pictures, tmp_path):
     assert "16 of them for validation" in lines[0] and f"epoch {result.best_epoch} is kept" in lines[-1]
     scores = [line["validation"] for line in RunFolder(tmp_path / "run").read_metrics()]
     assert result.best_epoch == scores.index(max(scores)) + 1 and result.validation == max(scores)
-    assert len(scores) == min(9, result.best_epoch + 2) < 9  # it would not gain any more
+    assert result.epochs == len(scores) == min(9, result.best_epoch + 2) < 9  # it would not gain any more
     _, held_out = hold_out(read_folder(pictures).train, 0.25)
     assert measure_accuracy(load_run(tmp_path / "run")[0], held_out, CPU) == max(scores)
     train(str(pictures), tmp_path / "both", seeds=[0, 1], **options)

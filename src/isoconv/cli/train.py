@@ -104,7 +104,8 @@ def train(
         print_json(results)
         return
     if results[0].clean is not None:
-        epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"
+        count = results[0].epochs
+        epochs_done = f"{count:,} epoch{'s' * (count != 1)}"
         print_results(results, ", ".join([*config.network[:2], Path(config.data).name, epochs_done]))
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
     print_line(f"The run is in {out}. For a report: isoconv report {words}")

@@ -14,6 +14,7 @@ import hashlib
 import io
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -118,7 +119,8 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     classes = [{picture.label for picture in part} for part in parts]
     different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
     require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
-    ignored = sum(1 for _ in files_in(folder)) - sum(map(len, parts))
+    pictures = (picture.path for part in parts for picture in part)
+    ignored = Counter(_ending(path) for path in files_in(folder)) - Counter(_ending(path) for path in pictures)
     return make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
 
 
@@ -145,7 +147,7 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
     labels = {picture.label for picture in pictures}
     problem = f"only {min(labels)!r}" if labels else "none"
     require(len(labels) > 1, f"lines of path,label with at least two classes in {path}", problem)
-    return make_splits(path.stem, sort_classes(labels), [pictures], 0, options)
+    return make_splits(path.stem, sort_classes(labels), [pictures], Counter(), options)
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
@@ -189,7 +191,7 @@ def read_pictures(
         if progress is not None:
             progress("reading pictures", index + 1, len(paths))
     if errors and (broken is None or not (arrays or (size and channels))):
-        raise UnreadablePictures(*sorted(pair for error in errors.values() for pair in error.args))
+        raise UnreadablePictures(*(pair for error in errors.values() for pair in error.args))
     if broken is not None:
         broken |= errors
     height, width = arrays[0].shape[:2] if arrays else height_and_width(size or 1)
@@ -228,6 +230,10 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
         target[:] = np.asarray(Image.fromarray(source).resize((width, height), Image.Resampling.BILINEAR))
     pixels = torch.from_numpy(resized).reshape(len(images), images.shape[0], height, width)
     return ImageSet(pixels, images.labels.cpu(), images.classes, images.name)
+
+
+def _ending(path: Source) -> str:
+    return Path(str(path)).suffix.lower()
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -294,9 +300,10 @@ def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | N
 
 def _name_format(data: bytes) -> str:
     """Say what a file is that is no picture of a known format."""
-    others = [name for (place, mark), name in _OTHERS.items() if data[place:].startswith(mark)]
-    kind = f"it is {others[0]}" if others else "it is none of them" if data else "it is empty"
-    return f"{kind}; PNG, JPEG, BMP, WebP and GIF are read"
+    for (place, mark), name in _OTHERS.items():
+        if data[place:].startswith(mark):
+            return f"it is a {name} file: convert it, to PNG for instance"
+    return "it is not a PNG, JPEG, BMP, WebP or GIF" if data else "it is empty"
 
 
 def _flatten(file: "Image") -> "Image":
@@ -316,7 +323,11 @@ def _flatten(file: "Image") -> "Image":
 
 
 def make_splits(
-    name: str, classes: Sequence[str], parts: Sequence[Sequence[Picture]], ignored: int, options: PictureOptions
+    name: str,
+    classes: Sequence[str],
+    parts: Sequence[Sequence[Picture]],
+    ignored: Counter[str],
+    options: PictureOptions,
 ) -> Splits:
     """Shuffle the pictures of each part, hold some out if there is only one, and read them, or say how to stream them."""
     size, channels, seed = options.get("size"), options.get("channels"), options.get("seed", 0)
@@ -333,12 +344,14 @@ def make_splits(
 
     def read(*parts: Tensor) -> list[ImageSet]:
         """Read parts together, so that they get the same size and the same channels."""
-        indices, broken = torch.cat(parts), dict[int, UnreadablePictures]()
+        indices, broken = torch.cat(parts).sort().values, dict[int, UnreadablePictures]()
         paths = [pictures[index].path for index in indices.tolist()]
         images = read_pictures(paths, size, channels, options.get("progress"), resize, broken if skip else None)
         indices = leave_out(indices, broken)
         whole = ImageSet(images, labels[indices], tuple(classes), name)
-        return [whole.subset(torch.isin(indices, part).nonzero().flatten()) for part in parts]
+        position = torch.full((len(pictures),), -1)
+        position[indices] = torch.arange(len(indices))
+        return [whole.subset(position[part][position[part] >= 0]) for part in parts]
 
     train, *rest = (shuffle_indices(len(part), seed) for part in parts)
     if rest:

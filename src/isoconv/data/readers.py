@@ -13,6 +13,7 @@ import pickle
 import pkgutil
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,7 +126,7 @@ def read_class_folders(record: DataSet, folder: Path, **options: Unpack[PictureO
     require(not different, f"the same classes in {root / 'train'} and {root / 'val'}", problem)
     options["size"], options["channels"] = options.get("size") or record.shape[1:], record.shape[0]
     options["seed"] = 0
-    return make_splits(record.name, sorted(classes), [train, test], 0, options)
+    return make_splits(record.name, sorted(classes), [train, test], Counter(), options)
 
 
 def _list_annotated(root: Path, annotations: Path) -> list[Picture]:

@@ -124,7 +124,8 @@ def train_classifiers(
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
             machine = device_name(target), torch.__version__
             figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
-            run = config.seed, config.epochs, fitted.seconds, len(configs)
+            epochs = fitted.updates * first.epochs // steps  # fewer than planned where patience has ended
+            run = config.seed, epochs, fitted.seconds, len(configs)
             figures |= (
                 {} if fitted.best_epoch == 0 else {"best_epoch": fitted.best_epoch, "validation": fitted.best_score}
             )

@@ -219,7 +219,8 @@ class TrainConfig(NetworkSettings):
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
         require(0 <= self.validation < 1, "a share of the training images for validation, such as 0.1", self.validation)
         require(self.patience >= 0, "a patience of at least 1 epoch", self.patience)
-        require(self.patience == 0 or self.validation > 0, "a share for validation (--validation 0.1) with patience", 0)
+        alone = self.patience > 0 and self.validation == 0
+        require(not alone, "a share for validation with patience, such as --validation 0.1", "patience alone")
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
         for name, value in self.loss_options.items():
             require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))

@@ -181,7 +181,9 @@ def describe_data(config: TrainConfig, splits: Splits, held_out: ImageSet | None
     line += "".join(f", none of {train.classes[k]}" for k in untested[:3])
     colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     line += f", {len(train.classes)} classes, {height}×{width} in {colours}"
-    line += f"; {splits.ignored:,} other file{'s' * (splits.ignored != 1)} ignored" if splits.ignored else ""
+    if splits.ignored:
+        count, endings = sum(splits.ignored.values()), ", ".join(sorted(splits.ignored.keys() - {""})[:5])
+        line += f"; {count:,} other file{'s' * (count != 1)} ignored{f' ({endings})' * bool(endings)}"
     return line + (
         f"; {len(splits.left_out):,} cannot be read: {', '.join(splits.left_out)}" if splits.left_out else ""
     )
