@@ -93,7 +93,7 @@ def test_pictures_that_have_moved(isoconv, album, tmp_path):
     outcome = isoconv("train", "here", *WORDS, "--size", "12")
     assert (
         outcome.code == 0
-        and "2 other files ignored (.md, .txt)" in outcome.err
+        and "2 other files ignored (.png, .txt)" in outcome.err
         and "1 epoch" in outcome.out.splitlines()[0]
     )
     before = json.loads(isoconv("certify", "mine", "--json").out)

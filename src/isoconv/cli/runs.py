@@ -13,7 +13,7 @@ from isoconv.data import ProgressLine
 from isoconv.errors import require
 
 _RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
-_DATA = "of FILE.py:FUNCTION: as for isoconv train, or only --data"
+_DATA = "with FILE.py:FUNCTION: its data, as isoconv train takes them; pictures may also be given by --data alone"
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 
@@ -24,7 +24,9 @@ def certify(
     epsilons: Epsilons = None,
     certificate: Annotated[Path | None, typer.Option(help="file to write the certificates to")] = None,
     folder: Data = None,
-    weights: Annotated[Path | None, typer.Option(help="of FILE.py:FUNCTION: its .safetensors file")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="with FILE.py:FUNCTION: .safetensors file of its weights")
+    ] = None,
     size: Sides = None,
     download: Download = False,
     images: Images = None,

@@ -22,8 +22,10 @@ _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your
 _PATCHES = "pixels per side that the network sees as one position: more for large images (default)"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
-_EPOCHS = "passes over the training set: 60 (default), paper: 200; with --resume more than before prolong the run"
-_VALIDATION = "share of the training images to hold out, to keep the epoch that is best on them: 0.1"
+_EPOCHS = (
+    "passes over the training set: 60, or the paper's 200 (default); a larger number than before prolongs a resumed run"
+)
+_VALIDATION = "hold out this share of the training images, and keep the epoch that is most accurate on them: 0.1"
 _PATIENCE = "with --validation, stop after so many epochs without a gain"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
@@ -36,7 +38,7 @@ def train(
     size: cli.Sides = None,
     resize: Annotated[str | None, typer.Option(help=f"to that size: {list_choices(RESIZES, 'squash')}")] = None,
     skip_broken: Annotated[
-        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read")
+        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read, instead of refusing")
     ] = None,
     stream: cli.Stream = None,
     workers: cli.Workers = None,
