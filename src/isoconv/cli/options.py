@@ -114,10 +114,12 @@ Download = Annotated[bool, typer.Option("--download", help="download the data se
 Images = Annotated[int | None, typer.Option(help="use only this many test images, the first ones")]
 Seed = Annotated[int, typer.Option(help="seed of every random choice")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Resume = Annotated[bool, typer.Option("--resume", help="resume the run in --out, with the same options")]
+Resume = Annotated[bool, typer.Option("--resume", help="resume the run in --out; other options stay as they were")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace existing output")]
 Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
-Epsilons = Annotated[list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
+Epsilons = Annotated[
+    list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radius, such as 36/255; repeatable")
+]
 Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
 Stream = Annotated[
     bool | None,

@@ -29,7 +29,7 @@ from isoconv.train.config import (
 )
 from isoconv.train.distributed import Processes
 from isoconv.train.passes import run_in_pieces
-from isoconv.train.run_folder import RunFolder, locked, open_runs
+from isoconv.train.run_folder import BestEpoch, RunFolder, locked, open_runs
 
 #: A batch, as the loss takes it.
 Batch = Sequence[Tensor]
@@ -99,11 +99,16 @@ class Diverged(IsoconvError):  # noqa: N818  (as `Stopped`: what happened to the
 
 @dataclass(frozen=True)
 class FitResult(Record):
-    """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch."""
+    """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch.
+
+    best_epoch, best_score : with `validate`, the epoch that was kept, counted from 1, and its score
+    """
 
     updates: int
     seconds: float
     metrics: dict[str, float]
+    best_epoch: int = 0
+    best_score: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -310,6 +315,8 @@ def fit(
     captured: bool = True,
     accumulate: int = 1,
     checkpoint_activations: bool = False,
+    validate: Callable[[nn.Module], float] | None = None,
+    patience: int = 0,
     processes: Processes | None = None,
 ) -> list[FitResult]:
     """Train any networks in place, from wherever they are to their last epoch. Return one result per network.
@@ -340,6 +347,10 @@ def fit(
     checkpoint_activations : keep few activations of an `nn.Sequential`, and compute the others again in the backward pass:
         the same gradients in less memory and more time; see Note [Activations computed again] in `train/passes.py`. With
         modules of your own steps are not captured then, since those may draw random numbers.
+    validate : called with each network, in evaluation mode, after every epoch; returns a score. At the end each network is
+        as it was after the epoch with the highest score, the first one of equal scores. A folder keeps it in
+        best.safetensors
+    patience : with `validate`, end when no network has gained for so many epochs; 0: never before the last one
     processes : `Processes.join(device)` under torchrun. `batches` are this process's own, as many and as large as those of
         each other. One process writes; see Note [Any number of processes].
     """
@@ -365,13 +376,30 @@ def fit(
         for learner, run in zip(learners, folders, strict=True) if resume else ():
             run.load(learner, writes=processes.first)
             _divide_sums(learner, processes)
+        best = [run.read_best() if resume and validate is not None else None for run in folders]
         loop = _Loop(
-            learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every, captured
+            learners,
+            sources,
+            folders,
+            seed,
+            observer or Silent(),
+            processes,
+            should_stop,
+            save_every,
+            captured,
+            validate,
+            patience,
+            best or [None for _ in learners],
         )
         loop.run()
+        for learner, kept in zip(learners, loop.best, strict=True):
+            if kept is not None:
+                learner.model.load_state_dict(kept.state)
         for run, learner in owned.items() if processes.first else ():
             run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
-    return [FitResult(one.done, one.seconds, line) for one, line in zip(learners, loop.lines, strict=True)]
+    kept_epochs = [(0, 0.0) if best is None else (best.epoch, best.score) for best in loop.best]
+    each = zip(learners, loop.lines, kept_epochs, strict=True)
+    return [FitResult(one.done, one.seconds, line, *kept) for one, line, kept in each]
 
 
 def _listed(value: Any, several: bool) -> list[Any]:
@@ -425,6 +453,9 @@ class _Loop:
     should_stop: Callable[[], bool]
     save_every: float
     captured: bool
+    validate: Callable[[nn.Module], float] | None
+    patience: int
+    best: list[BestEpoch | None]
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
@@ -439,6 +470,8 @@ class _Loop:
     def run(self) -> None:
         try:
             for epoch in range(min(learner.done for learner in self.learners) // self.steps, self.epochs):
+                if all(self._gains_no_more(k, epoch) for k in range(len(self.learners))):
+                    break
                 self._run_epoch(epoch)
             self._read_clock()
         finally:
@@ -489,9 +522,12 @@ class _Loop:
         ended = [k for k in range(len(self.learners)) if before[k] < last]  # the line of others was written before
         for k in ended:
             self.lines[k] = self._epoch_line(self.learners[k], epoch + 1, samples[k], started)
+            if self.validate is not None:
+                self.lines[k]["validation"] = self._validate(k, epoch + 1)
             if self.processes.first and self.folders:
                 self.folders[k].append_metrics(self.lines[k])
-        if any(self.processes.any(stopping, self._save_is_due(), epoch + 1 == self.epochs)):
+        ending = epoch + 1 == self.epochs or all(self._gains_no_more(k, epoch + 1) for k in range(len(self.learners)))
+        if any(self.processes.any(stopping, self._save_is_due(), ending)):
             self._save(epoch + 1)
             self.processes.wait()
         seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
@@ -512,6 +548,30 @@ class _Loop:
             line[name] = mean / self.processes.count
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
+
+    def _validate(self, k: int, epoch: int) -> float:
+        """Return a network's score after an epoch; keep the network if it has not scored higher.
+
+        One that has gained nothing for `patience` epochs stays as it was, though others beside it may go on: it is what it
+        would be alone.
+        """
+        assert self.validate is not None
+        model = self.learners[k].model.eval()
+        with torch.no_grad():
+            (total,) = self.processes.total([self.validate(model)])
+        model.train()
+        score, best = total / self.processes.count, self.best[k]
+        if not self._gains_no_more(k, epoch - 1) and (best is None or score > best.score):
+            state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            best = self.best[k] = BestEpoch(epoch, score, state)
+            if self.processes.first and self.folders:
+                self.folders[k].save_best(best)
+        return score
+
+    def _gains_no_more(self, k: int, epoch: int) -> bool:
+        """Return True if a network has not gained for `patience` epochs when so many epochs are done."""
+        best = self.best[k]
+        return self.patience > 0 and best is not None and epoch - best.epoch >= self.patience
 
     # Saving -------------------------------------------------------------------------------------------------------
 
