@@ -155,15 +155,6 @@ def test_a_signal_saves_and_says_how_to_go_on(start, isoconv, pictures, tmp_path
     assert again.code == 0 and epochs_in(tmp_path / "run") == list(range(1, 61)), again.err
 
 
-def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
-    process = let_it_train(start, pictures, "--epochs", "30", "--out", "killed")
-    time.sleep(0.05)
-    process.kill()
-    process.communicate(timeout=180)
-    assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
-    assert epochs_in(tmp_path / "killed") == list(range(1, 31))
-
-
 @pytest.fixture
 def interrupt_at_once(monkeypatch):
     """Like Ctrl-C in the first step."""

@@ -82,7 +82,6 @@ def test_the_plain_form_and_saved_weights():
 
 
 def test_it_trains_in_every_layer():
-    torch.manual_seed(0)
     model = ShiftNet((1, 8, 8), 4, channels=32, blocks=(1, 1))
     images, labels = torch.rand(4, 1, 8, 8), torch.arange(4)
     descent = isoconv.optim.SteepestDescent(model.parameters(), lr=0.02)
@@ -99,7 +98,6 @@ def test_it_trains_in_every_layer():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_compiled_and_side_by_side():
-    torch.manual_seed(0)
     model, x = ShiftNet((1, 8, 8), 4, channels=16, blocks=(1, 1)).eval(), torch.rand(5, 1, 8, 8)
     torch.compiler.reset()
     assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), atol=1e-6)

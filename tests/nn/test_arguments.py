@@ -260,13 +260,6 @@ def test_a_strided_layer_for_images_of_two_kinds_has_no_plain_form():
     assert not layer._forward_hooks
 
 
-def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():
-    kernel, x = kernel_of(BCOPConv2d(4, 4, 4, 2, bias=False)).detach(), torch.eye(4 * 64).reshape(-1, 4, 8, 8)
-    dilated = F.conv2d(F.pad(x, (3, 3, 3, 3), mode="circular"), kernel, None, 2, 0, 2)
-    assert torch.linalg.matrix_norm(dilated.flatten(1), 2) > 1.5
-    assert (singular_values(BCOPConv2d(4, 4, 4, 2, dilation=2), 4, 8, 8) - 1).abs().max() <= 1e-5
-
-
 @pytest.mark.parametrize("c_out", [1, 11, 12, 13, 24, 31])
 def test_strides_that_do_not_divide_the_kernel_are_orthogonal_whatever_the_channels(c_out):
     geometries = [((3, 5), (2, 3)), ((4, 3), 2)]

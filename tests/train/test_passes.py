@@ -55,7 +55,6 @@ def learners(model: nn.Module, **options: Any) -> list[Learner]:
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_the_same_steps_bit_for_bit(name: str, options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
     ones, side = learners(NETWORKS[name](), **options), 16 if name == "patches" else 8
     for step in range(3):
         batches = [batch(step + k, side) for k in range(2)]
@@ -113,7 +112,6 @@ MIDDLES = [BatchCentering(4), OSSNConv2d(4, 4, 3, input_size=(8, 8)), nn.Dropout
 
 @pytest.mark.parametrize("middle", MIDDLES, ids=str)
 def test_what_remembers_or_draws_runs_as_once(middle: nn.Module) -> None:
-    torch.manual_seed(0)
     layers = [BCOPConv2d(1, 4, 3), middle, MaxMin(), *(BCOPConv2d(4, 4, 3) for _ in range(6)), nn.Flatten()]
     ones = learners(nn.Sequential(*layers, OrthogonalLinear(256, 4)))
     for one in ones:

@@ -38,7 +38,6 @@ def parameters(network):
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (1, 28, 28), (3, 8, 12)])
 def test_shapes_and_ranges_and_weights_that_begin_small(shape):
-    torch.manual_seed(0)
     generator, discriminator = Generator(shape), Discriminator(shape)
     images = generator(generator.noise(5, torch.Generator().manual_seed(0))).detach()
     assert images.shape == (5, *shape) and float(images.abs().max()) <= 1
@@ -63,7 +62,6 @@ def test_the_papers_parameter_counts_at_64_and_its_settings():
 
 
 def test_images_depend_on_their_batch_in_evaluation_too_and_noise_is_uniform():
-    torch.manual_seed(0)
     generator = Generator((1, 8, 8)).eval()
     noise, again = (generator.noise(1000, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(noise, again) and noise.shape == (1000, 62)
