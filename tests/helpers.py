@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import torch
@@ -188,3 +189,24 @@ def train(
         descent.zero_grad()
         smooth_l1_loss(layer(x), y, reduction="sum").backward()
         descent.step()
+
+
+def winding_number(kernel: Tensor) -> int:
+    """Count how often det Σ_t W_t zᵗ of an orthogonal kernel turns around 0 while z turns around once; by no theorem."""
+    n, _, K = kernel.shape
+    angles = torch.arange(64 * n * K + 1, dtype=torch.float64) * 2 * torch.pi / (64 * n * K)
+    powers = torch.exp(1j * angles[:, None] * torch.arange(K))
+    determinant = torch.linalg.det(torch.einsum("fk,ijk->fij", powers, kernel + 0j))
+    assert (determinant.abs() - 1).abs().max() < 1e-9
+    turns = torch.angle(determinant[1:] / determinant[:-1]).sum() / (2 * torch.pi)
+    assert abs(turns - turns.round()) < 1e-9
+    return int(turns.round())
+
+
+def imported(path: Any) -> Any:
+    """Return the module in a file, such as an exported network."""
+    spec = spec_from_file_location("exported_network", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -156,9 +156,8 @@ def find_norms(model: nn.Module, shape: tuple[int, ...]) -> dict[float, float]:
     """Return the largest norms, p = 1, 2, ∞, of dense Jacobians at some points: zero, random ones, one bright pixel."""
     network, size = isoconv.plain(model).double(), math.prod(shape)
     points = torch.randn(4, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points = torch.cat(
-        [points[:1] * 0, points[1:] / 10, points, torch.eye(size)[: 50 if "MaxPool" in str(model) else 0]]
-    )
+    bright = torch.eye(size)[: 50 if "MaxPool" in str(model) else 0]
+    points = torch.cat([points[:1] * 0, points[1:] / 10, points, bright])
     jacobians = [
         torch.autograd.functional.jacobian(lambda x: network(x[None])[0].flatten(), point.reshape(shape)).flatten(1)  # type: ignore[union-attr]
         for point in (points if "Conv" not in str(model) else points[:1])

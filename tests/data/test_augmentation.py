@@ -285,10 +285,7 @@ def operated(name, magnitude, sign):
         "translate_x": move(lambda y, x, H, W: (y, x + shift * W)),
         "translate_y": move(lambda y, x, H, W: (y + shift * H, x)),
         "rotate": move(
-            lambda y, x, H, W: (
-                math.sin(angle) * x + math.cos(angle) * y,
-                math.cos(angle) * x - math.sin(angle) * y,
-            )
+            lambda y, x, H, W: (math.sin(angle) * x + math.cos(angle) * y, math.cos(angle) * x - math.sin(angle) * y)
         ),
         "posterise": by_pillow(ImageOps.posterize, 8 - round(magnitude / 7.5)),
         "solarise": by_pillow(ImageOps.solarize, 255 * (1 - level)),

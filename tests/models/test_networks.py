@@ -68,9 +68,8 @@ def test_the_plain_form_has_the_layers_and_the_size_in_the_paper(model, shape, s
     for conv in convs:
         modules = list(assert_plain(model(shape, conv=conv), torch.rand(1, *shape)).modules())
         assert sum(p.numel() for p in modules[0].parameters()) == size, conv
-        kinds = [
-            (m.in_channels, m.out_channels, m.kernel_size[0], m.stride[0]) for m in modules if type(m) is nn.Conv2d
-        ]
+        convolutions = [m for m in modules if type(m) is nn.Conv2d]
+        kinds = [(m.in_channels, m.out_channels, m.kernel_size[0], m.stride[0]) for m in convolutions]
         assert kinds + [(m.in_features, m.out_features) for m in modules if type(m) is nn.Linear] == layers
 
 
@@ -199,9 +198,8 @@ def test_patches_in_front_are_a_permutation_of_the_pixels(dtype):
     """The same layers applied to pixels that numpy has put among the channels; the Jacobian's norm."""
     model = Large((2, 24, 12), 3, patch=3).to(dtype).eval()
     inner = Large((18, 8, 4), 3).to(dtype).eval()
-    inner.load_state_dict(
-        {f"{int(k.split('.')[0]) - 1}.{k.split('.', 1)[1]}": v for k, v in model.state_dict().items()}
-    )
+    state = {tuple(name.split(".", 1)): value for name, value in model.state_dict().items()}
+    inner.load_state_dict({f"{int(number) - 1}.{name}": value for (number, name), value in state.items()})
     x = torch.rand(2, 2, 24, 12, dtype=dtype)
     patches = x.numpy().reshape(2, 2, 8, 3, 4, 3).transpose(0, 1, 3, 5, 2, 4).reshape(2, 18, 8, 4)
     assert torch.equal(model(x), inner(torch.from_numpy(patches.copy())))

@@ -37,9 +37,8 @@ def test_jacobians(shape, options):
 
 def test_the_linear_part_is_orthogonal_where_channels_allow_it():
     """Without folding, biases and pooling, all singular values of the blocks together are 1."""
-    linear = nn.Sequential(
-        *[m for m in ShiftNet((1, 8, 8), channels=16, blocks=(1, 1)) if not isinstance(m, HalfAbs)][:-2]
-    )
+    model = ShiftNet((1, 8, 8), channels=16, blocks=(1, 1))
+    linear = nn.Sequential(*[m for m in model if not isinstance(m, HalfAbs)][:-2])
     J = torch.autograd.functional.jacobian(lambda z: linear(z[None])[0], torch.rand(1, 8, 8))
     assert (torch.linalg.svdvals(J.reshape(-1, 64)) - 1).abs().max() <= 1e-5
 

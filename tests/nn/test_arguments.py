@@ -20,15 +20,7 @@ import isoconv
 from helpers import jacobian, randomised, singular_values
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import (
-    AOLConv2d,
-    BCOPConv1d,
-    BCOPConv2d,
-    BCOPConvTranspose2d,
-    RKL2NEConv2d,
-    RKOConv2d,
-    StandardConv2d,
-)
+from isoconv.nn import AOLConv2d, BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, RKL2NEConv2d, RKOConv2d, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

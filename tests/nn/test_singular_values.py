@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import (
-    SHAPES_2D,
-    convolution,
-    named,
-    randomised,
-    singular_values,
-)
+from helpers import SHAPES_2D, convolution, named, randomised, singular_values, winding_number
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.nn import BCOPConv1d, OrthogonalLinear, SVCMConv2d, svcm
 from isoconv.nn.svcm import project_together
@@ -136,12 +130,3 @@ def test_the_ranks_choose_the_component_and_training_stays_in_it(ranks):
 def test_ranks_count_from_the_same_end_for_every_rank():
     windings = [winding_number(BCOPConv1d(4, 4, 2, ranks=r, dtype=torch.float64).weight.detach()) for r in range(5)]
     assert windings in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0])
-
-
-def winding_number(kernel: torch.Tensor) -> int:
-    """How often det Σ_t W_t zᵗ runs around 0 as z runs around the unit circle."""
-    samples = torch.exp(2j * torch.pi * torch.arange(64, dtype=torch.float64) / 64)
-    powers = samples[:, None] ** torch.arange(kernel.shape[-1])
-    determinants = torch.linalg.det(torch.einsum("oit,zt->zoi", kernel.to(powers.dtype), powers))
-    assert (determinants.abs() - 1).abs().max() < 1e-9
-    return round(float((determinants.roll(-1) / determinants).angle().sum() / (2 * torch.pi)))

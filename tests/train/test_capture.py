@@ -15,14 +15,7 @@ from torch.nn import functional as F
 from isoconv.errors import IsoconvError
 from isoconv.models import FC3, Large, ShiftNet, Small
 from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin, OrthogonalLinear, RKOConv2d, svcm
-from isoconv.train.capture import (
-    SharedUpdate,
-    SideStreams,
-    Stepper,
-    are_alike,
-    prepare_weights,
-    stack_layers,
-)
+from isoconv.train.capture import SharedUpdate, SideStreams, Stepper, are_alike, prepare_weights, stack_layers
 from isoconv.train.engine import Learner
 from isoconv.train.passes import run_in_pieces
 from train.toys import learner, save_and_load, toy, toy_config

@@ -3,6 +3,7 @@
 import copy
 import json
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,7 @@ def test_the_same_steps_bit_for_bit(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_with_weights_that_are_built_ahead(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a captured step has them; with a backend that saves tensors as a compiled network does."""
-    compiler = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: compiler(function, backend="aot_eager", **options)
-    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.compiler.reset()
     torch.manual_seed(0)
     pairs = zip(*(learners(NETWORKS["shift"](), precision="bf16") for _ in range(1 if compiled else 2)), strict=True)
