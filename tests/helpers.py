@@ -103,10 +103,6 @@ SHAPES_2D = [
     *[(1, 1, 3, 3, 6, 9), (2, 5, 6, 3, 6, 9), (1, 3, 9, 3, 3, 6)],
 ]
 
-# (c_in, c_out, kernel_size, stride, length)
-SHAPES_1D = [(1, 1, 3, 1, 7), (1, 3, 2, 1, 5), (2, 2, 4, 1, 3), (3, 5, 3, 1, 1), (5, 3, 1, 1, 4)]
-SHAPES_1D += [(1, 3, 4, 2, 10), (2, 2, 6, 2, 2), (3, 5, 6, 3, 9), (5, 3, 2, 2, 6)]
-
 
 def named(rows: Sequence[Sequence[int]]) -> list[str]:
     """Test ids: "3-5-k4-s2-6x6" for (c_in, c_out, kernel_size, stride, height, width)."""
