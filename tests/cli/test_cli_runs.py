@@ -6,7 +6,6 @@ import math
 import shutil
 import sys
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from certify.certificates import check
+from helpers import imported
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.data import as_float, load_image
 from isoconv.models import MODELS
@@ -25,13 +25,6 @@ from isoconv.train.run_folder import load_run
 
 def read(path: str | Path) -> dict:
     return json.loads(Path(path).read_text())
-
-
-def imported(path: str):
-    spec = spec_from_file_location("exported_by_the_command", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 LARGE = ["--size 64", "--model shift-s --size 64 --checkpoint-activations"]
@@ -56,9 +49,8 @@ def test_every_command(words, isoconv, pictures, monkeypatch):
     assert [(row["attack"], row["violations"]) for row in json.loads(attack.out)] == [("pgd", 0), ("rounding", 0)]
     assert isoconv("export", "run", "--format", "torch", "--out", "net.safetensors").code == 0
     assert check(["c.jsonl", "net.safetensors"]) == 0
-    assert (
-        json.loads(Path("c.jsonl").read_text().splitlines()[0])["weights_sha256"] == imported("net.py").WEIGHTS_SHA256
-    )
+    header = json.loads(Path("c.jsonl").read_text().splitlines()[0])
+    assert header["weights_sha256"] == imported("net.py").WEIGHTS_SHA256
     if "shift" in words:
         assert isoconv("report", "run").code == 0
         shutil.move("run/result.json", "result.json")

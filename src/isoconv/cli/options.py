@@ -126,7 +126,7 @@ Stream = Annotated[
     typer.Option("--stream/--no-stream", help="decode pictures batch by batch (default: if they do not fit in memory)"),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="processes that decode what is streamed: one per core, up to 8 (default)")
+    int | None, typer.Option(help="processes that decode what streams (default: one per core, up to 8)")
 ]
 CheckpointActivations = Annotated[
     bool | None,
@@ -136,9 +136,7 @@ CheckpointActivations = Annotated[
     ),
 ]
 Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
-Search = Annotated[
-    Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
-]
+Search = Annotated[Any, parsed(parse_numbers, "--search", "<numbers>", "rates to try on a validation split first")]
 _AUGMENT = "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5"
 Augment = Annotated[Any, parsed(parse_share, "--augment", "<share[,strength]>", _AUGMENT)]
 _RESIZED_CROP = "cut out a share of the area at random, at least this, and stretch it: 0.25; instead of --crop-padding"

@@ -90,9 +90,7 @@ def train(
         splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
     else:
         if data is None:
-            raise IsoconvError(
-                f"Expected data to train on: {', '.join(NAMES)}, a folder of images, a CSV file or shards."
-            )
+            raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder, a CSV file or shards.")
         if data not in NAMES and folder is not None:
             raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         reading: dict[str, Any] = {name: settings[name] for name in ("resize", "skip_broken") if name in settings}
@@ -139,9 +137,7 @@ def train(
     if not resume and device == "cpu" and "model" not in settings:
         say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     if device == "cuda" and (first.accumulate > 1 or processes.count > 1):
-        say(
-            "Steps run eagerly, which is slower for small networks: only steps of one batch in one process are captured."
-        )
+        say("Steps run eagerly, slower for small networks: only those of one batch in one process are captured.")
     if device == "cuda" and first.checkpoint_activations and not is_repeatable(models[0]):
         say("Steps run eagerly: modules of your own may draw random numbers, and activations are computed twice.")
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)

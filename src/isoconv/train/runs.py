@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy
@@ -197,15 +197,13 @@ class TrainedRun:
         began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
         show(0, len(data))  # the first image may take long
         results, done, radii = list[attacks.AttackResult](), 0, certified.certificates.radius[: len(data)]
-        for images, labels in data.batches(_attacked_at_once(data.shape)):
+        function = attacks.rounding_search if epsilon is None else getattr(attacks, attack)
+        # All of CIFAR-10's test set at a time, of larger images fewer.
+        for images, labels in data.batches(max(1, _ATTACKED_PIXELS // math.prod(data.shape))):
             part = slice(done, done + len(images))
-            done, how = part.stop, settings | {"progress": partial(_show_part, show, part.start, len(data))}
-            if epsilon is None:
-                known = certified.certificates.prediction[part], radii[part]
-                results.append(_without_images(attacks.rounding_search, self.model, images, *known, **how))
-            else:
-                function = getattr(attacks, attack)
-                results.append(_without_images(function, self.model, images, labels, epsilon, **how))
+            done, how = part.stop, settings | {"progress": lambda n, _, before=done: show(before + n, len(data))}
+            known = (certified.certificates.prediction[part], radii[part]) if epsilon is None else (labels, epsilon)
+            results.append(_without_images(function(self.model, as_float(images, torch.float64), *known, **how)))
         whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
@@ -289,22 +287,9 @@ def _size_of(path: Path) -> tuple[int, int]:
         return file.size if turned else file.size[::-1]
 
 
-def _without_images(
-    attack: Callable[..., attacks.AttackResult], model: nn.Module, images: Tensor, *arguments: Any, **options: Any
-) -> attacks.AttackResult:
-    """Return what an attack on bytes found, without the points: nothing of a part is left when the next one begins."""
-    result = attack(model, as_float(images, torch.float64), *arguments, **options)
+def _without_images(result: attacks.AttackResult) -> attacks.AttackResult:
+    """Return a result without its points: nothing of a part is left when the next one begins."""
     return replace(result, images=result.images[:0].clone())  # a slice would keep all of them
-
-
-def _attacked_at_once(shape: Sequence[int]) -> int:
-    """Return how many images to attack at a time: all of CIFAR-10's test set, of larger ones fewer."""
-    return max(1, _ATTACKED_PIXELS // math.prod(shape))
-
-
-def _show_part(show: Callable[[int, int], None], before: int, count: int, done: int, total: int) -> None:
-    """Show the progress of a part as that of the whole."""
-    show(before + done, count)
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
@@ -433,12 +418,8 @@ def certify_run(
     if certificate is not None:
         _only(runs, " for --certificate")
     for one in runs:
-        shared: dict[str, Any] = {
-            "device": processes.device(device),
-            "processes": processes,
-            "certificate": certificate,
-        }
-        accuracy, record = one.certify(test, epsilons, progress=progress, **shared | options)
+        shared: dict[str, Any] = {"device": processes.device(device), "processes": processes, "progress": progress}
+        accuracy, record = one.certify(test, epsilons, certificate=certificate, **shared | options)
         records.append(record)
         if not processes.first:
             continue
