@@ -23,28 +23,22 @@ import json
 import math
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from benchmarks.measuring import Report, Step, fill_marks, race, to_markdown
+from benchmarks.measuring import Report, fill_marks, to_markdown
+from benchmarks.shift_step import Bench, count_work, time_product
 from isoconv.data import EpochBatches, ImageSet, StreamedSet, load_splits, read_folder
 from isoconv.errors import IsoconvError
 from isoconv.models import ShiftNet
-from isoconv.nn import BCOPConv2d, InvertibleDownsampling
 from isoconv.train import train
-from isoconv.train.classifier import Classification
-from isoconv.train.config import TrainConfig, recipe_settings
 from isoconv.train.distributed import choose_device
-from isoconv.train.engine import Learner
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results" / "large_images", ROOT / "docs" / "how-to" / "large-images.md"
@@ -182,61 +176,10 @@ def compare(figures: dict[str, Any]) -> None:
 # 224×224 ----------------------------------------------------------------------------------------------------------------
 
 
-class Bench:
-    """The device, the size of a batch, and how long to measure."""
-
-    def __init__(self, small: bool, batch: int) -> None:
-        self.device, self.small = torch.device(choose_device("cpu" if small else "auto")), small
-        self.batch, self.rounds, self.calls = batch, 3, 2 if small else 4
-        self.built: dict[str, Any] = {}  # what became of the last step that was made
-
-    def time(self, call: Callable[[], object], calls: int | None = None) -> list[float]:
-        """Return the milliseconds of one call, round by round."""
-        return [1e3 * seconds for seconds in race({"": call}, self.device, self.rounds, calls or self.calls)[""]]
-
-    def make_step(self, network: nn.Module, **own: Any) -> Step:
-        """Return the step of a network in the engine, captured and warm; `own` are settings besides the recipe's."""
-        fields = recipe_settings("default", "cifar10", "bcop", "shift-m") | own | {"batch_size": self.batch}
-        shape, names = (3, SIDE, SIDE), tuple(map(str, range(CLASSES)))
-        config = TrainConfig(data="cifar10", input_shape=shape, classes=names, model="shift-m", **fields)
-        learner = Learner.from_config(config, network, Classification(config), 10**6, device=self.device)
-        images = torch.randint(0, 256, (self.batch, *shape), dtype=torch.uint8, device=self.device)
-        labels = torch.randint(0, CLASSES, (self.batch,), device=self.device)
-        step = Step([learner], (images, labels), warm_up=2 if self.small else 14)
-        groups = step.stepper.groups
-        compiled = any(group.update is not None and group.update.compiled for group in groups)
-        self.built = {"compiled": compiled and learner.called.forward != network.forward}
-        self.built["graphs"] = [len(group.graphs) for group in groups]
-        return step
-
-
-def count_work(model: nn.Sequential, batch: int, side: int = 32) -> dict[tuple[int, int], float]:
-    """Return the operations of the products of one step, 6 · weights · positions · batch, by positions and channels."""
-    work: Counter[tuple[int, int]] = Counter()
-    positions = side**2
-    for layer in model.children():
-        if isinstance(layer, InvertibleDownsampling):
-            positions //= layer.factor**2
-        elif isinstance(layer, BCOPConv2d) and not layer.frozen:
-            work[positions, layer.out_channels] += 6 * layer.in_channels * layer.out_channels * positions * batch
-    return dict(work)
-
-
-def time_product(bench: Bench, rows: int, width: int, calls: int) -> dict[str, Any]:
-    """Time a bare bfloat16 product (rows, width) times (width, width)."""
-    x = torch.randn(rows, width, device=bench.device, dtype=torch.bfloat16)
-    w = torch.randn(width, width, device=bench.device, dtype=torch.bfloat16)
-    out = torch.empty_like(x)
-    call = partial(torch.mm, x, w, out=out)
-    for _ in range(20):
-        call()
-    ms = median(bench.time(call, calls))
-    return {"shape": [rows, width, width], "ms": ms, "tflops": 2e-9 * rows * width**2 / ms}
-
-
 def measure_imagenet(asked: argparse.Namespace, report: Report) -> None:
     """Time bare products and steps; see the head of this file."""
-    bench, began = Bench(asked.small, asked.batch), time.perf_counter()
+    bench, began = Bench(asked.small), time.perf_counter()
+    bench.batch, bench.rounds, bench.calls = asked.batch, 3, 2 if asked.small else 4
     shape = {"channels": 64, "blocks": (1, 2), "patch": 16} if asked.small else SHAPE
     with torch.device("meta"):
         network = ShiftNet((3, SIDE, SIDE), CLASSES, **shape)
@@ -277,9 +220,9 @@ def time_steps(bench: Bench, shape: dict[str, Any], again: bool) -> dict[str, An
     with torch.device(bench.device):
         network = ShiftNet((3, SIDE, SIDE), CLASSES, **shape)
     settings: dict[str, Any] = {"precision": "bf16", "checkpoint_activations": again}
-    step = bench.make_step(network, **settings)
+    step = bench.make_step("shift-m", network, SIDE, CLASSES, warm=14, **settings)
     figures = {**bench.built, "setup_seconds": round(time.perf_counter() - began, 1)}
-    rounds = bench.time(step)
+    rounds = bench.race({"": step})[""]
     figures |= {"ms": median(rounds), "rounds_ms": rounds}
     if on_gpu:
         figures["before_gib"] = [number / 2**30 for number in before]  # of what others have left, which is not counted

@@ -6,17 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.large_images import (
-    EPOCHS,
-    IMAGENET,
-    PAGE,
-    SHAPE,
-    SIDE,
-    compare,
-    count_work,
-    describe_imagenet,
-    fill_page,
-)
+from benchmarks.large_images import EPOCHS, IMAGENET, PAGE, SHAPE, SIDE, compare, describe_imagenet, fill_page
+from benchmarks.shift_step import count_work
 from isoconv.models import MODELS, ShiftNet
 
 WHERE = {"hardware": "a GPU", "torch": "2", "commit": "abc"}

@@ -274,7 +274,11 @@ def student_quantile(probability: float, degrees: float) -> float:
     It is the expansion around the normal quantile.
     """
     z = NormalDist().inv_cdf(probability)
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
     return z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))
 
 
