@@ -27,7 +27,7 @@ This takes a convolution for sums of products, the weights and the inputs as the
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -118,14 +118,16 @@ def network_constants(nodes: Sequence[Node], bounds: Sequence[float]) -> dict[st
 
     def step(node: Node, bound: float, inputs: list[Relation]) -> Relation:
         relation = relate(node.module, bound, meet(inputs, links), node.rule.joins)
-        constants[node.name] = up(relation.factor * constants[relation.base])
+        base = relation.base
+        constants[node.name] = relation.factor if base == INPUT else up(relation.factor * constants[base])
         if not joins or taken[node.name] < 2:
             return relation
         links[node.name] = relation
         return Relation.of_base(node.name, node.output_shape)
 
     shape = nodes[0].input_shape
-    compose(nodes, bounds, Relation.of_base(INPUT, shape) if joins else Relation(INPUT, shape.numel()), step)
+    start = Relation.of_base(INPUT, shape) if joins else Relation(INPUT, shape.numel())
+    compose(nodes, bounds, replace(start, factor=up(1.0)), step)
     return constants
 
 

@@ -26,6 +26,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -297,7 +298,7 @@ def _relate_join(joins: str, inputs: Sequence[Relation]) -> Relation:
     if joins == "concat":
         factor = max(factors) if disjoint else sqrt_up(float(squares.max()))
     else:
-        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else add_up(*factors)
+        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else reduce(lambda a, b: up(a + b), factors)
     return Relation(base, size, factor, None if whole or bool(counts.all()) else counts > 0)
 
 
