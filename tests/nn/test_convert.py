@@ -122,8 +122,23 @@ class Apart(nn.Module):
         return 0.6 * x[:, :2] + 0.8 * x[:, 2:]
 
 
+class Shortcut(nn.Module):
+    """Halves of a later value, put together again, meet the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.branch = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.conv(x).chunk(2, 1)
+        return x + torch.cat([self.branch(left), right], 1)
+
+
 def test_joins() -> None:
     """What is cut apart and put together keeps norms; a value beside its branch is divided by √2, and keeps them too."""
+    network, _ = convert(Shortcut(), input_shape=(4, 3, 3))
+    assert not any(isinstance(module, Scale) for module in network.modules())
+    check_norm(network, torch.rand(4, 3, 3))
     network, x = convert(Split(True), input_shape=(2, 4, 4))[0], torch.rand(2, 4, 4)
     scales = [module.factor for module in network.modules() if isinstance(module, Scale)]
     assert scales == pytest.approx([math.sqrt(1 / 2), 1.0]), "the factor 3 goes, and the halves need none"
