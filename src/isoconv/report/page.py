@@ -212,4 +212,4 @@ def _show(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return (" × " if all(isinstance(part, int) for part in value) else ", ").join(map(str, value))
-    return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
