@@ -116,9 +116,9 @@ def train_classifiers(
         if resume and folders and all(folder.finished and folder.updates_done() == steps for folder in folders):
             return [TrainResult.read(folder.result) for folder in folders]
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
-        training |= (
-            {} if validation is None else {"validate": partial(measure_accuracy, data=validation, device=target)}
-        )
+        if validation is not None:
+            judge = partial(measure_accuracy, data=validation, device=target)
+            training |= {"validate": judge, "patience": first.patience}
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
@@ -126,9 +126,8 @@ def train_classifiers(
             figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
             epochs = fitted.updates * first.epochs // steps  # fewer than planned where patience has ended
             run = config.seed, epochs, fitted.seconds, len(configs)
-            figures |= (
-                {} if fitted.best_epoch == 0 else {"best_epoch": fitted.best_epoch, "validation": fitted.best_score}
-            )
+            if fitted.best_epoch:
+                figures |= {"best_epoch": fitted.best_epoch, "validation": fitted.best_score}
             result = TrainResult(*run, *machine, _peak_memory(target), **figures)
             if folders and processes.first:
                 folders[k].finish(model.eval(), result.to_fields(), config)

@@ -228,9 +228,7 @@ class TrainConfig(NetworkSettings):
 
     @property
     def training(self) -> dict[str, Any]:
-        return super().training | {
-            name: getattr(self, name) for name in ("accumulate", "checkpoint_activations", "patience")
-        }
+        return super().training | {name: getattr(self, name) for name in ("accumulate", "checkpoint_activations")}
 
     @property
     def _usual_patch(self) -> int:
