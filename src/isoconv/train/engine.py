@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from isoconv.data import EpochBatches, epoch_generator
 from isoconv.errors import IsoconvError
@@ -327,8 +327,10 @@ def fit(
     models : a network, or a list of them, to train side by side. With a list, `batches` and `folder` are lists too, with
         one entry for each network; `loss`, `optimiser`, `lr` and `schedule` may be.
     batches : what an epoch consists of: an iterable with a length, such as a `DataLoader`, or an object with
-        `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch,
-        and left as they were at the end. A torch `Dataset` is shuffled and split into batches of `batch_size`.
+        `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch, and a
+        loader's own generator from its seed and the epoch; both are left as they were at the end. (The random numbers of
+        `persistent_workers` are their own: resumed, they draw others.) A torch `Dataset` is split into batches of
+        `batch_size`, shuffled unless it is an `IterableDataset`.
     loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
     project_every : after how many updates, and after the last, layers such as `SVCMConv2d` are projected, by
@@ -411,9 +413,22 @@ def _split(source: Any, batch_size: int | None) -> Any:
     if not isinstance(source, Dataset):
         require(batch_size is None, "batch_size with a torch Dataset alone", f"it with {type(source).__name__}")
         return source
-    sized = hasattr(source, "__len__") and batch_size is not None and batch_size > 0
-    require(sized, "a batch_size for a torch Dataset, which has a length", f"{batch_size} for {type(source).__name__}")
-    return DataLoader(source, batch_size, shuffle=True, drop_last=len(source) > (batch_size or 1))  # type: ignore[arg-type]
+    sized = _length(source) > 0 and batch_size is not None and batch_size > 0
+    problem = f"{batch_size} for {type(source).__name__} of {_length(source)}"
+    require(sized, "a batch_size of at least 1 for a torch Dataset that is not empty", problem)
+    shuffled = not isinstance(source, IterableDataset)  # which has an order of its own
+    return DataLoader(source, batch_size, shuffle=shuffled, drop_last=_length(source) > (batch_size or 1))
+
+
+def _length(source: Any) -> int:
+    """Return the length of a data set, or of batches; raise if there is none."""
+    try:
+        return len(source)
+    except TypeError:  # also of a loader whose IterableDataset has none
+        problem = type(source).__name__
+        raise IsoconvError(
+            f"Expected batches that have a length (__len__), so that the schedule is known. Got {problem}."
+        ) from None
 
 
 def _for_each(value: Any, count: int) -> list[Any]:
@@ -422,9 +437,10 @@ def _for_each(value: Any, count: int) -> list[Any]:
 
 def _steps_per_epoch(sources: Sequence[Any], accumulate: int) -> int:
     """Return how many updates an epoch has, which must be as many for each network."""
-    counted = all(hasattr(source, "__len__") for source in sources)
-    require(counted, "batches that have a length, so that the schedule is known", "an iterator")
-    lengths = sorted({len(source) for source in sources})
+    for source in sources:
+        gives = hasattr(source, "epoch") or hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+        require(gives, "batches, such as a DataLoader or isoconv.data.EpochBatches", type(source).__name__)
+    lengths = sorted({_length(source) for source in sources})
     require(len(lengths) == 1 and lengths[0] > 0, "as many batches for each network, and at least one", lengths)
     enough = 1 <= accumulate <= lengths[0]
     require(enough, f"from 1 to {lengths[0]} batches to accumulate, as many as an epoch has", accumulate)
@@ -466,6 +482,9 @@ class _Loop:
         self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
         self.pause = min(_FIRST_SAVE, self.save_every)
         self.streams: list[Iterator[Any]] = []
+        loaders = [source for source in self.sources if isinstance(source, DataLoader)]
+        generators = [loader.generator for loader in loaders if loader.generator is not None]
+        self.generators = [(generator, generator.get_state()) for generator in dict.fromkeys(generators)]
 
     def run(self) -> None:
         try:
@@ -477,10 +496,15 @@ class _Loop:
         finally:
             self._close_streams()
             self.stepper.end()
+            for generator, state in self.generators:
+                generator.set_state(state)
 
     def _open_streams(self, epoch: int, start: int) -> None:
         """Begin an epoch of batches, of which the first `start` were trained on before the run was stopped."""
         self._close_streams()
+        for generator, state in self.generators:
+            generator.set_state(state)
+            generator.manual_seed(epoch_generator(generator.initial_seed(), epoch, "loader").initial_seed())
         for source in self.sources:
             if isinstance(source, EpochBatches):
                 self.streams.append(source.epoch(epoch, start))
