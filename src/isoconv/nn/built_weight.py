@@ -155,10 +155,11 @@ class BuiltWeight(nn.Module):
         """Build the weight of these sources, joined to their gradient; nothing is kept."""
         with full_precision(sources[0]):
             precise = [source.to(constraint_dtype(source)) for source in sources]
-            with torch.no_grad():
-                points = self._settle(*precise)
-                for source, point in zip(sources, points, strict=True) if updating and self._writes_back else ():
-                    source.copy_(point)
+            points = self._settle(*precise)
+            if updating and self._writes_back:
+                with torch.no_grad():
+                    for source, point in zip(sources, points, strict=True):
+                        source.copy_(point)
             return self._build(*self._join(precise, points)).to(sources[0].dtype)
 
     @contextmanager

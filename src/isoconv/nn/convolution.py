@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
@@ -349,8 +350,9 @@ def circular_pad(x: Tensor, pads: Pads) -> Tensor:
     if min(map(min, pads)) < 0:  # pixels behind are cut off
         x = circular_pad(x, [(before, max(after, 0)) for before, after in pads])
         return F.pad(x, flatten_pads([(0, min(after, 0)) for _, after in pads]))
-    plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    transformed = transformed or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
+    if x.requires_grad and torch.is_grad_enabled() and not transformed:
         return _CircularPad.apply(x, pads)  # type: ignore[no-any-return,no-untyped-call]
     return _wrap(x, pads)
 
