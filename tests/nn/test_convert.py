@@ -122,8 +122,23 @@ class Apart(nn.Module):
         return 0.6 * x[:, :2] + 0.8 * x[:, 2:]
 
 
+class Shortcut(nn.Module):
+    """Halves of a later value, put together again, meet the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.branch = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.conv(x).chunk(2, 1)
+        return x + torch.cat([self.branch(left), right], 1)
+
+
 def test_joins() -> None:
     """What is cut apart and put together keeps norms; a value beside its branch is divided by √2, and keeps them too."""
+    network, _ = convert(Shortcut(), input_shape=(4, 3, 3))
+    assert not any(isinstance(module, Scale) for module in network.modules())
+    check_norm(network, torch.rand(4, 3, 3))
     network, x = convert(Split(True), input_shape=(2, 4, 4))[0], torch.rand(2, 4, 4)
     scales = [module.factor for module in network.modules() if isinstance(module, Scale)]
     assert scales == pytest.approx([math.sqrt(1 / 2), 1.0]), "the factor 3 goes, and the halves need none"
@@ -219,9 +234,8 @@ def test_the_nearest_matrix(module: Any, method: str, shape: tuple[int, ...]) ->
     """The polar factor, for a Linear, a 1×1 kernel and RKO's reshaped kernel; biases are scaled as the weights are."""
     network, table = convert(nn.Sequential(module), method, input_shape=shape)
     before, after = module.weight.detach(), network[0].weight.detach()
-    assert torch.allclose(
-        after.flatten(1) * math.sqrt(before[0, 0].numel()), polar_by_svd(before.flatten(1)), atol=1e-5
-    )
+    scaled = after.flatten(1) * math.sqrt(before[0, 0].numel())
+    assert torch.allclose(scaled, polar_by_svd(before.flatten(1)), atol=1e-5)
     distance = (before / before.norm() - after / after.norm()).norm()
     assert table.rows[0].distance == pytest.approx(float(distance), abs=1e-5)
     assert torch.allclose(network[0].bias, module.bias * after.norm() / before.norm())

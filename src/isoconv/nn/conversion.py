@@ -5,10 +5,9 @@ The forward is traced (`isoconv.nn.trace`), and every module of the graph replac
 
 Note [Joins]
 Every value of the new network is to be 1-Lipschitz in the network's input. So is a base; of a value with a relation
-(S, f) to a base, as in Note [Relations] of `isoconv.nn.graph`, f is a Lipschitz constant. A sum stays if its smallest f is
-at most 1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has a
-smallest f above 1 is divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch
-by √2.
+(S, f) to a base, as in Note [Relations] of `isoconv.nn.graph`, f is a Lipschitz constant. A sum stays if its f is at most
+1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has an f above 1 is
+divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch by √2.
 
 Note [Beginnings]
 (x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
@@ -38,7 +37,7 @@ from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype, requi
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Relation, Translate, check_shape, relate
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Relation, Translate, check_shape, meet, relate
 from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
 from isoconv.nn.plain_model import is_chain, unwrap
@@ -183,7 +182,7 @@ class _Conversion:
         self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
         self.taken = Counter(source for node in graph.nodes for source in node.inputs)
         self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
-        self.relations: dict[str, dict[str, Relation]] = {INPUT: {INPUT: Relation.of_base(input_shape)}}
+        self.relations, self.links = {INPUT: Relation.of_base(INPUT, input_shape)}, dict[str, Relation]()
         probe = find_probe(graph.state_dict().values())
         self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
 
@@ -210,7 +209,7 @@ class _Conversion:
             self.rows.append(Replacement(node.name, _describe(module), after, note, distance))
             self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
             factor = abs(new.factor) if isinstance(new, Scale) else 1.0
-            self._relate(node, relate(module, factor, [self.relations[node.inputs[0]]]))
+            self._keep(node, relate(module, factor, [self.relations[node.inputs[0]]]))
 
     def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
         """Return the first module of a rule that gives the same shape, and what to say of it."""
@@ -232,10 +231,10 @@ class _Conversion:
 
     def _join(self, node: GraphNode, module: nn.Module) -> None:
         """Make a sum or concatenation 1-Lipschitz: Note [Joins]."""
-        parts = [self.relations[source] for source in node.inputs]
+        parts = meet([self.relations[source] for source in node.inputs], self.links)
         joined = relate(module, 1.0, parts, "concat" if type(module) is Concat else "sum")
         after, notes = _describe(module), list[str]()
-        if type(module) is Concat or min(relation.factor for relation in joined.values()) <= 1 + _ROUNDING:
+        if type(module) is Concat or joined.factor <= 1 + _ROUNDING:
             self._emit(node, module, [self.names[source] for source in node.inputs])
         else:
             self.names[node.name] = self.names[node.inputs[0]]
@@ -243,19 +242,20 @@ class _Conversion:
                 mixture = ConvexSum()
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
             after, notes = _describe(mixture), ["learned weights that add up to 1"]
-            largest = {base: max(part[base].factor for part in parts) for base in joined}
-            joined = {base: replace(relation, factor=largest[base]) for base, relation in joined.items()}
-        factor = min(relation.factor for relation in joined.values())
-        if factor > 1 + _ROUNDING:
-            self._emit(node, Scale(1 / factor), [self.names[node.name]])
-            after, notes = f"{after}, Scale", [*notes, f"divided by {factor:.4g}, the norm of what is joined"]
-            joined = {base: replace(relation, factor=relation.factor / factor) for base, relation in joined.items()}
+            joined = replace(joined, factor=max(part.factor for part in parts))
+        if joined.factor > 1 + _ROUNDING:
+            self._emit(node, Scale(1 / joined.factor), [self.names[node.name]])
+            after, notes = f"{after}, Scale", [*notes, f"divided by {joined.factor:.4g}, the norm of what is joined"]
+            joined = replace(joined, factor=1.0)
         self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
-        self._relate(node, joined)
+        self._keep(node, joined)
 
-    def _relate(self, node: GraphNode, relations: dict[str, Relation]) -> None:
-        shared = {node.name: Relation.of_base(self.shapes[node.name][1:])} if self.taken[node.name] > 1 else {}
-        self.relations[node.name] = {**relations, **shared}
+    def _keep(self, node: GraphNode, relation: Relation) -> None:
+        """Keep the relation of a value, which is a base itself if it is taken more than once."""
+        if self.taken[node.name] > 1:
+            self.links[node.name] = relation
+            relation = Relation.of_base(node.name, self.shapes[node.name][1:])
+        self.relations[node.name] = relation
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
