@@ -108,6 +108,13 @@ def test_the_reference_has_every_public_name_and_docstrings_become_tables_and_se
     assert layout.count("<tr><td><code>") == 4  # lr, momentum, half, vector_lr
 
 
+def test_every_row_of_a_table_has_as_many_cells_as_its_head():
+    """What is beyond the head is dropped: a bar in a cell must be escaped."""
+    for page in [README, *PAGES]:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, (page, table[:200])
+
+
 # What readers type ------------------------------------------------------------------------------------------------
 
 

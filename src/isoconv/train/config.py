@@ -175,7 +175,12 @@ class TrainConfig(NetworkSettings):
     counts = (*NetworkSettings.counts, "accumulate")
     not_compared = ("checkpoint_activations", "patience", "prolonged")
     positive = ("lr", "margin", "temperature")
-    choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES, "resize": RESIZES}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **NetworkSettings.choices,
+        "activation": ACTIVATIONS,
+        "loss": LOSSES,
+        "resize": RESIZES,
+    }
 
     data: str
     input_shape: tuple[int, int, int]
