@@ -60,6 +60,16 @@ def test_what_is_not_a_picture_is_left_alone(tmp_path):
     assert (len(splits.train) + len(splits.test), splits.ignored) == (5, {".txt": 2})
 
 
+def test_links_are_followed_but_not_in_a_circle(tmp_path):
+    """Otherwise pictures would be counted some forty times, and be both trained on and held out."""
+    for k in range(8):
+        save_picture(tmp_path / ("album/a", "else/where")[k % 2] / f"{k}.png", random_bytes(4, 4, seed=k))
+    (tmp_path / "album" / "b").symlink_to(tmp_path / "else" / "where")
+    (tmp_path / "album" / "a" / "above").symlink_to(tmp_path / "album")
+    splits = read_folder(tmp_path / "album", test_fraction=0.25)
+    assert len(splits.train) + len(splits.test) == 8 and splits.train.classes == ("a", "b")
+
+
 @pytest.mark.parametrize("ending", ["png", "jpeg", "bmp", "webp", "gif", "JPG"])
 def test_every_format(tmp_path, ending):
     """A picture of one colour, which survives every compression up to rounding."""

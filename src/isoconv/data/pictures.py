@@ -242,9 +242,13 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def files_in(folder: Path) -> Iterable[Path]:
-    """Yield every file in a folder and its sub-folders, in the order of their names, without hidden ones."""
+    """Yield every file in a folder and its sub-folders, in the order of their names, without hidden ones.
+
+    Links are followed, but not back to a folder that they are in.
+    """
     for path, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        real = {name: os.path.join(os.path.realpath(os.path.join(path, name)), "") for name in ["", *folders]}
+        folders[:] = sorted(n for n in folders if not n.startswith(".") and not real[""].startswith(real[n]))
         yield from (Path(path, name) for name in sorted(files) if not name.startswith("."))
 
 
