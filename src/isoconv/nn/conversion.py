@@ -346,8 +346,20 @@ def _centre(module: Any, before: Any, after: Any, method: Method) -> _Candidates
 
 def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> _Candidates:
     centring = LayerCentering([-axis for axis in range(len(module.normalized_shape), 0, -1)])
-    bias = [] if module.bias is None else [Translate(module.bias)]
-    yield nn.Sequential(centring, *bias) if bias else centring, "subtracts means; its scale is gone"
+    yield _with_bias([centring], module.bias), "subtracts means; its scale is gone"
+
+
+def _centre_groups(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
+    groups = module.num_groups if isinstance(module, nn.GroupNorm) else before[1]
+    centring = LayerCentering([-axis for axis in range(len(before) - 1, 0, -1)])
+    parts = [nn.Unflatten(1, (groups, before[1] // groups)), centring, nn.Flatten(1, 2)]
+    bias = None if module.bias is None else module.bias[(..., *(None,) * len(before[2:]))]
+    yield _with_bias(parts, bias), "subtracts means; its scale is gone"
+
+
+def _with_bias(modules: list[nn.Module], bias: Tensor | None) -> nn.Module:
+    modules = modules if bias is None else [*modules, Translate(bias)]
+    return nn.Sequential(*modules) if len(modules) > 1 else modules[0]
 
 
 def _centre_input(module: Normalize, *_: Any) -> _Candidates:
@@ -379,9 +391,7 @@ def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Can
     if after[2:] != before[2:] and not any(m % n for n, m in sizes):
         yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
     if isinstance(module, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
-        require(not any(n % m for n, m in sizes), "windows of one size", f"{before[2:]} pixels to {after[2:]}")
-        make: Any = nn.AvgPool1d if len(sizes) == 1 else nn.AvgPool2d
-        module = make(tuple(n // m for n, m in sizes))
+        module = (nn.AvgPool1d if len(sizes) == 1 else nn.AvgPool2d)(_windows(before, after))  # type: ignore[arg-type]
     if isinstance(module, nn.AvgPool2d):
         yield ScaledAvgPool2d(module.kernel_size, module.stride, module.padding), "norm one"
     else:  # the same along one axis
@@ -390,29 +400,44 @@ def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Can
         yield nn.Sequential(pool, Scale(math.sqrt(size / -(-size // stride)))), "norm one"
 
 
-def _take_maximum(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
+def _take_maximum(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
     """Windows that overlap count pixels twice; those of the stride's size do not."""
-    sizes, strides = (
-        n if isinstance(n, tuple) else (n,) * len(before[2:]) for n in (module.kernel_size, module.stride)
+    sizes, strides, dilations = (
+        n if isinstance(n, tuple) else (n,) * len(before[2:])
+        for n in (module.kernel_size, module.stride, module.dilation)
     )
-    if all(k <= s for k, s in zip(sizes, strides, strict=True)) and module.dilation in (1, (1, 1)):
+    overlaps = [min(k, -(-((k - 1) * d + 1) // s)) for k, s, d in zip(sizes, strides, dilations, strict=True)]
+    if max(overlaps) == 1:
         yield module, ""
-    require(min(strides) > 1, "a stride above 1, so that windows need not overlap", f"stride {module.stride}")
-    for ceil_mode in (False, True):
+    for ceil_mode in (False, True) if min(strides) > 1 else ():
         yield type(module)(module.stride, ceil_mode=ceil_mode), "windows that do not overlap"
+    norm = math.sqrt(math.prod(overlaps))
+    yield nn.Sequential(module, Scale(1 / norm)), f"divided by {norm:.4g}: its windows overlap"
+
+
+def _take_largest(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
+    pool = nn.MaxPool2d if isinstance(module, nn.AdaptiveMaxPool2d) else nn.MaxPool1d
+    yield pool(_windows(before, after)), ""
+
+
+def _windows(before: _Shape, after: _Shape) -> _Shape:
+    sizes = list(zip(before[2:], after[2:], strict=True))
+    require(not any(n % m for n, m in sizes), "windows of one size", f"{before[2:]} pixels to {after[2:]}")
+    return tuple(n // m for n, m in sizes)
 
 
 def _repeat(module: nn.Upsample, before: _Shape, after: _Shape, method: Method) -> _Candidates:
-    whole = module.mode == "nearest" and not any(m % n for n, m in zip(before[2:], after[2:], strict=True))
-    require(whole, "pixels that are repeated a whole number of times", f"mode {module.mode!r}")
-    times = math.prod(after[2:]) / math.prod(before[2:])
-    yield nn.Sequential(module, Scale(1 / math.sqrt(times))), "norm one"
+    whole = not any(m % n for n, m in zip(before[2:], after[2:], strict=True))
+    require(whole, "pixels that are repeated a whole number of times", f"{before[2:]} pixels to {after[2:]}")
+    nearest, times = nn.Upsample(size=after[2:]), math.prod(after[2:]) / math.prod(before[2:])
+    yield nn.Sequential(nearest, Scale(1 / math.sqrt(times))), "pixels are repeated, with norm one"
 
 
 _RULES: Mapping[type[nn.Module], Callable[[Any, _Shape, _Shape, Method], _Candidates]] = {
     Scale: _scale,
     Normalize: _centre_input,
     nn.LayerNorm: _centre_layer,
+    **dict.fromkeys((nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d), _centre_groups),
     nn.Upsample: _repeat,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
     **dict.fromkeys(_MATRICES, _multiply),
@@ -421,6 +446,7 @@ _RULES: Mapping[type[nn.Module], Callable[[Any, _Shape, _Shape, Method], _Candid
     **dict.fromkeys((nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish), _activate),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _average),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _take_maximum),
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), _take_largest),
     **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d), _keep),
     **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle), _keep),
