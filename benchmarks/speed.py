@@ -429,9 +429,8 @@ def _ratio_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _replica_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"networks": frame["name"], "one step of each": frame["ms"].map(lambda ms: format_seconds(ms / 1e3))}
-    )
+    times = frame["ms"].map(lambda ms: format_seconds(ms / 1e3))
+    return pd.DataFrame({"networks": frame["name"], "one step of each": times})
 
 
 def _kernel_frame(frame: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from certify.test_certify_bad_input import refused
 from isoconv import IsoconvError
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
 from isoconv.models import Small
-from isoconv.nn import Add, BCOPConv2d, Graph, GroupSort, MaxMin, OrthogonalLinear, Scale, Slice
+from isoconv.nn import Add, BCOPConv2d, Graph, GroupSort, MaxMin, OrthogonalLinear, Scale, Slice, fixed_weights
 
 
 class Loud(Tensor):
@@ -150,6 +150,12 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "subclass of Small": (lambda: subclass(Small, forward=None)((1, 8, 8)), "Mine at model, .* forward"),
     "forward of the outer instance": (lambda: patched("forward", nn.Sequential(nn.ReLU())), "Got Sequential at 0"),
     "forward of ours": (lambda: patched("forward", OrthogonalLinear(2, 2)), "Got OrthogonalLinear at 0"),
+    "a weight from elsewhere": (
+        lambda: altered(
+            lambda layer: setattr(layer, "weight_source", lambda: torch.randn(2, 2)), OrthogonalLinear(2, 2)
+        ),
+        "weight_source of 0",
+    ),
     "forward hook": (lambda: altered(hook), "forward hooks.* 0"),
     "forward hook on ours": (lambda: altered(hook, OrthogonalLinear(2, 2)), "forward hooks.* 0"),
     "forward hook outside": (lambda: altered(hook, nn.Sequential(nn.Linear(2, 2))), "forward hooks.* 0"),
@@ -175,6 +181,13 @@ def test_strangers_are_refused(name: str) -> None:
     model = make()
     for call in (lambda: lipschitz_bound(model, (2,)), lambda: certified_radius(model, torch.rand(1, 2))):
         refused(call, message)
+
+
+def test_weights_that_are_fixed_can_be_certified() -> None:
+    model = nn.Sequential(OrthogonalLinear(2, 2))
+    expected = lipschitz_bound(model, (2,))
+    with fixed_weights(model):
+        assert lipschitz_bound(model, (2,)) == expected
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler

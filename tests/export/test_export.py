@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 import isoconv
 from certify.exact_network import error_bound, exact_logits, images, logit_error
 from certify.test_more_kinds import CURVES, LINEAR
+from helpers import imported
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
@@ -156,13 +156,6 @@ def sha256_of(weights):
 def logits_of(path, images):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
-
-
-def imported(path):
-    spec = spec_from_file_location("exported_network", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -1,6 +1,7 @@
 """A kernel is rebuilt exactly when its parameters changed: never stale, never built twice."""
 
 import copy
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -258,7 +259,7 @@ def test_a_model_in_evaluation_compares_once_for_all_of_its_layers():
 
 
 def test_what_changes_parameters_within_a_forward_pass_is_seen():
-    """By hooks of any module of the model, a neighbour, or the layer itself."""
+    """By hooks of any module of the model, a patched forward, a neighbour, or the layer itself."""
     x = torch.rand(2, 6)
 
     def negate(layer: nn.Module):
@@ -276,12 +277,18 @@ def test_what_changes_parameters_within_a_forward_pass_is_seen():
             self.matrix.data.neg_()
             return super().forward(x)
 
+    def patch(module: nn.Module, last: nn.Module, wrap=lambda forward: forward):
+        forward = module.forward
+        module.forward = wrap(functools.wraps(forward)(lambda x: forward(Edits(last.matrix)(x))))
+
     for register in (
         lambda model, last: last.register_forward_pre_hook(negate(last)),
         lambda model, last: model[0][0].register_forward_hook(negate(last)),
         lambda model, last: model[0][1].register_forward_hook(negate(last)),
         lambda model, last: model[0].register_forward_pre_hook(negate(last)),
         lambda model, last: model[0].insert(1, Edits(last.matrix)),
+        lambda model, last: patch(model[0][1], last),
+        lambda model, last: patch(model[0], last, functools.partial),
         lambda model, last: setattr(last, "__class__", Negating),
     ):
         model, last = build(register)

@@ -243,9 +243,8 @@ def test_the_nearest_matrix(module: Any, method: str, shape: tuple[int, ...]) ->
     """The polar factor, for a Linear, a 1×1 kernel and RKO's reshaped kernel; biases are scaled as the weights are."""
     network, table = convert(nn.Sequential(module), method, input_shape=shape)
     before, after = module.weight.detach(), network[0].weight.detach()
-    assert torch.allclose(
-        after.flatten(1) * math.sqrt(before[0, 0].numel()), polar_by_svd(before.flatten(1)), atol=1e-5
-    )
+    scaled = after.flatten(1) * math.sqrt(before[0, 0].numel())
+    assert torch.allclose(scaled, polar_by_svd(before.flatten(1)), atol=1e-5)
     distance = (before / before.norm() - after / after.norm()).norm()
     assert table.rows[0].distance == pytest.approx(float(distance), abs=1e-5)
     assert torch.allclose(network[0].bias, module.bias * after.norm() / before.norm())

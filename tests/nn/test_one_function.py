@@ -1,6 +1,7 @@
 """Whichever way a layer is run, it is one function of its parameters; what cannot be run says so."""
 
 import copy
+import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -113,16 +114,6 @@ def test_a_checkpoint_iterates_no_further() -> None:
     assert_close(other.kernel.grad, layer.kernel.grad)
 
 
-def test_parameters_with_channels_side_by_side() -> None:
-    for name in ("ossn", "rkl2ne", "bcop"):
-        layer, x = made(name, dtype=torch.float64)
-        other = copy.deepcopy(layer).to(memory_format=torch.channels_last)
-        for run, images in ((layer, x), (other, x.contiguous(memory_format=torch.channels_last))):
-            run(images).sigmoid().sum().backward()
-        for p, q in zip(layer.parameters(), other.parameters(), strict=True):
-            assert_close(q.grad, p.grad, 10)
-
-
 def test_inductor() -> None:
     layer, x = step_far(BCOPConv2d(2, 3, 2)), torch.randn(2, 2, 3, 3)
     other = copy.deepcopy(layer)
@@ -188,12 +179,28 @@ def test_dual_parameters_are_refused_and_dual_inputs_are_not(context: Callable[[
             functional_call(layer, dual, (x,))
 
 
-def test_a_padding_that_is_not_known() -> None:
-    layer, x = made("bcop")
-    layer.padding_mode = "reflect"
-    for call in (lambda: layer(x), lambda: plain(layer)):
-        with pytest.raises(IsoconvError, match="padding_mode"):
-            call()
+def test_dual_inputs_of_a_layer_behind_another() -> None:
+    for name in ("bcop", "sll", "cpl s2"):
+        layer, x = made(name, dtype=torch.float64)
+        network = nn.Sequential(layer, BCOPConv2d(layer.out_channels, 3, 3, dtype=torch.float64))
+        with forward_ad.dual_level():
+            found = forward_ad.unpack_dual(network(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+        expected = torch.func.jvp(network, (x,), (torch.ones_like(x),))[1]
+        assert_close(found.detach(), expected.detach(), 10)
+
+
+def test_arguments_that_are_changed_afterwards_are_refused() -> None:
+    """What the layer was built for follows from them; its forward and its plain form would no longer agree."""
+    for name, argument, value in (
+        ("bcop", "padding_mode", "reflect"),
+        ("bcop", "dilation", (2, 2)),
+        ("cayley", "padding_mode", "zeros"),
+        ("1d", "groups", 2),
+    ):
+        layer, x = made(name)
+        with pytest.raises(IsoconvError, match=argument):
+            setattr(layer, argument, value)
+        assert torch.allclose(layer.eval()(x), plain(layer)(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -251,6 +258,24 @@ CHECKS: dict[str, Callable[[nn.Module], bool]] = {
     "torch.fx.symbolic_trace": same(lambda model: torch.fx.symbolic_trace(model.eval())),
     "torch.nn.utils.prune": prune_all,
 }
+
+
+@pytest.mark.parametrize("name", [*NAMES, "bcop 1x1"])
+def test_what_is_traced_and_exported_of_each_layer(name: str) -> None:
+    """The plain form as TorchScript and fx see it; the layer itself as it is exported, for any batch, and read back."""
+    layer, x = made(name, dtype=torch.float64)
+    expected, network = step_far(layer).eval()(x), plain(layer, x.shape[1:])
+    assert_close(torch.jit.trace(network, x)(x), expected)
+    assert_close(torch.fx.symbolic_trace(network)(x), expected)
+    if name in ("sll", "cpl s2"):
+        with pytest.raises(IsoconvError, match="ConvexPotential2d"):
+            torch.jit.script(network)
+    else:
+        assert_close(torch.jit.script(network)(x), expected)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)), file)
+    file.seek(0)
+    assert_close(torch.export.load(file).module()(torch.cat([x, x])), torch.cat([expected, expected]))
 
 
 def table() -> dict[str, tuple[str, str]]:

@@ -122,7 +122,6 @@ ACCEPTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_graph_is_the_same_function(name: str) -> None:
-    torch.manual_seed(0)
     model = Function(ACCEPTED[name]).double()
     x = torch.randn(3, *SHAPE, dtype=torch.float64)
     state = copy.deepcopy(model.state_dict())

@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 ENVIRONMENT = {
     **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "NO_MKDOCS_2_WARNING": "1", "MPLBACKEND": "Agg",
 }  # fmt: skip
-ROOMS = ("linalg", "nn", "optim", "models", "certify", "attacks", "theory", "data", "export")
+ROOMS = ("linalg", "nn", "optim", "models", "certify", "attacks", "theory", "data", "train", "wasserstein", "export")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from isoconv.certify.rules import RULES, Node, require_rule
 from isoconv.errors import IsoconvError
 from isoconv.nn import plain
-from isoconv.nn.built_weight import require_numbers
+from isoconv.nn.built_weight import BuiltWeight, require_numbers
 from isoconv.nn.graph import INPUT, Graph, check_shape
 from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, replace_peers, unwrap
 from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
@@ -173,6 +173,9 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     ruled = tables and not is_patched(module) and (known_kind or _is_container(module, place, known))
     require_rule(ruled, kind, place)
     _refuse_hooks(module, place)
+    source = module.weight_source if isinstance(module, BuiltWeight) else None
+    fixed = source is None or getattr(source, "func", None) is Tensor.detach  # by `fixed_weights`
+    require(fixed, "a weight that follows from parameters", f"a weight_source of {place}, which may give any")
     _check_tensors(module, place)
     inside = inside or kind in RULES
     for child_name, child in children_of(module, name):

@@ -261,9 +261,8 @@ def require_claims(network: Network) -> None:
                 continue
             reason = f"no bound below about {estimate!r} could be proved"
         shapes = ", ".join(str(list(network.shapes[before])) for before in node.inputs)
-        raise Invalid(
-            f"{node} claims a constant of {show(node.lipschitz)} for an input of shape {shapes}, but {reason}."
-        )
+        claim = f"{node} claims a constant of {show(node.lipschitz)} for an input of shape {shapes}"
+        raise Invalid(f"{claim}, but {reason}.")
 
 
 def require_pair_constants(network: Network) -> None:

@@ -116,7 +116,7 @@ class _BCOP2d(_BCOP):
         R = O.new_zeros(*O.shape[:-2], count, self._width, 0) if MN is None else self._orthonormal(MN)
         if self.groups > 1 and MN is not None:
             R = R.unflatten(-3, (self.groups, count))
-        return self._compose(H, R.unbind(-3), E if E is None else self._orthonormal(E))
+        return self._compose(H, R.unbind(-3) if count else (), E if E is None else self._orthonormal(E))
 
 
 class BCOPConv2d(_BCOP2d):

@@ -18,10 +18,10 @@ Note [One comparison per model]
 In evaluation the first layer of a model compares for all of them, so that the host waits once per forward pass. That is as
 good as if each compared when its turn comes, as long as nobody can change a parameter in between. So a layer looks at who
 called it. The model is the outermost `nn.Sequential`, or module of isoconv's, that is reached through such modules only;
-and all modules in it are torch's or isoconv's, have no hooks, and no layer in it trains. Then no code of a user's runs
-between the first layer and the last. What was found is kept in the frame of the model's call, and ends with it. Otherwise
-(a forward of a user's own, a hook, torch.func) each layer compares for itself. On entry to `fixed_weights(model)`, whatever
-the model is, the host waits once, and not again.
+and all modules in it are torch's or isoconv's, with a forward of theirs and no hooks, and no layer in it trains. Then no
+code of a user's runs between the first layer and the last. What was found is kept in the frame of the model's call, and
+ends with it. Otherwise (a forward of a user's own, a hook, torch.func) each layer compares for itself. On entry to
+`fixed_weights(model)`, whatever the model is, the host waits once, and not again.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -155,10 +155,11 @@ class BuiltWeight(nn.Module):
         """Build the weight of these sources, joined to their gradient; nothing is kept."""
         with full_precision(sources[0]):
             precise = [source.to(constraint_dtype(source)) for source in sources]
-            with torch.no_grad():
-                points = self._settle(*precise)
-                for source, point in zip(sources, points, strict=True) if updating and self._writes_back else ():
-                    source.copy_(point)
+            points = self._settle(*precise)
+            if updating and self._writes_back:
+                with torch.no_grad():
+                    for source, point in zip(sources, points, strict=True):
+                        source.copy_(point)
             return self._build(*self._join(precise, points)).to(sources[0].dtype)
 
     @contextmanager
@@ -258,7 +259,9 @@ def _find_call() -> dict[str, Any] | None:
 
 def _is_known(module: nn.Module) -> bool:
     hooks = module._forward_hooks or module._forward_pre_hooks
-    return type(module).__module__.startswith(("torch.nn.", *_OWN)) and not hooks
+    # Not the forward's own __module__, which functools.wraps copies.
+    runs = getattr(module.forward, "__globals__", {}).get("__name__", "")
+    return not hooks and all(name.startswith(("torch.nn.", *_OWN)) for name in (type(module).__module__, runs))
 
 
 class OrthogonalisedLayer(BuiltWeight):

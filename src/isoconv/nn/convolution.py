@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
@@ -16,6 +17,10 @@ from isoconv.nn.downsampling import downsample, unfold_stride
 from isoconv.records import require
 
 Pads = Sequence[tuple[int, int]]  # pixels before and after, for each axis
+#: From these follows what a layer is built for: they cannot be changed afterwards.
+_ARGUMENTS = frozenset(
+    ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+)
 
 
 class LipschitzConvolution(BuiltWeight):
@@ -102,6 +107,11 @@ class LipschitzConvolution(BuiltWeight):
         self.reset_parameters()
         if frozen:
             self.requires_grad_(False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ARGUMENTS and hasattr(self, "fits_always"):
+            raise IsoconvError(f"Expected a new {type(self).__name__} for another {name}. Got one that is changed.")
+        super().__setattr__(name, value)
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         """Make the parameters that the weight is built from, empty."""
@@ -340,8 +350,9 @@ def circular_pad(x: Tensor, pads: Pads) -> Tensor:
     if min(map(min, pads)) < 0:  # pixels behind are cut off
         x = circular_pad(x, [(before, max(after, 0)) for before, after in pads])
         return F.pad(x, flatten_pads([(0, min(after, 0)) for _, after in pads]))
-    plain_autograd = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if x.requires_grad and torch.is_grad_enabled() and not plain_autograd:
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    transformed = transformed or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
+    if x.requires_grad and torch.is_grad_enabled() and not transformed:
         return _CircularPad.apply(x, pads)  # type: ignore[no-any-return,no-untyped-call]
     return _wrap(x, pads)
 

@@ -8,13 +8,13 @@ with positive factors. An activation that mixes its inputs has no such D: with M
 """
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isoconv.errors import is_whole
+from isoconv.errors import IsoconvError, is_whole
 from isoconv.nn.built_weight import with_parameters
 from isoconv.nn.convolution import Conv2dWithKernel, chain, convolve_same, plain_convolution, same_padding
 from isoconv.nn.downsampling import downsample
@@ -50,7 +50,11 @@ class ConvexPotential2d(Described):
     def forward(self, x: Tensor) -> Tensor:
         return descend(x, self.weight, self.bias, self.padding_mode)
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise IsoconvError("Expected other layers for torch.jit.script. Got ConvexPotential2d: use torch.jit.trace.")
 
+
+@torch.fx.wrap
 def descend(x: Tensor, weight: Tensor, bias: Tensor | None, padding_mode: str) -> Tensor:
     """Return x − Wᵀ·relu(Wx + b) of a batch."""
     hidden = F.relu(convolve_same(x, weight, bias, padding_mode))

@@ -26,7 +26,8 @@ from isoconv.records import require
 
 Piece = list[nn.Module]
 _KNOWN = ("isoconv.", "torch.nn.")
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_DROPS = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+_RANDOM = (*_DROPS, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 class Segment(NamedTuple):
@@ -62,7 +63,8 @@ def run_in_pieces(model: nn.Module, compiled: bool = False, checkpointed: bool =
         result = None
         for segment in segments:
             if segment.again and torch.is_grad_enabled():
-                settings: Any = {"use_reentrant": False, "preserve_rng_state": random}
+                # Stopping early, torch would miss random numbers that a last layer draws into a tensor it has saved (RReLU).
+                settings: Any = {"use_reentrant": False, "preserve_rng_state": random, "early_stop": not random}
                 result = checkpoint(run_pieces, segment.pieces, *inputs, **settings, **options)
             else:
                 result = run_pieces(segment.pieces, *inputs, **options)
