@@ -39,6 +39,8 @@ from isoconv.nn import (
     MaxMin,
     NormalisedLinear,
     OrthogonalLinear,
+    Permute,
+    Reshape,
     Scale,
     ScaledAvgPool2d,
 )
@@ -106,6 +108,16 @@ NETWORKS = {
         nn.BatchNorm2d(2, eps=0.1), nn.LeakyReLU(-0.3), nn.MaxPool2d(3, 2, 1, ceil_mode=True),
         nn.Upsample(scale_factor=(2, 1)), nn.AvgPool2d((2, 3), 2, 1, divisor_override=5), nn.Flatten(2),
         nn.BatchNorm1d(2, affine=False), nn.Unflatten(2, (2, -1)), nn.Flatten(),
+    )),
+    "shapes": ((6, 4), lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 2)), nn.Tanh(), nn.Flatten(1, 2), Reshape((3, 8)), Permute((1, 0)), nn.Linear(3, 2),
+        nn.Flatten(),
+    )),
+    "factors beside products": ((2, 5, 5), lambda: nn.Sequential(
+        nn.MaxPool2d(2, 2, 1, ceil_mode=True), nn.AvgPool2d(3, 1), nn.Upsample(5, mode="bilinear"), Scale(0.3),
+        nn.Linear(5, 3), nn.SELU(), nn.Linear(3, 3, bias=False), Scale(0.7), nn.Flatten(2),
+        nn.MaxPool1d(3, 2, 1, 2, ceil_mode=True), nn.AdaptiveAvgPool1d(3), Scale(1.3),
+        nn.Flatten(), nn.Linear(6, 3, bias=False), Scale(0.9),
     )),
     "functions": ((4,), lambda: nn.Sequential(
         nn.Linear(4, 4), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Hardtanh(0.1, 0.3), nn.ReLU6(),
