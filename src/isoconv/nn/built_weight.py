@@ -391,6 +391,11 @@ class _Built(torch.autograd.Function):
         return None, None, *(g if g is None else g.to(build.dtype) for g in of_sources)
 
 
+def is_built(weight: Tensor) -> bool:
+    """Return whether the gradient of a weight goes through `_Built` to the parameters, and nowhere else."""
+    return isinstance(weight.grad_fn, _Built._backward_cls)  # type: ignore[attr-defined]
+
+
 def _equal_later(a: Tensor, b: Tensor) -> Tensor:
     """Return whether two tensors of one shape are equal, as a tensor: the host does not wait for a GPU."""
     return torch.eq(a, b).all()
