@@ -49,7 +49,13 @@ def test_progress_on_a_terminal_is_one_line_that_ends_with_the_last_epoch(capsys
         for epoch in (1, 2):
             progress.step(1)
             progress.step(1)
-            figures = {"loss": 0.5 / epoch, "accuracy": 90.0, "images_per_second": 1e4, "seconds_left": 3.0}
+            figures = {
+                "metrics": {},
+                "loss": 0.5 / epoch,
+                "accuracy": 90.0,
+                "images_per_second": 1e4,
+                "seconds_left": 3.0,
+            }
             progress.epoch(SimpleNamespace(epoch=epoch, epochs=2, **figures))
     *_, before, last = capsys.readouterr().err.split("\r")
     assert before.startswith("[############    ] training: epoch 1/2  loss 0.5000")
