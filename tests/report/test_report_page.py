@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isoconv.cli.output import show_radius
 from isoconv.errors import IsoconvError
 from isoconv.report import page as page_module
 from isoconv.report import read_run_files, write_report
@@ -175,6 +176,7 @@ def test_bounds_are_rounded_up_radii_and_shares_down():
     for radius in (0.3, 1.3448956699999999, 2.7269855499999998, 36 / 255, 1.58, 1e-9, 0.123456789, 7.000000009999):
         (shown,) = round_radii_down([radius]) or (0.0,)
         assert shown <= radius < shown + 1.1e-8
+        assert float(show_radius(radius, 3)) <= radius < float(show_radius(radius, 3)) + 1.1e-3
     for value in (1.0000012, 1.00000049, 22.783348249, 0.99954914, 123456789.1, 1.0, 0.0012345678):
         assert value <= float(show_bound(value)) <= value * (1 + 2e-6)
     shares = [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (200 / 3, 3))]

@@ -82,14 +82,14 @@ def _show_shipped(digits: "ImageSet") -> None:
     import torch
 
     from isoconv.certify import Certifier
-    from isoconv.cli.output import print_table
+    from isoconv.cli.output import print_table, show_radius
     from isoconv.data import as_float
     from isoconv.pretrained import load_pretrained
 
     certified = Certifier(load_pretrained(_SHIPPED), digits.shape)(as_float(digits.images, torch.float64))
     answers = zip(digits.labels.tolist(), certified.prediction.tolist(), certified.radius.tolist(), strict=True)
     names = digits.classes
-    rows = [[names[label], names[prediction], f"{radius:.3f}"] for label, prediction, radius in answers]
+    rows = [[names[label], names[prediction], show_radius(radius, 3)] for label, prediction, radius in answers]
     print_table(f"{_SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
     print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
 

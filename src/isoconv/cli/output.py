@@ -31,6 +31,12 @@ _SECONDS_WITHIN_AN_EPOCH = 30.0  # between lines, when piped
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
+def show_radius(radius: float, digits: int) -> str:
+    """Show a certified radius, never rounded up."""
+    text = f"{radius:.{digits}f}"
+    return text if float(text) <= radius else f"{float(text) - 10.0**-digits:.{digits}f}"
+
+
 def format_radius(radius: float) -> str:
     """Return a radius as people write it: 36/255 where it is one, else a decimal number."""
     steps = round(radius * 255)
@@ -69,12 +75,14 @@ def print_csv(records: Sequence[Any]) -> None:
 
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
     """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
+    from isoconv.report.page import show_bound
+
     radii = list(results[0].robust or ())
     certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
     columns = [[result.clean or 0.0 for result in results]]
     columns += [[(result.robust or {})[radius] for result in results] for radius in radii]
     rows = [
-        [str(result.seed), *(f"{column[k]:.2f}" for column in columns), f"{result.lipschitz_bound:.7f}"]
+        [str(result.seed), *(f"{column[k]:.2f}" for column in columns), show_bound(result.lipschitz_bound or 0.0)]
         for k, result in enumerate(results)
     ]
     if len(results) > 1:
@@ -109,7 +117,7 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
     channels, height, width = input_shape
     rows = []
     for x in predictions:
-        radii = (f"{x.radius:.4f}", f"{x.radius_255:.2f}") if x.radius > 0 else ("none", "none")
+        radii = (show_radius(x.radius, 4), show_radius(x.radius_255, 2)) if x.radius > 0 else ("none", "none")
         rows.append([x.image, x.label, x.runner_up, f"{x.margin:.4f}", *radii])
     title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
     figures = ("margin", "certified radius (pixels 0–1)", "(pixels 0–255)")
@@ -122,12 +130,14 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
 
 def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the demo's table, and what its columns mean."""
+    from isoconv.report.page import show_bound
+
     count, epsilon = rows[0]["images"], rows[0]["epsilon"]
     title = f"{count:,} held-out digits: accuracy in percent, attacks within ε = {epsilon}"
     lines = []
     for row in rows:
         figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
-        lines.append([row["network"], *figures, f"{row['lipschitz_bound']:.7g}", f"{row['train_seconds']:.0f} s"])
+        lines.append([row["network"], *figures, show_bound(row["lipschitz_bound"]), f"{row['train_seconds']:.0f} s"])
     print_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"), lines)
     print("Certified: proved to stay correct under every perturbation within ε (L2, pixels from 0 to 1).")
     print("PGD, FGSM: correct after that attack; a stronger one may succeed.")
