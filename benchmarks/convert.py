@@ -81,9 +81,7 @@ def gradient_norms(network: nn.Module, images: Tensor) -> dict[str, float]:
     """Return ‖∂(y_i − y_j)/∂h‖/√2 for the two largest logits at each sum h of a network, and at its input: at most 1."""
     values: dict[str, Tensor] = {}
     sums = [(name, module) for name, module in network.named_modules() if isinstance(module, ConvexSum)]
-    hooks = [
-        module.register_forward_hook(lambda _, __, y, name=name: values.update({name: y})) for name, module in sums
-    ]
+    hooks = [module.register_forward_hook(lambda _, __, y, n=name: values.update({n: y})) for name, module in sums]
     images = images.clone().requires_grad_()
     top = network(images).topk(2).values
     for hook in hooks:

@@ -43,9 +43,8 @@ def measure(name: str, session: "Session") -> Outcome:
     pairs = [] if name.startswith("funnels") else _closed_forms()[:: 8 if session.quick else 1]
     pairs += [funnel_pair(d, n, 1, 2**13 if session.quick else 2**18) for d, n in funnels]
     if name == "same-samples":
-        return {}, {
-            f"{pair.name}; {critic}": _compare(pair, critic, session) for pair in pairs[::3] for critic in _CRITICS
-        }
+        cases = [(pair, critic) for pair in pairs[::3] for critic in _CRITICS]
+        return {}, {f"{pair.name}; {critic}": _compare(pair, critic, session) for pair, critic in cases}
     rows = {f"{pair.name}; {critic}": _judge(pair, critic, session) for pair in pairs for critic in _CRITICS}
     for pair, (d, n) in zip(pairs[len(pairs) - len(funnels) :], funnels, strict=True):
         truth = make_funnels(d, n, 1)  # the pair's own potential: only the confidence keeps its bounds below the truth
@@ -86,9 +85,8 @@ def _try(critic: nn.Module, pair: KnownPair, session: "Session") -> dict[str, fl
     """Count how often a bound from few samples exceeds the truth, by method and confidence."""
     counts: dict[str, float] = {}
     for trial in range(2 if session.quick else 10):
-        random = (
-            epoch_generator(trial, 0, f"{side} trial {pair.name}", session.device) for side in ("first", "second")
-        )
+        names = (f"{side} trial {pair.name}" for side in ("first", "second"))
+        random = (epoch_generator(trial, 0, name, session.device) for name in names)
         xs, ys = (
             draw(100 if session.quick else 2000, one)
             for draw, one in zip((pair.first, pair.second), random, strict=True)
@@ -151,9 +149,8 @@ def tabulate(cells: Sequence[Cell], results: Results) -> Table:
     groups = pd.concat([trained, better]).groupby(["kind", "critic"], sort=False)["ratio"]
     summary = groups.agg(["count", "mean", "min", "max"]).sort_index(level="kind", sort_remaining=False).reset_index()
     summary[["mean", "min", "max"]] = summary[["mean", "min", "max"]].map(lambda x: f"{100 * x:.1f} %")
-    summary = summary.astype(str).set_axis(
-        ["pairs", "critic", "how many", "mean of the truth", "least", "most"], axis=1
-    )
+    names = ["pairs", "critic", "how many", "mean of the truth", "least", "most"]
+    summary = summary.astype(str).set_axis(names, axis=1)
     notes = []
     for confidence in ("0.9999", "0.95"):
         columns = frame.filter(like=f"at {confidence},")

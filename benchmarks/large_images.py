@@ -303,8 +303,9 @@ def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, effi
     text += f"{what}:\n\n{to_markdown(head, rows)}\n"
     assumptions = [
         f"an hour of one GPU costs ${price:.2f}",
-        f"eight GPUs run at {efficiency:.0%} of eight times the speed of one, which we have not measured",
-        "pictures arrive as fast as they are trained on",
+        f"eight GPUs run at {efficiency:.0%} of eight times the speed of one, which we have not measured: several processes "
+        "do not yet compile their steps or capture them as CUDA graphs, as was done here",
+        "pictures arrive as fast as they are trained on, and are not augmented",
         "no time for evaluation, certification and saving",
     ]
     if per_core is not None:

@@ -75,6 +75,7 @@ def race(
     rounds: int,
     calls: int,
     should_stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return the seconds of one call of each case, round by round, in which the cases take turns."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
@@ -83,11 +84,11 @@ def race(
             if should_stop():
                 raise Stopped
             wait(device)
-            began = time.perf_counter()
+            began = clock()
             for _ in range(calls):
                 call()
             wait(device)
-            seconds[name].append((time.perf_counter() - began) / calls)
+            seconds[name].append((clock() - began) / calls)
     return seconds
 
 

@@ -43,16 +43,8 @@ def make_pairs(c: int, n: int) -> dict[str, tuple[int, Callable[[], nn.Module], 
             lambda: AdaptiveOrthoConv2d(c, 2 * c, 4, 2, **same),
         ),
         "AOL, 3×3": (c, lambda: AOLConv2d(c, c, 3, **same), lambda: AOLConv2D(c, c, 3, **same)),
-        "SOC, 3×3": (
-            c,
-            lambda: SOCConv2d(c, c, 3, input_size=(n, n)),
-            lambda: AdaptiveSOCConv2d(c, c, 3),
-        ),
-        "SLL, 3×3": (
-            c,
-            lambda: SLLConv2d(c, c, 3, padding_mode="zeros"),
-            lambda: SDPBasedLipschitzResBlock(c, 1, 3),
-        ),
+        "SOC, 3×3": (c, lambda: SOCConv2d(c, c, 3, input_size=(n, n)), lambda: AdaptiveSOCConv2d(c, c, 3)),
+        "SLL, 3×3": (c, lambda: SLLConv2d(c, c, 3, padding_mode="zeros"), lambda: SDPBasedLipschitzResBlock(c, 1, 3)),
     }
 
 

@@ -1,16 +1,20 @@
 """Times: training steps, critics' steps, building kernels, projections, imports. One file each in `results/speed/`.
 
-python -m reproduction time --run      # or complexity, steps, critic-steps, replicas, kernels, svcm-projection, imports
+python -m reproduction time --run      # or another name in `MEASURES`
 """
 
 import copy
 import math
+import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import product
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +33,7 @@ from isoconv.linalg import (
     projector_row,
 )
 from isoconv.linalg.clipping import clip_and_mask
-from isoconv.models import Large
+from isoconv.models import Large, Small
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear, OSSNConv2d, RKL2NEConv2d, RKOConv2d, SVCMConv2d
 from isoconv.nn.built_weight import BuiltWeight
 from isoconv.train.classifier import Classification
@@ -339,6 +343,41 @@ def _make_plain_step(model: Any, images: Tensor) -> Callable[[], None]:
     return step
 
 
+def measure_eager(session: "Session") -> Outcome:
+    """Compare a step of BCOP with one of the ordinary network in a user's own loop on a CPU: eager, with torch's Adam.
+
+    Only ratios, in time on the clock and in the process's own processor time, which other work on the machine disturbs less.
+    """
+    networks: dict[str, tuple[Any, tuple[int, ...], int]] = {
+        "Small on MNIST": (Small, (1, 28, 28), 5),
+        "Large on CIFAR-10": (Large, (3, 32, 32), 1),
+    }
+    rounds, warm_up = (1, 1) if session.quick else (21, 20)
+    rows: Rows = {}
+    for threads, name in product((1, 2), networks):
+        kind, shape, calls = networks[name]
+        images = torch.rand(_choose_batch(session), *shape)
+        cases = {conv: _make_plain_step(kind(shape, conv=conv), images) for conv in ("standard", "bcop")}
+        with _threads(threads):
+            race(cases, "cpu", warm_up, 1, session.should_stop)  # the first steps of Adam are its longest
+            for clock in (time.perf_counter, time.process_time):
+                ordinary, ours = race(cases, "cpu", rounds, calls, session.should_stop, clock).values()
+                ratio = median(b / a for a, b in zip(ordinary, ours, strict=True))
+                rows.setdefault(f"{name}, threads: {threads}", {})[clock.__name__] = ratio
+    waiting = os.environ.get("OMP_WAIT_POLICY", "default")
+    return {"batch": _choose_batch(session), "rounds": rounds, "OMP_WAIT_POLICY": waiting}, rows
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 # Imports ----------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +412,7 @@ MEASURES: dict[str, Callable[["Session"], Outcome]] = {
     "kernels": measure_kernels,
     "svcm-projection": measure_projection,
     "weight-comparison": measure_comparison,
+    "eager-cpu": measure_eager,
     "imports": measure_imports,
 }
 
@@ -429,9 +469,8 @@ def _ratio_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _replica_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"networks": frame["name"], "one step of each": frame["ms"].map(lambda ms: format_seconds(ms / 1e3))}
-    )
+    times = frame["ms"].map(lambda ms: format_seconds(ms / 1e3))
+    return pd.DataFrame({"networks": frame["name"], "one step of each": times})
 
 
 def _kernel_frame(frame: pd.DataFrame) -> pd.DataFrame:
@@ -456,6 +495,13 @@ def _projection_frame(frame: pd.DataFrame) -> pd.DataFrame:
 def _comparison_frame(frame: pd.DataFrame) -> pd.DataFrame:
     columns = {name: frame[name].map(format_seconds) for name in ("part", "whole")}
     return pd.DataFrame({"": frame["name"], **columns, "ratio": frame["ratio"].map("{:.3f}".format)})
+
+
+def _eager_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    network = frame["name"].str.split(", threads: ", expand=True)
+    ratios = {"clock": "perf_counter", "processor": "process_time"}
+    columns = {name: frame[key].map("{:.2f}×".format) for name, key in ratios.items()}
+    return pd.DataFrame({"": network[0], "threads": network[1], **columns})
 
 
 def _import_frame(frame: pd.DataFrame) -> pd.DataFrame:
@@ -485,5 +531,6 @@ TABLES: dict[str, Tabulate] = {
     "kernels": tabulate_figures("Building orthogonal weights, forward and backward", _kernel_frame),
     "svcm-projection": tabulate_figures("SVCM's fifty projections of Large's kernels, float32", _projection_frame),
     "weight-comparison": tabulate_figures("Weights that are never stale, and compiled", _comparison_frame),
+    "eager-cpu": tabulate_figures("A step of BCOP against the ordinary network's, eager, on a CPU", _eager_frame),
     "imports": tabulate_figures("Imports, in processor time", _import_frame),
 }

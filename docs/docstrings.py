@@ -1,8 +1,8 @@
 """Adapts isoconv to the reference pages: the names that packages load lazily, and two habits of its docstrings.
 
 `name : what it is` is a parameter, and lines that are indented go on with it; of what has no parameters, an item of a list.
-Lines from `>>>` to the next empty one are a session. Everything else is Markdown already: what is indented by four is a
-formula.
+Lines from `>>>` to the next empty one are a session. Everything else is Markdown already, but for indices, as in W_i: what
+is indented by four is a formula.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import Any
 from griffe import Docstring, Extension, Module, Object
 
 _OPTION = re.compile(r"(\w+(?:, \w+)*) : (.+)")
+_INDEX = re.compile(r"_\{([^}]*)\}|(?<![A-Za-z0-9_])(\w)_([^\W_ᵀ]+)")  # in braces, or of a name of one letter
 
 
 class LazyFaces(Extension):
@@ -34,6 +35,7 @@ class PlainDocstrings(Extension):
 
 def as_markdown(text: str, takes_parameters: bool) -> str:
     lines: list[str] = []
+    text = re.sub(r"(?m)^(?!    |>>>).*", lambda line: set_indices(line[0]), text)
     state = ""  # or "option", "session": what the line before belongs to
     for line in text.splitlines():
         if state == "session" and not line.strip():
@@ -63,3 +65,9 @@ def as_markdown(text: str, takes_parameters: bool) -> str:
     if state == "session":
         lines.append("```")
     return "\n".join(lines)
+
+
+def set_indices(line: str) -> str:
+    """Lower the indices outside code."""
+    parts = line.split("`")
+    return "`".join(p if k % 2 else _INDEX.sub(r"\2<sub>\1\3</sub>", p) for k, p in enumerate(parts))

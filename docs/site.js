@@ -3,3 +3,7 @@ for (const formula of document.querySelectorAll(".arithmatex")) {
   const [, open, tex] = formula.textContent.match(/^\\([([])([^]*)\\[)\]]$/);
   katex.render(tex, formula, { displayMode: open === "[", throwOnError: false });
 }
+// A browser breaks a line after the hyphens of an option, --size, too: short code stays on one line.
+for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
+  code.classList.toggle("short", code.textContent.length < 30);
+}

@@ -33,22 +33,14 @@ def fill_page(text: str, results: Path = RESULTS) -> str:
 def main(words: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m reproduction", description=__doc__)
-    parser.add_argument(
-        "target", help=f"{', '.join(TARGETS)}; all; readme (results); pages: fill the tables into pages"
-    )
+    parser.add_argument("target", help=f"{', '.join(TARGETS)}; all; readme (results); pages: fill in their tables")
     parser.add_argument("--run", action="store_true", help="measure what is missing")
-    parser.add_argument(
-        "--quick", action="store_true", help="measure all of it on a few images: the figures mean nothing"
-    )
+    parser.add_argument("--quick", action="store_true", help="measure all on a few images: the figures mean nothing")
     parser.add_argument("--retry", action="store_true", help="measure cells again that have failed")
-    parser.add_argument(
-        "--renew", action="store_true", help="measure networks again that were trained with other settings than now"
-    )
+    parser.add_argument("--renew", action="store_true", help="measure networks again that had other settings than now")
     parser.add_argument("--data", type=Path, help="where the data sets' files are")
     parser.add_argument("--download", action="store_true", help="fetch data sets that are not there")
-    parser.add_argument(
-        "--recipe", choices=list(RECIPES), help="only this recipe; by default both, as far as they are run"
-    )
+    parser.add_argument("--recipe", choices=list(RECIPES), help="only this recipe; by default both")
     parser.add_argument("--only", action="append", default=[], help="only cells with this in their name")
     parser.add_argument("--seeds", type=lambda text: tuple(parse_seeds(text)), help="such as 0,1,2 or 0-4")
     parser.add_argument("--epochs", type=int, help="instead of each cell's own number")

@@ -278,6 +278,7 @@ _FIGURES = {
     "kernels": ("speed", "kernels"),
     "svcm-projection": ("speed", "svcm-projection"),
     "weight-comparison": ("speed", "weight-comparison"),
+    "eager-cpu": ("speed", "eager-cpu"),
     "imports": ("speed", "imports"),
     "distances": ("distances", "known", *(f"funnels-{d}" for d in (8, 16, 32, 64, 128)), "same-samples", "budget"),
     "figure-bconv": ("exact",),

@@ -57,11 +57,8 @@ def tabulate_figures(title: str, make: Callable[[pd.DataFrame], pd.DataFrame], *
         records = [r for r in results.values() if isinstance(r, Figures)]
         if not records:
             return Table(title, pd.DataFrame({"": ["missing"] * len(cells)}), texts=texts)
-        rows = [
-            {"cell": r.name, "name": name, "hardware": r.hardware} | row
-            for r in records
-            for name, row in r.rows.items()
-        ]
+        heads = [({"cell": r.name, "hardware": r.hardware}, r.rows) for r in records]
+        rows = [head | {"name": name} | row for head, rows in heads for name, row in rows.items()]
         places = dict.fromkeys(f"{r.hardware}, torch {r.torch}" for r in records if r.hardware and r.torch)
         where = [f"Measured on {'; '.join(places)}."] if places else []
         return Table(title, make(pd.DataFrame(rows)), [*notes, *where], texts)

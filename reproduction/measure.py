@@ -136,8 +136,7 @@ def measure(wanted: Sequence[Cell], session: Session) -> tuple[list[Cell], list[
     missing = [cell for cell in wanted if not _is_settled(cell, session)]
     for dataset in {name for cell in missing for name in _SHAPES if name in cell.name and cell.kind != "exact"}:
         session.load(dataset)
-    done: list[Cell] = []
-    failed: list[Cell] = []
+    done, failed = list[Cell](), list[Cell]()
     for k, cell in enumerate(missing):
         print(f"{cell.kind}: {cell.name} ({k + 1} of {len(missing)})", file=sys.stderr, flush=True)
         try:
@@ -193,16 +192,10 @@ def is_outdated(cell: Cell, record: object, session: Session) -> bool:
     epochs = session.choose_epochs(network.epochs)
     if isinstance(record, cells.Attacks):
         return record.epochs != epochs  # all that it says of the training
-    settings = recipe_settings(network.recipe, network.dataset, network.conv or "bcop", network.model) | {
-        "epochs": epochs
-    }
-    names = PAPERS_PROJECTIONS.keys()  # which concern one method only
-    settings = {name: value for name, value in settings.items() if name not in names}
-    if network.conv == "svcm":
-        settings |= (
-            PAPERS_PROJECTIONS if network.recipe == "paper" else {name: getattr(TrainConfig, name) for name in names}
-        )
-    return any(record.config.get(name) != value for name, value in settings.items())
+    settings = recipe_settings(network.recipe, network.dataset, network.conv or "bcop", network.model)
+    settings = {name: getattr(TrainConfig, name) for name in PAPERS_PROJECTIONS} | settings | {"epochs": epochs}
+    left_out = () if network.conv == "svcm" else PAPERS_PROJECTIONS  # which concern one method only
+    return any(record.config.get(name) != value for name, value in settings.items() if name not in left_out)
 
 
 def _pick(kind: type[_R], source: object) -> _R:
@@ -388,10 +381,7 @@ def _changes(name: str) -> dict[str, Any]:
     """Return the arguments of `_measure_changes` for a cell, whose name says what is changed."""
     dataset, model, *words = name.split("-")
     shared: dict[str, Any] = {"name": name, "dataset": dataset, "model": model}
-    if words == ["epochs"]:  # of a network without convolutions
-        return shared | {"trials": 45_000, "runs": dict.fromkeys(_EPOCHS, (0,))}
-    conv, *words = words
-    shared["conv"] = conv
+    shared |= {} if words == ["epochs"] else {"conv": words.pop(0)}  # a network without convolutions has none
     match words:
         case []:
             changes = {"epochs": 8, **PAPERS_PROJECTIONS}
@@ -409,11 +399,12 @@ def _changes(name: str) -> dict[str, Any]:
             return shared | options | {"lr": lr, "runs": {"side by side": (0, 1, 2, 3, 4)}}
     alone: dict[str, tuple[int, ...]] = {"alone": (0,)} if (dataset, model) == ("cifar10", "large") else {}
     runs = alone | {"side by side": (0, 1, 2, 3, 4)}
-    return shared | {"runs": runs, "epochs": ClassifierCell(dataset, model, conv).epochs}
+    return shared | {"runs": runs, "epochs": ClassifierCell(dataset, model, shared["conv"]).epochs}
 
 
 _RADII = tuple(number / 255 for number in (36, 72, 108))
 _SHIFT: dict[str, Any] = {"dataset": "cifar10", "precision": "bf16", "augment": (0.5, 0.5), "epsilons": _RADII}
+_SHIFT_M, _MNIST = _SHIFT | {"model": "shift-m"}, {"dataset": "mnist", "model": "large"}
 _SHIFT_TRIALS = ["", "schedule=one-cycle", "lr=0.004 schedule=one-cycle", "rand_augment=1,5 augment=0,1"]
 _SHIFT_TRIALS += ["momentum=0.95", "temperature=0.18", "loss=annealed", "batch_size=512 lr=0.004"]
 _MNIST_TRIALS = ["", "temperature=0.3", "temperature=0.5", "offset=2", "offset=2.4", "temperature=0.3 offset=2.4"]
@@ -428,14 +419,11 @@ _MNIST_TRIALS += [
 #: The networks that certify most, as arguments of `_measure_changes`: as many epochs as 10 and 25 minutes of an H200 buy,
 #: each seed alone on it. The trials choose on held-out images.
 RECORD: dict[str, dict[str, Any]] = {
-    "cifar10-shift-m": _SHIFT
-    | {"model": "shift-m", "epochs": 420, "runs": {f"alone {seed}": (seed,) for seed in range(3)}},
+    "cifar10-shift-m": _SHIFT_M | {"epochs": 420, "runs": {f"alone {seed}": (seed,) for seed in range(3)}},
     "cifar10-shift-l": _SHIFT | {"model": "shift-l", "epochs": 320, "runs": {"alone 0": (0,)}},
-    "mnist-large": {"dataset": "mnist", "model": "large", "epochs": 100, "runs": {"side by side": (0, 1, 2, 3, 4)}},
-    "cifar10-shift-m-trials": _SHIFT
-    | {"model": "shift-m", "epochs": 40, "trials": 45_000, "runs": dict.fromkeys(_SHIFT_TRIALS, (0,))},
-    "mnist-large-trials": {"dataset": "mnist", "model": "large", "epochs": 60, "trials": 55_000}
-    | {"runs": dict.fromkeys(_MNIST_TRIALS, (0,))},
+    "mnist-large": _MNIST | {"epochs": 100, "runs": {"side by side": (0, 1, 2, 3, 4)}},
+    "cifar10-shift-m-trials": _SHIFT_M | {"epochs": 40, "trials": 45_000, "runs": dict.fromkeys(_SHIFT_TRIALS, (0,))},
+    "mnist-large-trials": _MNIST | {"epochs": 60, "trials": 55_000, "runs": dict.fromkeys(_MNIST_TRIALS, (0,))},
 }
 
 

@@ -179,11 +179,16 @@ def _tabulate_sota(cells: Sequence[Cell], results: Results) -> Table:
             heading = "paper: clean / certified / PGD / FGSM"
             rows.append(row | _beside_paper(ours | attacked, cell, heading, close=which == 1))
         radius = format_radius(default_epsilons(dataset)[which])
-        for quoted in paper.QUOTED_SOTA:
-            if (quoted.dataset, quoted.radius, "default") == (dataset, radius, recipe):
+        for place, quoted in paper.QUOTED_SOTA:
+            if (*place, "default") == (dataset, radius, recipe):
                 row = {"data, ε": f"{NAMES[dataset]}, {radius}", "network": f"{quoted.name} (quoted)"}
                 rows.append(row | _quote(quoted))
-    notes = [_describe_seeds(results), *_check_order(results), *_name_sources(paper.QUOTED_SOTA), RULE]
+    notes = [
+        _describe_seeds(results),
+        *_check_order(results),
+        *_name_sources([quoted for _, quoted in paper.QUOTED_SOTA]),
+        RULE,
+    ]
     return Table("Comparison with other provably robust networks", pd.DataFrame(rows).fillna("–"), notes)
 
 
@@ -202,10 +207,8 @@ def _check_order(results: Results) -> list[str]:
     """Say whether certified ≤ attacked ≤ clean in every network that was attacked."""
     seeds = [seed for record in results.values() if isinstance(record, Attacks) for seed in record.results]
     held, violations = sum(s.certified <= s.accuracy <= s.clean for s in seeds), sum(s.violations for s in seeds)
-    text = (
-        f"Certified ≤ attacked ≤ clean holds in {held} of {len(seeds)} attacks on a network; attacks that succeeded on"
-    )
-    return [f"{text} a certified image: {violations}."]
+    text = f"Certified ≤ attacked ≤ clean holds in {held} of {len(seeds)} attacks on a network"
+    return [f"{text}; attacks that succeeded on a certified image: {violations}."]
 
 
 def _tabulate_attacks(cells: Sequence[Cell], results: Results) -> Table:
@@ -223,7 +226,7 @@ def _tabulate_attacks(cells: Sequence[Cell], results: Results) -> Table:
             row = {"network": f"BCOP-{NAMES[cell.model]}", "images": f"{images:,}", **columns, **more}
             compared = {"clean": ours["clean"], **attacked}
             rows.append(row | _beside_paper(compared, cell, "the paper's"))
-            quoted = paper.QUOTED_ATTACKS[cell.model, images]
+            quoted = paper.QUOTED_ATTACKS[cell.model, str(images)]
             rows.append({"network": f"{quoted.name} (quoted)", "images": f"{images:,}"} | _quote(quoted))
     names = ["network", "images", "clean %", "certified %", *_ATTACKS.values()]
     frame = pd.DataFrame(rows).fillna("–")
@@ -304,34 +307,28 @@ def _svcm_frame(frame: pd.DataFrame) -> pd.DataFrame:
 def _epochs_frame(frame: pd.DataFrame) -> pd.DataFrame:
     words = frame["cell"].str.removesuffix("-epochs").str.split("-")
     names = words.map(lambda parts: ", ".join(NAMES[part] for part in parts))
-    columns = {"network": names, "epochs": frame["name"].str.removeprefix("epochs=")}
-    return pd.DataFrame(
-        columns
-        | {"clean %": frame["clean"].map("{:.2f}".format), "certified %": _read_certified(frame).map("{:.2f}".format)}
-    )
+    accuracies = {"clean %": frame["clean"], "certified %": _read_certified(frame)}
+    columns = {name: values.map("{:.2f}".format) for name, values in accuracies.items()}
+    return pd.DataFrame({"network": names, "epochs": frame["name"].str.removeprefix("epochs="), **columns})
 
 
 def _record_frame(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a line per network, or per trial, with certified accuracy at each radius."""
     rows = []
     for _, row in frame.iterrows():
-        radii = {
-            name: row[name] for name in frame.columns if name.startswith("certified at ") and row[name] == row[name]
-        }
+        radii = {name: value for name, value in row.dropna().items() if str(name).startswith("certified at ")}
         line = {"network": row["cell"].removesuffix("-trials"), "run": row["name"] or "the default recipe"}
         line |= {"clean %": f"{row['clean']:.2f}"}
-        line |= {f"at {format_radius(float(name.split()[-1]))} %": f"{value:.2f}" for name, value in radii.items()}
+        line |= {f"at {format_radius(float(str(k).split()[-1]))} %": f"{value:.2f}" for k, value in radii.items()}
         rows.append(line | {"time": format_seconds(row["train_seconds"]), "bound": f"{row['lipschitz_bound']:.6f}"})
     return pd.DataFrame(rows).fillna("–")
 
 
 def _certificate_frame(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[frame["name"] == "certify"].iloc[0]
+    place = {"time": format_seconds(first["seconds"]), "on": first["hardware"]}
     rows = [{"": "clean", "accuracy": f"{first['clean']:.2f} %"}]
-    certified = f"{_read_certified(frame).iloc[0]:.2f} %"
-    rows += [
-        {"": "certified", "accuracy": certified, "time": format_seconds(first["seconds"]), "on": first["hardware"]}
-    ]
+    rows += [{"": "certified", "accuracy": f"{_read_certified(frame).iloc[0]:.2f} %", **place}]
     rows += [{"": "the usual test, margin > √2·ε, which proves nothing", "accuracy": f"{first['usual test']:.2f} %"}]
     for _, row in frame[frame["name"] != "certify"].iterrows():
         accuracy = "" if math.isnan(row["accuracy"]) else f"{row['accuracy']:.2f} %"

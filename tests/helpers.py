@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import torch
@@ -102,10 +103,6 @@ SHAPES_2D = [
     *[(1, 1, 3, 3, 6, 9), (2, 5, 6, 3, 6, 9), (1, 3, 9, 3, 3, 6)],
 ]
 
-# (c_in, c_out, kernel_size, stride, length)
-SHAPES_1D = [(1, 1, 3, 1, 7), (1, 3, 2, 1, 5), (2, 2, 4, 1, 3), (3, 5, 3, 1, 1), (5, 3, 1, 1, 4)]
-SHAPES_1D += [(1, 3, 4, 2, 10), (2, 2, 6, 2, 2), (3, 5, 6, 3, 9), (5, 3, 2, 2, 6)]
-
 
 def named(rows: Sequence[Sequence[int]]) -> list[str]:
     """Test ids: "3-5-k4-s2-6x6" for (c_in, c_out, kernel_size, stride, height, width)."""
@@ -188,3 +185,24 @@ def train(
         descent.zero_grad()
         smooth_l1_loss(layer(x), y, reduction="sum").backward()
         descent.step()
+
+
+def winding_number(kernel: Tensor) -> int:
+    """Count how often det Σ_t W_t zᵗ of an orthogonal kernel turns around 0 while z turns around once; by no theorem."""
+    n, _, K = kernel.shape
+    angles = torch.arange(64 * n * K + 1, dtype=torch.float64) * 2 * torch.pi / (64 * n * K)
+    powers = torch.exp(1j * angles[:, None] * torch.arange(K))
+    determinant = torch.linalg.det(torch.einsum("fk,ijk->fij", powers, kernel + 0j))
+    assert (determinant.abs() - 1).abs().max() < 1e-9
+    turns = torch.angle(determinant[1:] / determinant[:-1]).sum() / (2 * torch.pi)
+    assert abs(turns - turns.round()) < 1e-9
+    return int(turns.round())
+
+
+def imported(path: Any) -> Any:
+    """Return the module in a file, such as an exported network."""
+    spec = spec_from_file_location("exported_network", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

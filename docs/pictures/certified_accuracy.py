@@ -2,19 +2,19 @@
 
     python docs/pictures/certified_accuracy.py isoconv-demo docs/pictures/certified_accuracy.svg
 
-Solid: the share of test digits that are right and proved to stay right within ε. Dots: what PGD left of them.
+Lines: certified accuracy. Dots: accuracy under PGD.
 """
 
 import json
 import sys
 from pathlib import Path
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 380, 62, 20, 20, 52
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 560, 340, 58, 20, 20, 52
 LARGEST = 2.4  # ε at the right edge
 NETWORKS = (
-    ("bcop", "BCOP, orthogonal", "#1565c0"),
-    ("rko", "RKO", "#2e7d32"),
-    ("ordinary", "ordinary network", "#c62828"),
+    ("bcop", "BCOP", "#2f6fb5"),
+    ("rko", "RKO", "#cf6a0b"),
+    ("ordinary", "ordinary network", "#168566"),
 )
 
 
@@ -37,10 +37,10 @@ def axes() -> list[str]:
         parts.append(text(LEFT - 8, y(percent) + 4, str(percent), "end"))
     for tenths in range(0, 25, 4):
         parts.append(text(x(tenths / 10), HEIGHT - BOTTOM + 18, f"{tenths / 10:g}"))
-    below = "ε: L2 norm of the change that is allowed, pixels from 0 to 1"
+    below = "ε (L2, pixels from 0 to 1)"
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, below))
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(text(16, middle, "digits right, %", more=f'transform="rotate(-90 16 {middle:.1f})"'))
+    parts.append(text(16, middle, "correct digits, %", more=f'transform="rotate(-90 16 {middle:.1f})"'))
     return parts
 
 
@@ -58,19 +58,21 @@ def curves(folder: Path) -> list[str]:
                 centre = f'cx="{x(row["epsilon"]):.1f}" cy="{y(row["accuracy"]):.1f}"'
                 parts.append(f'<circle {centre} r="4.5" fill="#fff" stroke="{colour}" stroke-width="2"/>')
         at = TOP + 22 + 20 * number
-        parts.append(f'<path d="M{WIDTH - 240} {at - 4}h26" stroke="{colour}" stroke-width="2.5"/>')
-        parts.append(text(WIDTH - 206, at, title, "start"))
+        parts.append(f'<path d="M{WIDTH - 160} {at - 4}h26" stroke="{colour}" stroke-width="2.5"/>')
+        parts.append(text(WIDTH - 126, at, title, "start"))
     at = TOP + 22 + 20 * len(NETWORKS)
-    parts.append(f'<circle cx="{WIDTH - 227}" cy="{at - 4}" r="4.5" fill="#fff" stroke="#555" stroke-width="2"/>')
-    parts.append(text(WIDTH - 206, at, "what the attack PGD leaves", "start"))
+    parts.append(f'<circle cx="{WIDTH - 147}" cy="{at - 4}" r="4.5" fill="#fff" stroke="#555" stroke-width="2"/>')
+    parts.append(text(WIDTH - 126, at, "under PGD", "start"))
     return parts
 
 
 def main() -> None:
     folder, target = Path(sys.argv[1]), Path(sys.argv[2])
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">'
-    title = "<title>Certified accuracy against the size of the change, three networks on 1,000 digits</title>"
-    target.write_text("\n".join([head, title, *axes(), *curves(folder), "</svg>"]) + "\n")
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="14">'
+    paper = f'<rect width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#fff"/>'
+    title = "<title>Certified accuracy against the radius, three networks on 1,000 digits</title>"
+    target.write_text("\n".join([head, title, paper, *axes(), *curves(folder), "</svg>"]) + "\n")
 
 
 if __name__ == "__main__":

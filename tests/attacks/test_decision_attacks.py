@@ -50,7 +50,6 @@ def test_the_boundary_attack_comes_close():
 @pytest.mark.parametrize("device", DEVICES)
 def test_decisions_are_made_in_full_float32(device):
     """A step moves a pixel by a ten-thousandth, which the ten bits of TF32 do not show."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 10))
     images = torch.rand(50, 3, 8, 8)
     search = Search(model.to(device), images, torch.zeros(50, dtype=torch.int64), 0.1)

@@ -29,27 +29,6 @@ def test_the_potential_falls_by_exactly_the_way_that_is_gone(dimension, count):
     assert float(y.abs().max()) <= 2.5
 
 
-@pytest.mark.parametrize(("dimension", "count"), [(2, 64), (64, 256)])
-def test_rays_end_where_they_leave_the_box_or_their_funnel(dimension, count):
-    funnels = make_funnels(dimension, count)
-    x = box(funnels, 1000)
-    heights = torch.cdist(x, funnels.centres) + funnels.offsets
-    nearest = heights.argmin(dim=1)
-    start = funnels.centres[nearest]
-    ratio = torch.linalg.vector_norm(funnels.transport(x) - start, dim=1) / torch.linalg.vector_norm(x - start, dim=1)
-    t = ratio ** (1 / 7)  # t⁸·ray against t·ray
-    assert float(t.max()) <= 1
-    told = t > 0.1  # further in, t⁸ is too small to be told from where the point lands
-
-    def inside(stretch):
-        point = start + (x - start) * (stretch / t)[:, None]
-        own = torch.linalg.vector_norm(point - start, dim=1) + funnels.offsets[nearest]
-        return ((point.abs() <= 2.5).all(dim=1) & (own <= funnels.potential(point) + 1e-9))[told]
-
-    assert bool(inside(1 - 1e-6).all()) and int(told.sum()) > 950
-    assert not bool(inside(1 + 1e-6).any())
-
-
 def test_on_finite_samples_the_map_along_the_rays_is_the_cheapest_assignment():
     funnels = make_funnels(5, 16)
     x = box(funnels, 300)
@@ -65,12 +44,6 @@ def test_distances_are_those_of_the_published_benchmark(dimension, count, publis
     pair = funnel_pair(dimension, count, draws=2**13)
     assert pair.distance == pytest.approx(published, rel=0.12)
     assert 0 < pair.distance_error < 0.02 * pair.distance
-
-
-def test_the_stated_error_of_a_funnel_pair_is_its_error():
-    coarse, fine = funnel_pair(4, 16, draws=2**10), funnel_pair(4, 16, draws=2**15)
-    assert abs(coarse.distance - fine.distance) < 4 * coarse.distance_error
-    assert fine.distance_error == pytest.approx(coarse.distance_error / 2**2.5, rel=0.2)
 
 
 def test_a_funnel_pair_draws_from_its_two_distributions_in_its_support():

@@ -17,24 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 import isoconv
+import isoconv.nn as ours
 from isoconv.certify import Certifier
 from isoconv.models import CONVOLUTIONS, ShiftNet, Small
-from isoconv.nn import (
-    Abs,
-    BatchCentering,
-    ChannelShift,
-    ConvexPotential2d,
-    GroupSort,
-    HalfAbs,
-    Householder,
-    L2NormPool2d,
-    LayerCentering,
-    MaxMin,
-    Normalize,
-    PositionBias,
-    Scale,
-    Slice,
-)
 from isoconv.nn.convolution import convolve_same
 
 # Modules that only move numbers about, or put zeros between them.
@@ -42,7 +27,7 @@ MOVES = (
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
-    *(ChannelShift, Slice),
+    *(ours.ChannelShift, ours.Slice),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -90,7 +75,7 @@ def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
             twin = copy.deepcopy(module).double()
             twin.bias = None
             return _shifted(_apply(twin, x), module.bias)
-        case ConvexPotential2d():
+        case ours.ConvexPotential2d():
             kernel = module.weight.detach().double()
             hidden = _apply(lambda basis: convolve_same(basis, kernel, None, module.padding_mode), x)
             active = np.maximum(_shifted(hidden, module.bias), 0)
@@ -105,19 +90,19 @@ def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
             for axis, matrix in enumerate(matrices, start=1):
                 x = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
             return _rounded(x)
-        case MaxMin() | GroupSort():
+        case ours.MaxMin() | ours.GroupSort():
             axis = module.dim - 1 if module.dim > 0 else module.dim
             rows = np.moveaxis(x, axis, 0)
-            size = 2 if isinstance(module, MaxMin) else module.group_size or len(rows)
+            size = 2 if isinstance(module, ours.MaxMin) else module.group_size or len(rows)
             groups = rows.reshape(size, len(rows) // size, *rows.shape[1:])
             return np.moveaxis(np.sort(groups, axis=0)[::-1].reshape(rows.shape), 0, axis)
-        case Householder():  # pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0
+        case ours.Householder():  # pairs of channels by the matrix I − 2vvᵀ/vᵀv where vᵀz < 0
             (v, w), (a, b) = exact(module.vectors).reshape(2, -1, 1), x.reshape(2, len(x) // 2, -1)
             along = 2 * np.minimum(v * a + w * b, 0) / (v * v + w * w)
             return _rounded(np.concatenate([a - along * v, b - along * w]).reshape(x.shape))
-        case Normalize():
+        case ours.Normalize():
             return _rounded(_shifted(x, -module.mean.double()) / _shifted(x * 0, module.std))
-        case BatchCentering():
+        case ours.BatchCentering():
             return _shifted(_shifted(x, -module.running_mean.double()), module.bias)
         case nn.BatchNorm1d() | nn.BatchNorm2d():
             eps, ones = Fraction(module.eps), torch.ones(len(x))
@@ -125,7 +110,7 @@ def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
             slopes = [_fraction(_real(g) / mpmath.sqrt(_real(v + eps))) for g, v in zip(gammas, variances, strict=True)]
             scaled = _shifted(x, -module.running_mean.double()).reshape(len(x), -1) * _array(slopes, (-1, 1))
             return _rounded(_shifted(scaled.reshape(x.shape), module.bias))
-        case LayerCentering():
+        case ours.LayerCentering():
             dims = range(1, x.ndim + 1) if module.dim is None else module.dim
             axes = tuple(dim - 1 if dim > 0 else dim for dim in dims)
             return x - x.sum(axis=axes, keepdims=True) / math.prod(x.shape[axis] for axis in axes)
@@ -137,15 +122,15 @@ def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
             return np.minimum(np.maximum(x, Fraction(module.min_val)), Fraction(module.max_val))
         case nn.Softsign():
             return _rounded(x / (1 + abs(x)))
-        case Abs():
+        case ours.Abs():
             return abs(x)
-        case HalfAbs():
+        case ours.HalfAbs():
             return np.concatenate([abs(x[: len(x) // 2]), x[len(x) // 2 :]])
-        case PositionBias():
+        case ours.PositionBias():
             return x + exact(module.bias.reshape(x.shape[1:]))
-        case Scale():
+        case ours.Scale():
             return x * Fraction(module.factor)
-        case L2NormPool2d():
+        case ours.L2NormPool2d():
             taps, stride = module.kernel_size or x.shape[1:], module.stride or x.shape[1:]
             under = sliding_window_view(x, taps, axis=(1, 2))[:, :: stride[0], :: stride[1]]
             squares = (under**2).sum(axis=(3, 4))

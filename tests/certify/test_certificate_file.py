@@ -27,11 +27,6 @@ from judge.networks import build, inputs
 torch.manual_seed(0)  # of the networks in the tables
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(1)
-
-
 def named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 

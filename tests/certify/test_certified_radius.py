@@ -125,7 +125,6 @@ def distances_along_rays(model: nn.Module, x: Tensor, prediction: int, count: in
 @pytest.mark.parametrize("activation", [nn.ReLU, MaxMin, Abs, nn.LeakyReLU])
 def test_piecewise_linear_in_the_plane(activation: type[nn.Module]) -> None:
     """Every boundary that hundreds of rays meet lies outside of the certified disc."""
-    torch.manual_seed(0)
     layers = [nn.Linear(2, 8), activation(), nn.Linear(8, 8), activation(), nn.Linear(8, 4)]
     model = nn.Sequential(*layers).double()
     x = images(6, 2)

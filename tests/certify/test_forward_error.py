@@ -75,7 +75,6 @@ def test_sums_that_round_badly(weights: Tensor, value: float, least: float, most
 @pytest.mark.parametrize("arithmetic", DTYPES)
 def test_cancellation(arithmetic: str) -> None:
     """Large terms that cancel: the error is of the size of the terms, whatever is left of their sum."""
-    torch.manual_seed(0)
     first, second = nn.Linear(64, 64, bias=False), nn.Linear(64, 3)
     with torch.no_grad():
         first.weight.mul_(1e6)
@@ -91,7 +90,6 @@ def test_cancellation(arithmetic: str) -> None:
 @pytest.mark.parametrize(("exponent", "arithmetic"), [(-60, "float64"), (-60, "float32"), (-140, "float32")])
 def test_products_that_underflow(arithmetic: str, exponent: int) -> None:
     """Weights of 2^e twice over (float32's smallest number is 2⁻¹⁴⁹), then scaled back to the order of one."""
-    torch.manual_seed(0)
     back = [Scale(2.0**60) for _ in range(-2 * exponent // 60)]
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), *back, nn.Linear(8, 3))
     with torch.no_grad():
@@ -104,7 +102,6 @@ def test_products_that_underflow(arithmetic: str, exponent: int) -> None:
 
 def test_float64_weights_in_float64() -> None:
     """Weights with all 53 bits: products are rounded too."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20), MaxMin(), nn.Linear(20, 3)).double()
     for p in model.parameters():
         nn.init.normal_(p, std=0.1)

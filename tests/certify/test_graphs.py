@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import isoconv
 from certify.random_graphs import attack_graph, check_graph
 from certify.test_falsification import pgd_on_the_margin, refuted
+from isoconv import IsoconvError
 from isoconv.certify import Certifier, Rounding, Rule, certified_radius, lipschitz_bound, register, write_certificate
 from isoconv.certify.composition import constant_in_norm
 from isoconv.certify.diagnostics import gradient_norms, singular_values
@@ -56,6 +57,7 @@ EXACT: dict[str, tuple[Callable[[nn.ModuleList, Tensor], Tensor], float]] = {
     "part taken twice": (lambda _, x: torch.cat([x[:, :1], 2 * x[:, :1], x[:, 1:]], 1), math.sqrt(5)),
     "slices of slices": (lambda _, x: torch.cat([x[:, 2:][:, :1], x[:, :2][:, 1:], x[:, 3:]], 1), 1),
     "pieces of a later value": (lambda _, x: torch.cat([part.relu() for part in (-2 * x).split(1, 1)], 1), 2),
+    "joined pieces and a shortcut": (lambda _, x: x + torch.cat([-part for part in (-x).split(1, 1)], 1), 2),
     "dropped": (lambda _, x: (x + 1e9 * x, torch.cat([x[:, 1:], x[:, :1]], 1))[1], 1),
 }
 
@@ -119,7 +121,6 @@ class Dense(nn.Module):
 
 
 def test_radii_are_attacked_just_inside(tmp_path) -> None:
-    torch.manual_seed(0)
     model, x = Dense().eval(), torch.rand(16, 3, 6, 6).double()
     certifier = Certifier(model, (3, 6, 6))
     found = certifier(x)
@@ -146,6 +147,16 @@ def test_norms_of_gradients_and_singular_values_along_a_graph() -> None:
     assert all(torch.allclose(spectrum.values, torch.ones(1).double(), atol=1e-5) for spectrum in spectra)
     norms = gradient_norms(model, torch.rand(3, 4, 5, 5).double(), torch.tensor([0, 1, 2])).norms
     assert torch.allclose(norms, torch.ones(1).double(), atol=1e-5)
+
+
+def test_a_loss_that_is_not_used_is_left_alone() -> None:
+    layers = nn.Linear(4, 3), nn.CrossEntropyLoss()
+    model = Function(lambda layers, x: layers[0](x), *layers)
+    assert lipschitz_bound(model, (4,)).value == lipschitz_bound(layers[0], (4,)).value
+    used = Function(lambda layers, x: layers[1](layers[0](x), layers[0](x)), *layers), nn.Sequential(nn.MSELoss())
+    for model in used:
+        with pytest.raises(IsoconvError, match="Loss"):
+            lipschitz_bound(model, (4,))
 
 
 def test_a_registered_kind_is_a_leaf_of_a_graph() -> None:

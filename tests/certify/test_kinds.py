@@ -156,9 +156,8 @@ def find_norms(model: nn.Module, shape: tuple[int, ...]) -> dict[float, float]:
     """Return the largest norms, p = 1, 2, ∞, of dense Jacobians at some points: zero, random ones, one bright pixel."""
     network, size = isoconv.plain(model).double(), math.prod(shape)
     points = torch.randn(4, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points = torch.cat(
-        [points[:1] * 0, points[1:] / 10, points, torch.eye(size)[: 50 if "MaxPool" in str(model) else 0]]
-    )
+    bright = torch.eye(size)[: 50 if "MaxPool" in str(model) else 0]
+    points = torch.cat([points[:1] * 0, points[1:] / 10, points, bright])
     jacobians = [
         torch.autograd.functional.jacobian(lambda x: network(x[None])[0].flatten(), point.reshape(shape)).flatten(1)  # type: ignore[union-attr]
         for point in (points if "Conv" not in str(model) else points[:1])
@@ -381,7 +380,6 @@ def test_other_norms_of_a_chain() -> None:
 
 
 def test_residuals_of_layers_that_do_not_expand(tmp_path: Path, capsys: Any) -> None:
-    torch.manual_seed(0)
     blocks = [ours.Residual(nn.Sequential(ours.BCOPConv2d(4, 4, 3), ours.MaxMin()), a) for a in (None, 0.1, 0.9)]
     model = nn.Sequential(ours.BCOPConv2d(3, 4, 1), *blocks, ours.L2NormPool2d(), ours.NormalisedLinear(4, 3)).eval()
     nn.init.constant_(model[1].logit, -1.3)
@@ -393,7 +391,6 @@ def test_residuals_of_layers_that_do_not_expand(tmp_path: Path, capsys: Any) -> 
 
 def test_normalised_heads_use_the_distance_of_rows() -> None:
     """A hundred classes: each pair's constant is below 2, that of all logits together is not."""
-    torch.manual_seed(0)
     head, x = ours.NormalisedLinear(16, 100).double().eval(), torch.rand(5, 16, dtype=torch.float64)
     logits, rows = head(x), head.weight
     best = logits.argmax(1)

@@ -27,11 +27,6 @@ CASES = [  # channels, hidden, kernel size, padding mode, image
 ]
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
 def potential(case: Any, gain: float = 0.5) -> ConvexPotential2d:
     module = ConvexPotential2d(*case[:3], padding_mode=case[3])
     for parameter in module.parameters():

@@ -131,7 +131,6 @@ def test_honest_certificates_are_accepted(name, arithmetic, version, certificate
 
 
 def test_the_large_network_of_the_paper_is_checked_in_seconds(certificate):
-    torch.manual_seed(0)
     honest = certificate(isoconv.plain(Large((3, 32, 32))), 3, 32, 32, images=1)
     start = time.process_time()
     outcome = honest.check()
@@ -289,7 +288,6 @@ def test_a_pad_that_is_part_of_a_convolution_does_not_round(large):
 
 
 def test_a_pad_before_a_convolution_that_pads_is_no_part_of_it(certificate):
-    torch.manual_seed(0)
     layers = nn.CircularPad2d(1), nn.Conv2d(2, 2, 3, padding=1), nn.Flatten(), nn.Linear(40, 3)
     honest = certificate(nn.Sequential(*layers), 2, 3, 2)
     assert honest.layers[0].norm == 2.0 and honest.check(images=honest.pixels.numpy()).code == 0
@@ -346,7 +344,6 @@ def test_altered_settings_are_found(kind, number, setting, value, code, message,
 
 def test_settings_that_raise_the_norm_are_found(certificate):
     """Same shape, same weights, another operator: each has a larger norm than the one whose constant is claimed."""
-    torch.manual_seed(0)
     kernel = torch.ones(4, 4, 3, 3)  # its norm is that of a sum over a window, so every change of the geometry shows
     conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
     conv.weight.data = kernel
@@ -382,7 +379,6 @@ def test_images_that_are_not_those_of_the_certificate_are_found(small):
 
 
 def test_a_network_that_is_one_module(certificate):
-    torch.manual_seed(0)
     honest = certificate(nn.Sequential(nn.Linear(4, 3)), 4, version=2)
     renamed = {name.removeprefix("0."): tensor for name, tensor in honest.model.state_dict().items()}
     save_file(renamed, honest.model_file)
@@ -429,7 +425,6 @@ def trap_network() -> nn.Module:
 )
 def test_weights_of_any_size(factor, dtype, certificate):
     """Accepted at the true norm, and not below it, by the same relative margins as ordinary weights."""
-    torch.manual_seed(0)
     model = trap_network().to(dtype)
     conv = model[0] if factor > 1 else model[2]
     conv.weight.data *= factor
@@ -442,7 +437,6 @@ def test_weights_of_any_size(factor, dtype, certificate):
 
 
 def test_zero_weights(certificate):
-    torch.manual_seed(0)
     model = trap_network()
     model[2].weight.data.zero_()
     honest = certificate(model, 2, 3, 4, images=0)
@@ -456,7 +450,6 @@ def test_zero_weights(certificate):
 
 def test_sums_that_may_overflow_are_not_certified(certificate):
     """A float32 certificate whose logits came from elsewhere: 1e30·1e30 is no float32, though the last layer undoes it."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
     for layer, factor in zip(model, (1e30, 1e30, 1e-38), strict=True):
         layer.weight.data *= factor
@@ -482,7 +475,6 @@ SMALL_IMAGES = [
 
 @pytest.mark.parametrize(("channels", "height", "width", "kernel", "stride", "pad"), SMALL_IMAGES)
 def test_padding_that_reaches_around(channels, height, width, kernel, stride, pad, certificate):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.CircularPad2d(pad), nn.Conv2d(channels, 2, kernel, stride=stride), nn.Flatten())
     model.append(nn.Linear(model(torch.zeros(1, channels, height, width)).shape[1], 3))
     honest = certificate(model, channels, height, width)
@@ -497,7 +489,6 @@ def test_padding_that_reaches_around(channels, height, width, kernel, stride, pa
 
 def test_taps_that_see_no_pixel_do_nothing(certificate):
     """A kernel of two taps, of which on an image one pixel high only zeros are seen: the constant is 0."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 3, (2, 1), padding=(2, 0), dilation=(3, 1)), nn.Flatten(), nn.Linear(12, 3))
     honest = certificate(model, 2, 1, 2)
     assert honest.layers[0].norm == 0 and honest.check(images=honest.pixels.numpy()).code == 0

@@ -181,7 +181,7 @@ CASES = [
     Case(["attack", "run-7", "--steps", "0"], ("steps", "Got 0")),
     # Predicting
     Case(["predict", "run-7", "cat.png"], ("cat.png", "No such file")),
-    Case(["predict", "run-7", "pics/a/000.png", "photo.png"], ("photo.png", "truncated"), cut("photo.png", 60)),
+    Case(["predict", "run-7", "photo.png"], ("photo.png", "truncated"), cut("photo.png", 60)),
     Case(["predict", "both", "photo.png"], ("Got 2", "both/seed-0"), two_seeds),
     Case(["predict", "run-7", "photo.png"], ("Interrupted.",), failing("PIL.Image.open", KeyboardInterrupt()), 130),
     Case(["predict", "run-7", "photo.png"], ("memory",), failing("PIL.Image.open", MemoryError())),

@@ -193,14 +193,6 @@ def test_a_disk_that_fails_after_the_work_is_one_line(words, target, error, isoc
     assert files_in(world / "run-7") == before
 
 
-def test_a_full_disk_in_the_middle_of_training_can_be_resumed(isoconv, world, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("isoconv.train.run_folder.write_tensors", fail_with(FULL))
-        outcome = isoconv(*TRAIN)
-    assert outcome.code == 2 and "Traceback" not in outcome.err and "No space left" in outcome.err.splitlines()[-1]
-    assert isoconv("train", "--resume", "--out", "new").code == 0
-
-
 def test_too_little_memory_is_one_line(isoconv, world, monkeypatch):
     cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to …")
     gpu = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 GiB")

@@ -91,7 +91,11 @@ def test_pictures_that_have_moved(isoconv, album, tmp_path):
     for name in ("loose.png", "dark/notes.txt", ".hidden"):
         shutil.copy(album / "dark" / "0.png", tmp_path / "here" / name)
     outcome = isoconv("train", "here", *WORDS, "--size", "12")
-    assert outcome.code == 0 and "2 other files" in outcome.err and "1 epoch" in outcome.out.splitlines()[0]
+    assert (
+        outcome.code == 0
+        and "2 other files ignored (.png, .txt)" in outcome.err
+        and "1 epoch" in outcome.out.splitlines()[0]
+    )
     before = json.loads(isoconv("certify", "mine", "--json").out)
     (tmp_path / "here").rename(tmp_path / "there")
     assert isoconv("certify", "mine").is_refused("here", "--data")

@@ -1,11 +1,11 @@
 """isoconv certify, attack, predict and export, on trained runs of every kind of network."""
 
+import csv
 import json
 import math
 import shutil
 import sys
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from certify.certificates import check
+from helpers import imported
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.data import as_float, load_image
 from isoconv.models import MODELS
@@ -24,13 +25,6 @@ from isoconv.train.run_folder import load_run
 
 def read(path: str | Path) -> dict:
     return json.loads(Path(path).read_text())
-
-
-def imported(path: str):
-    spec = spec_from_file_location("exported_by_the_command", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 LARGE = ["--size 64", "--model shift-s --size 64 --checkpoint-activations"]
@@ -55,9 +49,8 @@ def test_every_command(words, isoconv, pictures, monkeypatch):
     assert [(row["attack"], row["violations"]) for row in json.loads(attack.out)] == [("pgd", 0), ("rounding", 0)]
     assert isoconv("export", "run", "--format", "torch", "--out", "net.safetensors").code == 0
     assert check(["c.jsonl", "net.safetensors"]) == 0
-    assert (
-        json.loads(Path("c.jsonl").read_text().splitlines()[0])["weights_sha256"] == imported("net.py").WEIGHTS_SHA256
-    )
+    header = json.loads(Path("c.jsonl").read_text().splitlines()[0])
+    assert header["weights_sha256"] == imported("net.py").WEIGHTS_SHA256
     if "shift" in words:
         assert isoconv("report", "run").code == 0
         shutil.move("run/result.json", "result.json")
@@ -140,6 +133,36 @@ def test_predict_agrees_with_the_network(isoconv, run, pictures):
         assert answer["class"] == name == config.classes[int(logits.argmax())] and answer["certified"]
         assert answer["image"] == str(path) and answer["radius_255"] == 255 * answer["radius"]
         assert 0 < answer["radius"] <= (top - second) / 1.3
+        assert answer["margin"] == pytest.approx(top - second, rel=1e-9)
+        assert answer["runner_up"] == config.classes[int(logits[0].topk(2).indices[1])]
+
+
+def test_predict_takes_folders_and_goes_on_after_a_bad_file(isoconv, run, pictures, tmp_path):
+    """Each file is answered as it would be alone, and a spreadsheet gets the same."""
+    folder = tmp_path / "my photos"
+    for name in ("a", "b/deeper"):
+        (folder / name).mkdir(parents=True)
+        shutil.copy(sorted((pictures / name[0]).iterdir())[0], folder / name / f"{name[0]}, 1.png")
+    (folder / "a" / "bad.png").write_bytes(b"II*\0")
+    (folder / "notes.txt").write_text("no picture")
+    outcome = isoconv("predict", run, folder, "missing.png", "--json")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert "bad.png" in outcome.err and "TIFF" in outcome.err and "missing.png" in outcome.err
+    rows = json.loads(outcome.out)
+    assert [row["image"] for row in rows] == [
+        *(str(folder / name) for name in ("a/a, 1.png", "a/bad.png", "b/deeper/b, 1.png")),
+        "missing.png",
+    ]
+    assert [row.get("class") for row in rows] == ["a", None, "b", None]
+    assert rows[:1] == json.loads(isoconv("predict", run, folder / "a" / "a, 1.png", "--json").out)
+    table = list(csv.DictReader(isoconv("predict", run, folder, "missing.png", "--csv").out.splitlines()))
+    assert [{name: str(value) for name, value in row.items()} for row in rows] == [
+        {name: value for name, value in row.items() if value} for row in table
+    ]
+    outcome = isoconv("predict", run, folder / "a" / "bad.png", "--csv")
+    assert outcome.code == 2 and outcome.out.startswith("image,error")
+    (tmp_path / "empty").mkdir()
+    assert "Got none" in isoconv("predict", run, tmp_path / "empty").err
 
 
 # Export -------------------------------------------------------------------------------------------------------------

@@ -52,9 +52,8 @@ def test_progress_on_a_terminal_is_one_line_that_ends_with_the_last_epoch(capsys
             figures = {"loss": 0.5 / epoch, "accuracy": 90.0, "images_per_second": 1e4, "seconds_left": 3.0}
             progress.epoch(SimpleNamespace(epoch=epoch, epochs=2, **figures))
     *_, before, last = capsys.readouterr().err.split("\r")
-    assert before.startswith("[############    ] training: epoch 1/2  loss 0.5000") and before.rstrip().endswith(
-        "s left"
-    )
+    assert before.startswith("[############    ] training: epoch 1/2  loss 0.5000")
+    assert before.rstrip().endswith("s left")
     assert last.startswith("[################] training: epoch 2/2  loss 0.2500") and last.endswith("\n")
 
 
@@ -153,15 +152,6 @@ def test_a_signal_saves_and_says_how_to_go_on(start, isoconv, pictures, tmp_path
     assert 12 <= done < 240
     again = isoconv(*resume_command(err)[1:])
     assert again.code == 0 and epochs_in(tmp_path / "run") == list(range(1, 61)), again.err
-
-
-def test_a_kill_in_the_middle_can_be_resumed(start, isoconv, pictures, tmp_path):
-    process = let_it_train(start, pictures, "--epochs", "30", "--out", "killed")
-    time.sleep(0.05)
-    process.kill()
-    process.communicate(timeout=180)
-    assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu").code == 0
-    assert epochs_in(tmp_path / "killed") == list(range(1, 31))
 
 
 @pytest.fixture

@@ -302,9 +302,9 @@ def test_damaged_pictures(pictures, ending):
 def test_pictures_that_are_not_read(pictures, monkeypatch):
     """A rare format under a false ending: Pillow could, but those readers are not for strangers' files. And a bomb."""
     save_picture(pictures / "cats" / "9.png", format="TIFF")
-    refused("cats/9.png is not a PNG", data.read_folder, pictures, size=8)
+    refused("cats/9.png cannot be read as a picture", data.read_folder, pictures, size=8)
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 20)
-    refused("cats/0.png cannot be read as a picture", data.read_folder, pictures, size=8)
+    refused("5 files … cats/0.png", data.read_folder, pictures, size=8)
 
 
 def test_sizes_and_channels(pictures):
@@ -323,7 +323,7 @@ def test_sizes_and_channels(pictures):
         (b"cats/0.png,cat\ncats/1.png,\n", "line 2 … cats/1.png,"),
         (b"cats/0.png,cat\ncats/8.png,cat\n", "line 2 … cats/8.png, which does not exist"),
         (b"cats/0.png,cat\ncats/1.png,cat\n", "at least two classes … 'cat'"),
-        (b"cats/0.png,cat\ncats/1.png,cat\nlist.csv,dog\n", "is not a PNG"),
+        (b"cats/0.png,cat\ncats/1.png,cat\nlist.csv,dog\n", "cannot be read as a picture"),
         (b"cats/0.png,\xff\xfe\n", "UTF-8"),
     ],
 )

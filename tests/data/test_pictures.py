@@ -8,6 +8,7 @@ from PIL import Image
 from data.fakes import random_bytes, save_picture, write
 from isoconv.data import load_image, read_csv, read_folder
 from isoconv.data.pictures import read_pictures
+from isoconv.errors import IsoconvError
 
 
 def labelled(root: Path, **counts: int) -> Path:
@@ -56,7 +57,17 @@ def test_what_is_not_a_picture_is_left_alone(tmp_path):
     save_picture(tmp_path / "a" / "deeper" / "still" / "1.PNG")
     save_picture(tmp_path / "a" / ".thumbnails" / "1.png")
     splits = read_folder(tmp_path)
-    assert (len(splits.train) + len(splits.test), splits.ignored) == (5, 2)
+    assert (len(splits.train) + len(splits.test), splits.ignored) == (5, {".txt": 2})
+
+
+def test_links_are_followed_but_not_in_a_circle(tmp_path):
+    """Otherwise pictures would be counted some forty times, and be both trained on and held out."""
+    for k in range(8):
+        save_picture(tmp_path / ("album/a", "else/where")[k % 2] / f"{k}.png", random_bytes(4, 4, seed=k))
+    (tmp_path / "album" / "b").symlink_to(tmp_path / "else" / "where")
+    (tmp_path / "album" / "a" / "above").symlink_to(tmp_path / "album")
+    splits = read_folder(tmp_path / "album", test_fraction=0.25)
+    assert len(splits.train) + len(splits.test) == 8 and splits.train.classes == ("a", "b")
 
 
 @pytest.mark.parametrize("ending", ["png", "jpeg", "bmp", "webp", "gif", "JPG"])
@@ -159,3 +170,35 @@ def test_a_csv_file(tmp_path, start):
         assert torch.equal(part.images[:, 0, 0, 0] >= 20, part.labels == 1)
     (tmp_path / "words.csv").write_text("\n".join(rows).replace(",9", ",b"))  # sorted as words, where some are
     assert read_csv(tmp_path / "words.csv").train.classes == ("10", "9", "b")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_broken_pictures_are_named_together_or_left_out(tmp_path, stream):
+    """What is held out does not depend on which pictures can be read, nor on which part is asked for first."""
+    folder = labelled(tmp_path / "pets", cats=6, dogs=9)
+    whole = read_folder(folder, size=4)
+    broken = {
+        folder / "cats" / "1.png": b"II*\0 and so on",
+        folder / "dogs" / "2.png": b"",
+        folder / "dogs" / "5.png": b"?",
+    }
+    gone = torch.tensor([11, 22, 25])
+    for path, content in broken.items():
+        path.write_bytes(content)
+    options = {"size": 4, "stream": stream, "workers": 0}
+    with pytest.raises(IsoconvError) as error:
+        torch.cat([part.images for part in read_folder(folder, **options)])
+    message = str(error.value)
+    assert "\n" not in message and all(str(path) in message for path in broken) != stream
+    splits = read_folder(folder, skip_broken=True, **options)
+    lazy = read_folder(folder, skip_broken=True, channels=1, lazy=True, **options)
+    for part in ("test", "train"):
+        values = getattr(whole, part).images[:, 0, 0, 0]
+        kept = values[~torch.isin(values, gone)]
+        for some in (splits, lazy):
+            images = getattr(some, part)
+            assert torch.equal(images.images[:, 0, 0, 0], kept)
+            assert torch.equal(images.labels, (kept >= 20).long())
+    assert sorted(splits.left_out) == sorted(lazy.left_out) == sorted(map(str, broken))
+    with pytest.raises(IsoconvError, match="TIFF"):
+        load_image(folder / "cats" / "1.png", (1, 4, 4))

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from data.fakes import DEVICES, image_set, same
-from isoconv.data import EpochBatches, crop_and_flip, draw, epoch_generator
+from data.fakes import image_set, same
+from isoconv.data import EpochBatches, epoch_generator
 from isoconv.data.stream import fits
 
 DATA = image_set(n=50)
@@ -17,25 +17,6 @@ EVERYTHING |= {"augment": (0.5, 0.5)}
 
 def collected(batches, epoch=0):
     return [(images.cpu(), labels.cpu()) for images, labels in batches.epoch(epoch)]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        (1, {"padding": 2}),
-        (7, {}),
-        (7, {"drop_last": False, **AUGMENTED}),
-        (20, {"drop_last": False, "augment": (0.5, 0.5)}),
-        (50, {"flip": True}),
-    ],
-)
-def test_resident_and_streamed_batches_are_the_same(size, options, device):
-    for epoch in (0, 3):
-        expected = collected(EpochBatches(DATA, size, **options), epoch)
-        for resident in (True, False):
-            batches = EpochBatches(DATA, size, device=device, resident=resident, **options)
-            assert len(batches) == len(expected) and same(collected(batches, epoch), expected)
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -87,15 +68,6 @@ def test_an_epoch_depends_on_seed_and_number_alone(options):
     assert not same(collected(EpochBatches(DATA, 10, seed=0, **options), 1), epochs[0])
     next(iter(run.epoch(1)))  # broken off
     assert same(collected(run, 1), epochs[1])
-
-
-def test_crops_are_as_drawn_and_some_are_distorted():
-    run = EpochBatches(DATA, 10, seed=1, **AUGMENTED)
-    cropped = crop_and_flip(DATA.images, *draw(50, 3, True, epoch_generator(1, 2, "augmentation")), 3)
-    plain = torch.cat([images for images, _ in EpochBatches(DATA, 10, seed=1, padding=3, flip=True).epoch(2)])
-    assert torch.equal(plain, cropped[torch.cat(run.indices(2))])
-    distorted = torch.cat([images for images, _ in run.epoch(2)])  # the same order and crops, some of them distorted
-    assert 0 < (plain == distorted).flatten(1).all(dim=1).float().mean() < 1
 
 
 def test_generators_are_independent_and_do_not_change():

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import sys
 from itertools import chain
+from multiprocessing import connection
 
 import numpy as np
 import pytest
@@ -108,6 +109,20 @@ def test_a_broken_picture_is_named_and_nothing_goes_on_running(album, tmp_path, 
     next(batches)
     assert len(multiprocessing.active_children()) == workers
     batches.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_is_killed_is_an_error_of_the_next_batch(tmp_path):
+    """Not of whatever this process does when it happens: then it would be a traceback."""
+    for k in range(40):
+        save_picture(tmp_path / "ab"[k % 2] / f"{k}.png", random_bytes(6, 6, 3, seed=k))
+    batches = EpochBatches(read_folder(tmp_path, size=6, stream=True, workers=2).train, 1).epoch(0)
+    next(batches)
+    worker = multiprocessing.active_children()[0]
+    worker.kill()
+    assert connection.wait([worker.sentinel], timeout=30)  # the signal that it has ended comes here
+    with pytest.raises(IsoconvError, match=r"decodes pictures has failed .*--workers 0"):
+        list(batches)
     assert not multiprocessing.active_children()
 
 

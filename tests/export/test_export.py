@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections import OrderedDict
-from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 import isoconv
 from certify.exact_network import error_bound, exact_logits, images, logit_error
 from certify.test_more_kinds import CURVES, LINEAR
+from helpers import imported
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
 from isoconv.export import export_onnx, export_torch
@@ -39,6 +39,8 @@ from isoconv.nn import (
     MaxMin,
     NormalisedLinear,
     OrthogonalLinear,
+    Permute,
+    Reshape,
     Scale,
     ScaledAvgPool2d,
 )
@@ -107,6 +109,16 @@ NETWORKS = {
         nn.Upsample(scale_factor=(2, 1)), nn.AvgPool2d((2, 3), 2, 1, divisor_override=5), nn.Flatten(2),
         nn.BatchNorm1d(2, affine=False), nn.Unflatten(2, (2, -1)), nn.Flatten(),
     )),
+    "shapes": ((6, 4), lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 2)), nn.Tanh(), nn.Flatten(1, 2), Reshape((3, 8)), Permute((1, 0)), nn.Linear(3, 2),
+        nn.Flatten(),
+    )),
+    "factors beside products": ((2, 5, 5), lambda: nn.Sequential(
+        nn.MaxPool2d(2, 2, 1, ceil_mode=True), nn.AvgPool2d(3, 1), nn.Upsample(5, mode="bilinear"), Scale(0.3),
+        nn.Linear(5, 3), nn.SELU(), nn.Linear(3, 3, bias=False), Scale(0.7), nn.Flatten(2),
+        nn.MaxPool1d(3, 2, 1, 2, ceil_mode=True), nn.AdaptiveAvgPool1d(3), Scale(1.3),
+        nn.Flatten(), nn.Linear(6, 3, bias=False), Scale(0.9),
+    )),
     "functions": ((4,), lambda: nn.Sequential(
         nn.Linear(4, 4), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Hardtanh(0.1, 0.3), nn.ReLU6(),
     )),
@@ -144,13 +156,6 @@ def sha256_of(weights):
 def logits_of(path, images):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
-
-
-def imported(path):
-    spec = spec_from_file_location("exported_network", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

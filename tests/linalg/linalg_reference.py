@@ -67,10 +67,7 @@ def exact(weights: Tensor) -> np.ndarray:
 
 
 def dense_convolution(
-    kernel: np.ndarray,
-    size: Sequence[int],
-    stride: Sequence[int] | None = None,
-    padding: Sequence[int] | None = None,
+    kernel: np.ndarray, size: Sequence[int], stride: Sequence[int] | None = None, padding: Sequence[int] | None = None
 ) -> np.ndarray:
     """The matrix of the cross-correlation with `kernel` (c_out, c_in, K…): out[o] = Σ_t W_t image[s·o + t − p].
 

@@ -23,15 +23,7 @@ from isoconv.linalg import (
     random_projector,
 )
 from isoconv.linalg.bounds import _frobenius
-from linalg.linalg_reference import (
-    DEVICES,
-    dense_convolution,
-    exact,
-    norm_at_most,
-    normal,
-    orthonormal,
-    spectral_norm,
-)
+from linalg.linalg_reference import DEVICES, dense_convolution, exact, norm_at_most, normal, orthonormal, spectral_norm
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SCALES = [(torch.float64, s) for s in (1e-308, 1e-200, 1e-160, 1.001, 1e160, 1e306)]

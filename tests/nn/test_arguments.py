@@ -20,15 +20,7 @@ import isoconv
 from helpers import jacobian, randomised, singular_values
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import (
-    AOLConv2d,
-    BCOPConv1d,
-    BCOPConv2d,
-    BCOPConvTranspose2d,
-    RKL2NEConv2d,
-    RKOConv2d,
-    StandardConv2d,
-)
+from isoconv.nn import AOLConv2d, BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, RKL2NEConv2d, RKOConv2d, StandardConv2d
 from isoconv.nn.downsampling import unfold_stride
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -258,13 +250,6 @@ def test_a_strided_layer_for_images_of_two_kinds_has_no_plain_form():
     plain, x = isoconv.plain(nn.Sequential(layer, layer), (4, 8, 8)), torch.randn(1, 4, 8, 8)
     assert (plain(x) - layer(layer(x))).abs().max() <= 1e-5
     assert not layer._forward_hooks
-
-
-def test_a_kernel_for_a_stride_dilated_by_a_common_factor_would_expand():
-    kernel, x = kernel_of(BCOPConv2d(4, 4, 4, 2, bias=False)).detach(), torch.eye(4 * 64).reshape(-1, 4, 8, 8)
-    dilated = F.conv2d(F.pad(x, (3, 3, 3, 3), mode="circular"), kernel, None, 2, 0, 2)
-    assert torch.linalg.matrix_norm(dilated.flatten(1), 2) > 1.5
-    assert (singular_values(BCOPConv2d(4, 4, 4, 2, dilation=2), 4, 8, 8) - 1).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("c_out", [1, 11, 12, 13, 24, 31])

@@ -8,19 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 import isoconv
+import isoconv.nn as ours
 from helpers import SHAPES_2D, convolution, jacobian, named, randomised, singular_values
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import (
-    AOLConv2d,
-    AOLLinear,
-    BROConv2d,
-    BROLinear,
-    CayleyConv2d,
-    CayleyLinear,
-    CPLLinear,
-    SLLLinear,
-    SOCConv2d,
-)
 
 ORTHOGONAL = {"cayley": {torch.float32: 1e-5, torch.float64: 1e-12}, "bro": {torch.float32: 1e-5, torch.float64: 1e-12}}
 ORTHOGONAL["soc"] = {torch.float32: 1e-5, torch.float64: 1e-5}  # the exponential is truncated
@@ -76,15 +66,15 @@ def test_soc_is_the_exponential_and_bro_the_reflection(row):
     matrix = dense(soc.kernel.detach(), *size)
     assert torch.linalg.matrix_norm(matrix - matrix.T, 2) <= 1.2
     assert (jacobian(soc, c, *size) - torch.matrix_exp(matrix - matrix.T)).abs().max() <= 3e-6
-    exact = randomised(SOCConv2d(*row[:4], input_size=size, terms=25, dtype=torch.float64), gain=0.03)
+    exact = randomised(ours.SOCConv2d(*row[:4], input_size=size, terms=25, dtype=torch.float64), gain=0.03)
     assert (jacobian(exact, c, *size) - torch.matrix_exp(matrix - matrix.T)).abs().max() <= 1e-13
-    bro = BROConv2d(*row[:4], input_size=size, rank=max(1, c // 2), dtype=torch.float64)
+    bro = ours.BROConv2d(*row[:4], input_size=size, rank=max(1, c // 2), dtype=torch.float64)
     basis = dense(bro.kernel.detach(), *size)
     expected = torch.eye(len(basis)) - 2 * basis @ torch.linalg.pinv(basis)
     assert (jacobian(bro, c, *size) - expected).abs().max() <= 1e-10
 
 
-@pytest.mark.parametrize("kind", [CayleyConv2d, SOCConv2d, BROConv2d])
+@pytest.mark.parametrize("kind", [ours.CayleyConv2d, ours.SOCConv2d, ours.BROConv2d])
 @pytest.mark.parametrize("channels", [(4, 4), (3, 8), (8, 3)])
 def test_one_tap_is_one_matrix_for_all_pixels(kind, channels):
     """The same as three taps, two of which are zero; `weight` has one tap."""
@@ -99,14 +89,14 @@ def test_one_tap_is_one_matrix_for_all_pixels(kind, channels):
 
 
 def test_aol_begins_as_an_isometry():
-    for layer in (AOLConv2d(3, 4, 3), AOLConv2d(4, 8, 3, groups=2), AOLConv2d(2, 9, 4, 2)):
+    for layer in (ours.AOLConv2d(3, 4, 3), ours.AOLConv2d(4, 8, 3, groups=2), ours.AOLConv2d(2, 9, 4, 2)):
         assert (singular_values(layer, layer.in_channels, 6, 6) - 1).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 5, 8])
 def test_a_truncated_exponential_does_not_expand(terms):
     """Without the division a polynomial of few terms would: 1 + iφ has the modulus √(1 + φ²)."""
-    layer = randomised(SOCConv2d(3, 3, 3, input_size=5, terms=terms))
+    layer = randomised(ours.SOCConv2d(3, 3, 3, input_size=5, terms=terms))
     assert singular_values(layer, 3, 5, 5).max() <= 1 + 1e-6
 
 
@@ -140,7 +130,7 @@ def test_the_proved_bound_of_the_plain_form(row, kind):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 9), (9, 4), (1, 3), (3, 1)])
-@pytest.mark.parametrize("kind", [AOLLinear, CayleyLinear, BROLinear, SLLLinear, CPLLinear])
+@pytest.mark.parametrize("kind", [ours.AOLLinear, ours.CayleyLinear, ours.BROLinear, ours.SLLLinear, ours.CPLLinear])
 def test_linear_twins(kind, sizes, dtype):
     """Norm at most 1 (orthogonal ones: all singular values 1) after rough training too, and the same when plain."""
     exact = 1e-5 if dtype == torch.float32 else 1e-12
@@ -149,7 +139,7 @@ def test_linear_twins(kind, sizes, dtype):
         slopes = [torch.autograd.functional.jacobian(layer.eval(), one) for one in x[:, 0]]
         values = torch.stack([torch.linalg.svdvals(slope) for slope in slopes])
         assert layer(x).shape == (3, 2, sizes[1]) and values.max() <= 1 + exact
-        if kind in (CayleyLinear, BROLinear):
+        if kind in (ours.CayleyLinear, ours.BROLinear):
             assert values.min() >= 1 - exact
         plain = isoconv.plain(layer, (sizes[0],))
         assert (plain(x[:, 0]) - layer(x[:, 0])).abs().max() <= exact
@@ -158,7 +148,7 @@ def test_linear_twins(kind, sizes, dtype):
 
 
 def test_linear_twins_are_what_their_papers_write():
-    aol, cayley, sll = (kind(5, 5, dtype=torch.float64) for kind in (AOLLinear, CayleyLinear, SLLLinear))
+    aol, cayley, sll = (kind(5, 5, dtype=torch.float64) for kind in (ours.AOLLinear, ours.CayleyLinear, ours.SLLLinear))
     randomised(aol)
     matrix = aol.kernel[..., 0, 0]
     assert (aol.weight[..., 0, 0] - matrix / (matrix.T @ matrix).abs().sum(1).sqrt()).abs().max() <= 1e-12
@@ -173,4 +163,4 @@ def test_linear_twins_are_what_their_papers_write():
 
 def test_linear_twins_refuse_other_features():
     with pytest.raises(isoconv.IsoconvError, match=r"AOLLinear: Expected input \(…, 4\)"):
-        AOLLinear(4, 2)(torch.zeros(3, 5))
+        ours.AOLLinear(4, 2)(torch.zeros(3, 5))

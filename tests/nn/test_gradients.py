@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from helpers import LAYERS, convolution, is_built, is_manifold, made, padding_modes, polar_by_svd, randomised
-from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin
+from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin, OrthogonalLinear
 
 TRAINABLE = [name for name in LAYERS if "fixed" not in name]
 trainable = pytest.mark.parametrize("name", TRAINABLE)
@@ -96,6 +97,23 @@ def test_the_gradient_is_the_derivative(name, mode):
         if on_manifold:  # nothing of it points away
             G = U.mT @ gradient if U.shape[-2] >= U.shape[-1] else gradient @ U.mT
             assert (G + G.mT).abs().max() <= 1e-12 * max(1, float(gradient.norm()))
+
+
+@modes
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 4, 20])
+@pytest.mark.parametrize("features", [(9, 5), (5, 9), (6, 6), (1, 7)], ids=str)
+def test_the_gradient_of_a_linear_layer_is_the_same_from_its_batch_and_from_its_weight(features, rows, bias, mode):
+    """Few rows (the gradient of the weight has a low rank) and many; off the manifold too, where evaluation leaves it."""
+    layer = OrthogonalLinear(*features, bias, dtype=torch.float64).train(mode)
+    with torch.no_grad():
+        layer.matrix += 0.1 * torch.randn_like(layer.matrix)
+    x = torch.randn(rows, features[0], dtype=torch.float64, requires_grad=True)
+    v, wanted = torch.randn(rows, features[1], dtype=torch.float64), (x, *layer.parameters())
+    outputs = layer(x), F.linear(x, layer.weight, layer.bias)
+    assert torch.equal(*outputs)
+    for gradient, expected in zip(*(torch.autograd.grad(output, wanted, v) for output in outputs), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-13)
 
 
 @trainable

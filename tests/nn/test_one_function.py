@@ -114,16 +114,6 @@ def test_a_checkpoint_iterates_no_further() -> None:
     assert_close(other.kernel.grad, layer.kernel.grad)
 
 
-def test_parameters_with_channels_side_by_side() -> None:
-    for name in ("ossn", "rkl2ne", "bcop"):
-        layer, x = made(name, dtype=torch.float64)
-        other = copy.deepcopy(layer).to(memory_format=torch.channels_last)
-        for run, images in ((layer, x), (other, x.contiguous(memory_format=torch.channels_last))):
-            run(images).sigmoid().sum().backward()
-        for p, q in zip(layer.parameters(), other.parameters(), strict=True):
-            assert_close(q.grad, p.grad, 10)
-
-
 def test_inductor() -> None:
     layer, x = step_far(BCOPConv2d(2, 3, 2)), torch.randn(2, 2, 3, 3)
     other = copy.deepcopy(layer)

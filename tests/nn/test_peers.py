@@ -246,9 +246,8 @@ LAYERS = [*((LIP, name) for name in LIP), *((ORTHOGONAL, name) for name in ORTHO
 @pytest.mark.parametrize(("table", "name"), LAYERS, ids=[name for _, name in LAYERS])
 def test_layers_of_both(table: Any, name: str, request: pytest.FixtureRequest) -> None:
     make, most = table[name]
-    assert check_layer(make(request.getfixturevalue("torchlip" if table is LIP else "orthogonium"))) <= most * (
-        1 + 1e-12
-    )
+    package = request.getfixturevalue("torchlip" if table is LIP else "orthogonium")
+    assert check_layer(make(package)) <= most * (1 + 1e-12)
 
 
 def test_certificates_of_both_are_accepted(torchlip: Any, orthogonium: Any, tmp_path: Path) -> None:

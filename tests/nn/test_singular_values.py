@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import (
-    SHAPES_1D,
-    SHAPES_2D,
-    convolution,
-    named,
-    randomised,
-    singular_values,
-)
+from helpers import SHAPES_2D, convolution, named, randomised, singular_values, winding_number
 from isoconv.linalg.clipping import clip_and_mask
-from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, SVCMConv2d, svcm
+from isoconv.nn import BCOPConv1d, OrthogonalLinear, SVCMConv2d, svcm
 from isoconv.nn.svcm import project_together
 from linalg.test_clipping import by_svd
 
@@ -31,19 +24,6 @@ def assert_bounded(make: Callable[..., nn.Module], *shape: int, isometric: bool 
         values = singular_values(make(dtype=dtype).eval(), *shape)
         assert values.max() <= 1 + tolerance, dtype
         assert not isometric or values.min() >= 1 - tolerance, dtype
-
-
-@pytest.mark.parametrize("row", [*SHAPES_2D, *SHAPES_1D], ids=named([*SHAPES_2D, *SHAPES_1D]))
-def test_bcop(row):
-    """With circular padding an isometry, and so is its adjoint; zeros do not make either of them expand."""
-    (c_in, c_out, k, s), size = row[:4], row[4:]
-    layers = [(BCOPConv1d, c_in, c_out, size)]
-    if len(size) == 2:
-        layers = [(BCOPConv2d, c_in, c_out, size), (BCOPConvTranspose2d, c_out, c_in, [n // s for n in size])]
-    for way, (kind, a, b, sizes) in product(WAYS, layers):
-        make = partial(kind, a, b, k, s, orthogonalisation=way)
-        assert_bounded(make, a, *sizes)
-        assert_bounded(partial(make, padding_mode="zeros"), a, *sizes, isometric=False)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +130,3 @@ def test_the_ranks_choose_the_component_and_training_stays_in_it(ranks):
 def test_ranks_count_from_the_same_end_for_every_rank():
     windings = [winding_number(BCOPConv1d(4, 4, 2, ranks=r, dtype=torch.float64).weight.detach()) for r in range(5)]
     assert windings in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0])
-
-
-def winding_number(kernel: torch.Tensor) -> int:
-    """How often det Σ_t W_t zᵗ runs around 0 as z runs around the unit circle."""
-    samples = torch.exp(2j * torch.pi * torch.arange(64, dtype=torch.float64) / 64)
-    powers = samples[:, None] ** torch.arange(kernel.shape[-1])
-    determinants = torch.linalg.det(torch.einsum("oit,zt->zoi", kernel.to(powers.dtype), powers))
-    assert (determinants.abs() - 1).abs().max() < 1e-9
-    return round(float((determinants.roll(-1) / determinants).angle().sum() / (2 * torch.pi)))

@@ -167,7 +167,6 @@ def test_a_saved_state_continues_identically(lr, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "fixed" not in name][::3])
 def test_every_layer_learns_in_a_loop_of_the_users_own(name):
-    torch.manual_seed(0)
     layer, x = made(name)
     target, _ = made(name)  # another network of the same kind: the loss can go down
     goal = target.eval()(x).detach()

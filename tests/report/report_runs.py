@@ -14,9 +14,8 @@ RADII = [0.0, 0.05, 0.2, 0.2, 0.4, 0.5, 0.75, 1.0]
 
 
 def config(**changes: Any) -> TrainConfig:
-    settings = recipe_settings(
-        changes.get("recipe", "default"), changes.get("data", "digits"), changes.get("conv", "bcop")
-    )
+    usual = {"recipe": "default", "data": "digits", "conv": "bcop"}
+    settings = recipe_settings(*(changes.get(name, value) for name, value in usual.items()))
     basic = {"data": "digits", "input_shape": (1, 28, 28), "classes": ("a", "b"), "model": "small", "epochs": 3}
     return TrainConfig(**(settings | basic | changes))
 

@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 ENVIRONMENT = {
     **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "NO_MKDOCS_2_WARNING": "1", "MPLBACKEND": "Agg",
 }  # fmt: skip
-ROOMS = ("linalg", "nn", "optim", "models", "certify", "attacks", "theory", "data", "export")
+ROOMS = ("linalg", "nn", "optim", "models", "certify", "attacks", "theory", "data", "train", "wasserstein", "export")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -106,6 +106,13 @@ def test_the_reference_has_every_public_name_and_docstrings_become_tables_and_se
     assert not [name for name, found in by_name.items() if "blockquote" in found.tags]  # what >>> is in Markdown
     layout = "".join(f"<{tag}>" for tag in by_name["optim"].tags)
     assert layout.count("<tr><td><code>") == 4  # lr, momentum, half, vector_lr
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head():
+    """What is beyond the head is dropped: a bar in a cell must be escaped."""
+    for page in [README, *PAGES]:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, (page, table[:200])
 
 
 # What readers type ------------------------------------------------------------------------------------------------

@@ -13,17 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError
-from isoconv.linalg.orthogonalisation import descend
 from isoconv.models import FC3, Large, ShiftNet, Small
 from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin, OrthogonalLinear, RKOConv2d, svcm
-from isoconv.train.capture import (
-    SharedUpdate,
-    SideStreams,
-    Stepper,
-    are_alike,
-    prepare_weights,
-    stack_layers,
-)
+from isoconv.train.capture import SharedUpdate, SideStreams, Stepper, are_alike, prepare_weights, stack_layers
 from isoconv.train.engine import Learner
 from isoconv.train.passes import run_in_pieces
 from train.toys import learner, save_and_load, toy, toy_config
@@ -70,7 +62,6 @@ LAYERS = [
 @pytest.mark.parametrize(("kind", "shape", "options", "orthogonalisation"), LAYERS)
 def test_layers_in_a_stack_are_as_each_alone(kind, shape, options, orthogonalisation: str) -> None:
     """The weights, the settled parameters, which the models see, and the gradients."""
-    torch.manual_seed(0)
     layers = [kind(*shape, **options, orthogonalisation=orthogonalisation, dtype=torch.float64) for _ in range(3)]
     for layer in layers:
         layer.weight.sum().backward()
@@ -331,18 +322,6 @@ def test_what_comes_back_seldom_learns_as_well_and_is_evaluated_exactly(precisio
         assert float(loss(seldom.model, *batch(0))) < losses[0] - 0.2
     weight = seldom.model.eval()[-1].weight.double()
     torch.testing.assert_close(weight @ weight.T, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(48, 48), (40, 60), (3, 64, 24), (1, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_direction_in_bfloat16_is_about_the_polar_factor(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    U, _, V = torch.linalg.svd(torch.randn(shape, dtype=torch.float64, generator=generator), full_matrices=False)
-    values = torch.logspace(0, -1.5, U.shape[-1], dtype=torch.float64)
-    for scale, length in ((1.0, 1), (1e-9, 1), (1e9, 1), (0.0, 0)):
-        point = torch.zeros(shape, dtype=dtype)
-        descend(point, (scale * U * values @ V).to(dtype), torch.tensor(0.5), half=True)
-        assert float(torch.linalg.matrix_norm(point.double() + length * 0.5 * U @ V, 2).max()) <= length * 0.5 * 0.07
 
 
 # Compiled passes ------------------------------------------------------------------------------------------------------

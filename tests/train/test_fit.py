@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from isoconv.data import ImageSet
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.models import Small
@@ -68,6 +69,64 @@ def test_a_data_set_is_shuffled_into_batches(tmp_path):
     for source, size in ((data, None), (data, 0), (loader(), 16)):
         with pytest.raises(IsoconvError, match="batch_size"):
             fit(network(), source, cross_entropy, "adam", epochs=1, batch_size=size)
+
+
+def test_a_loader_with_a_generator_of_its_own_goes_on_bit_for_bit(tmp_path):
+    """Its seed decides the order, another one for each epoch, and `fit` leaves the generator as it was."""
+
+    def make(seed: int, workers: int = 0) -> DataLoader:
+        generator = torch.Generator().manual_seed(seed)
+        return DataLoader(loader().dataset, 16, shuffle=True, num_workers=workers, generator=generator)
+
+    whole, other, parts = network(), network(), network()
+    fit(whole, make(5, workers=1), cross_entropy, "adam", epochs=3)
+    fit(other, make(6), cross_entropy, "adam", epochs=3)
+    assert not same(whole, other)
+    shuffled = make(5, workers=1)
+    with pytest.raises(Stopped):
+        fit(parts, shuffled, cross_entropy, "adam", epochs=3, folder=tmp_path, should_stop=stop_after(7))
+    assert torch.equal(shuffled.generator.get_state(), torch.Generator().manual_seed(5).get_state())
+    fit(parts, shuffled, cross_entropy, "adam", epochs=3, folder=tmp_path, resume=True)
+    assert same(whole, parts)
+
+
+class Rows(IterableDataset):
+    """Gives the rows of a data set in their order; knows its length if it is told."""
+
+    def __init__(self, data: TensorDataset):
+        self.data = data
+
+    def __iter__(self):
+        return iter(self.data)
+
+
+class Counted(Rows):
+    def __len__(self):
+        return len(self.data)
+
+
+def test_an_iterable_data_set_keeps_its_order():
+    data, models = TensorDataset(*loader().dataset.tensors), [network() for _ in range(3)]
+    fit(models[0], DataLoader(data, 10), cross_entropy, "adam", epochs=2)
+    fit(models[1], Counted(data), cross_entropy, "adam", epochs=2, batch_size=10)
+    fit(models[2], DataLoader(Counted(data), 10), cross_entropy, "adam", epochs=2)
+    assert same(models[0], models[1]) and same(models[0], models[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda data: (Rows(data), 10), "a length.*Rows"),
+        (lambda data: (DataLoader(Rows(data), 10), None), "a length.*DataLoader"),
+        (lambda data: ((batch for batch in [data[:10]]), None), "a length"),
+        (lambda data: (Subset(data, []), 10), "Subset of 0"),
+        (lambda data: (ImageSet(torch.zeros(8, 1, 2, 2).byte(), torch.zeros(8).long(), ["a"], "x"), None), "ImageSet"),
+    ],
+)
+def test_what_gives_no_batches_is_refused(make, words):
+    source, size = make(loader().dataset)
+    with pytest.raises(IsoconvError, match=words):
+        fit(network(), source, cross_entropy, "adam", epochs=1, batch_size=size)
 
 
 def test_three_lines_train_an_own_network(tmp_path, monkeypatch):

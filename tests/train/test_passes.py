@@ -3,6 +3,7 @@
 import copy
 import json
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ def learners(model: nn.Module, **options: Any) -> list[Learner]:
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_the_same_steps_bit_for_bit(name: str, options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
     ones, side = learners(NETWORKS[name](), **options), 16 if name == "patches" else 8
     for step in range(3):
         batches = [batch(step + k, side) for k in range(2)]
@@ -70,10 +70,7 @@ def test_the_same_steps_bit_for_bit(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_with_weights_that_are_built_ahead(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a captured step has them; with a backend that saves tensors as a compiled network does."""
-    compiler = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: compiler(function, backend="aot_eager", **options)
-    )
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch.compiler.reset()
     torch.manual_seed(0)
     pairs = zip(*(learners(NETWORKS["shift"](), precision="bf16") for _ in range(1 if compiled else 2)), strict=True)
@@ -113,7 +110,6 @@ MIDDLES = [BatchCentering(4), OSSNConv2d(4, 4, 3, input_size=(8, 8)), nn.Dropout
 
 @pytest.mark.parametrize("middle", MIDDLES, ids=str)
 def test_what_remembers_or_draws_runs_as_once(middle: nn.Module) -> None:
-    torch.manual_seed(0)
     layers = [BCOPConv2d(1, 4, 3), middle, MaxMin(), *(BCOPConv2d(4, 4, 3) for _ in range(6)), nn.Flatten()]
     ones = learners(nn.Sequential(*layers, OrthogonalLinear(256, 4)))
     for one in ones:

@@ -88,9 +88,8 @@ def test_the_gallery_tells_the_truth(runs, conv):
             moved = (pixels_of(other["image"]).astype(float) - TEST.images[index, 0].numpy()) / 255
             assert other["norm"] > entry["radius"]
             assert np.linalg.norm(moved) == pytest.approx(other["norm"], abs=8 * 0.5 / 255 + 1e-9)  # 64 pixels, rounded
-            change = (
-                pixels_of(other["change"]).astype(float) / 255 - 0.5
-            )  # grey, and black or white where it is largest
+            # Grey, and black or white where it is largest.
+            change = pixels_of(other["change"]).astype(float) / 255 - 0.5
             assert np.abs(change).max() == pytest.approx(0.5, abs=0.01)
             assert np.abs(change / np.linalg.norm(change) - moved / np.linalg.norm(moved)).max() < 0.1
     assert fooled >= 3

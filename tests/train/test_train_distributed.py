@@ -194,10 +194,8 @@ def test_what_each_process_is(tmp_path, monkeypatch):
     for count in (None, "1"):
         monkeypatch.delenv("WORLD_SIZE", raising=False) if count is None else monkeypatch.setenv("WORLD_SIZE", count)
         assert Processes.join("cpu") == Processes(0, 1, 0)
-    assert (
-        Processes().first and Processes().total([1.5, 3]) == [1.5, 3] and Processes().any(False, True) == [False, True]
-    )
-    assert Processes().gather("a") == ["a"]
+    assert Processes().first and Processes().gather("a") == ["a"]
+    assert Processes().total([1.5, 3]) == [1.5, 3] and Processes().any(False, True) == [False, True]
     for count in (1, 499, 500, 501, 10_000):  # the parts of all make up the whole, in whole pieces
         shares = [Processes(rank, 4).share(count, 500) for rank in range(4)]
         assert [k for share in shares for k in share] == list(range(count))

@@ -14,8 +14,7 @@ def test_exponential_is_a_tenth_every_sixty_epochs_counted_from_one(step, expone
 
 
 @pytest.mark.parametrize(
-    ("step", "linear", "cosine"),
-    [(0, 1.0, 1.0), (25, 0.75, (1 + math.sqrt(0.5)) / 2), (50, 0.5, 0.5), (100, 0.0, 0.0)],
+    ("step", "linear", "cosine"), [(0, 1.0, 1.0), (25, 0.75, (1 + math.sqrt(0.5)) / 2), (50, 0.5, 0.5), (100, 0.0, 0.0)]
 )
 def test_linear_cosine_and_constant(step, linear, cosine):
     for name, factor in (("linear", linear), ("cosine", cosine), ("constant", 1.0)):

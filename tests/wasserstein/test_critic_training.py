@@ -191,7 +191,6 @@ def test_batches_come_from_seed_and_epoch_and_the_two_sides_differ():
 
 
 def test_a_generator_is_judged_by_batches():
-    torch.manual_seed(0)
     generator = Generator((1, 8, 8))
     samples = GeneratedSamples("generator", generator, count=100, batch=16)
     (judged,) = samples.judged(0, "first", CPU)

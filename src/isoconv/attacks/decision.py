@@ -63,9 +63,8 @@ def import_foolbox() -> Any:
             warnings.simplefilter("ignore")
             import foolbox  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise IsoconvError(
-            f"Expected foolbox for the boundary and pointwise attacks. Got {error}: pip install 'isoconv[attacks]'."
-        ) from None
+        text = f"Expected foolbox for boundary and pointwise attacks. Got {error}: pip install 'isoconv[attacks]'."
+        raise IsoconvError(text) from None
     return foolbox
 
 

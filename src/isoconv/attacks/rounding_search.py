@@ -127,9 +127,7 @@ def _offsets(count: int, shape: torch.Size, seed: int, number: int) -> Tensor:
     stream = generator(seed, number)
     rows = torch.arange(count, device="cpu")
     largest, density = 2.0 ** (rows % 4), 0.5 ** (rows // 4 % 8)
-    amount, chance = (
-        torch.rand(count, shape.numel(), generator=stream, dtype=torch.float64, device="cpu") for _ in range(2)
-    )
+    amount, chance = torch.rand(2, count, shape.numel(), generator=stream, dtype=torch.float64, device="cpu")
     amount = (amount * 2 - 1) * largest[:, None]
     moved = chance < density[:, None]
     moved[rows, torch.randint(shape.numel(), (count,), generator=stream, device="cpu")] = True  # at least one

@@ -37,7 +37,7 @@ from isoconv.certify.graph import naming, nodes_of, plain_network
 from isoconv.certify.rules import ARITHMETICS, Node
 from isoconv.errors import IsoconvError
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
-from isoconv.nn.graph import INPUT, Relation, relate
+from isoconv.nn.graph import INPUT, Relation, meet, relate
 from isoconv.records import require
 
 #: The error bound is for inputs up to this norm: beyond it something might overflow.
@@ -114,21 +114,20 @@ def node_bound(node: Node) -> float:
 def network_constants(nodes: Sequence[Node], bounds: Sequence[float]) -> dict[str, float]:
     """Return the constant of each node's value as a function of the input, by name: Note [Relations]."""
     taken = Counter(source for node in nodes for source in node.inputs)
-    shapes = {INPUT: nodes[0].input_shape, **{node.name: node.output_shape for node in nodes}}
-    constants, joins = {INPUT: 1.0}, any(node.rule.joins for node in nodes)
+    constants, links, joins = {INPUT: 1.0}, dict[str, Relation](), any(node.rule.joins for node in nodes)
 
-    def as_base(name: str, factor: float) -> dict[str, Relation]:
-        shared = joins and taken[name] > 1
-        relation = Relation.of_base(shapes[name]) if shared else Relation(shapes[name].numel())
-        return {name: replace(relation, factor=factor)} if shared or name == INPUT else {}
+    def step(node: Node, bound: float, inputs: list[Relation]) -> Relation:
+        relation = relate(node.module, bound, meet(inputs, links), node.rule.joins)
+        base = relation.base
+        constants[node.name] = relation.factor if base == INPUT else up(relation.factor * constants[base])
+        if not joins or taken[node.name] < 2:
+            return relation
+        links[node.name] = relation
+        return Relation.of_base(node.name, node.output_shape)
 
-    def step(node: Node, bound: float, inputs: list[dict[str, Relation]]) -> dict[str, Relation]:
-        relations = relate(node.module, bound, inputs, node.rule.joins)
-        factors = {base: relation.factor for base, relation in relations.items()}
-        constants[node.name] = min(f if b == INPUT else up(f * constants[b]) for b, f in factors.items())
-        return relations | as_base(node.name, 1.0)
-
-    compose(nodes, bounds, as_base(INPUT, up(1.0)), step)
+    shape = nodes[0].input_shape
+    start = Relation.of_base(INPUT, shape) if joins else Relation(INPUT, shape.numel())
+    compose(nodes, bounds, replace(start, factor=up(1.0)), step)
     return constants
 
 

@@ -169,13 +169,10 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     plain_weights = not parametrize.is_parametrized(module)
     require(plain_weights, "plain weights, by remove_parametrizations", f"parametrised ones at {place}")
     tables = {type(state[name]) for name in ("_modules", "_parameters", "_buffers")} <= {dict, OrderedDict}
-    ruled = (
-        tables
-        and not is_patched(module)
-        and _is_as_shipped(kind)
-        and (inside or kind in known or _is_container(module, place, known))
-    )
-    require_rule(ruled, kind, place)
+    loss = issubclass(kind, nn.modules.loss._Loss) and getattr(nn, kind.__name__, None) is kind  # refused if it is used
+    known_kind = inside or loss or kind in known
+    original = tables and not is_patched(module) and _is_as_shipped(kind)
+    require_rule(original and (known_kind or _is_container(module, place, known)), kind, place)
     _refuse_hooks(module, place)
     source = module.weight_source if isinstance(module, BuiltWeight) else None
     fixed = source is None or getattr(source, "func", None) is Tensor.detach  # by `fixed_weights`

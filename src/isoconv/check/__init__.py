@@ -40,9 +40,8 @@ class Budget:
 
     def __init__(self, size: int, unlimited: bool = False) -> None:
         self.unlimited = unlimited
-        self.left = self.limit = (
-            float("inf") if unlimited else self.MULTIPLICATIONS * max(1.0, size / self.SMALL) ** 1.5
-        )
+        limit = self.MULTIPLICATIONS * max(1.0, size / self.SMALL) ** 1.5
+        self.left = self.limit = float("inf") if unlimited else limit
 
     def affords(self, work: int) -> bool:
         return work <= self.left
@@ -54,6 +53,5 @@ class Budget:
 
     def require_memory(self, numbers: int, what: object) -> None:
         fits = self.unlimited or numbers <= self.NUMBERS
-        Malformed.unless(
-            fits, f"{what} keeps {numbers} numbers at once, and the limit is {self.NUMBERS}; --unlimited lifts it."
-        )
+        why = f"{what} keeps {numbers} numbers at once, and the limit is {self.NUMBERS}; --unlimited lifts it."
+        Malformed.unless(fits, why)

@@ -261,9 +261,8 @@ def require_claims(network: Network) -> None:
                 continue
             reason = f"no bound below about {estimate!r} could be proved"
         shapes = ", ".join(str(list(network.shapes[before])) for before in node.inputs)
-        raise Invalid(
-            f"{node} claims a constant of {show(node.lipschitz)} for an input of shape {shapes}, but {reason}."
-        )
+        claim = f"{node} claims a constant of {show(node.lipschitz)} for an input of shape {shapes}"
+        raise Invalid(f"{claim}, but {reason}.")
 
 
 def require_pair_constants(network: Network) -> None:
@@ -370,8 +369,8 @@ def require_images(
     own_error, _ = forward_error(network, ARITHMETICS["float64"])  # of what is computed here
     largest = max(abs(Fraction(limit)) for limit in certificate.input_range)
     largest_square = prod(certificate.input_shape) * largest**2 * _A_LITTLE
-    seen: set[int] = set()
-    certified = replayed = 0
+    seen: set[int] = set()  # of the indices from `first` on; those before it have all been seen
+    first = count = certified = replayed = 0
     kept = _most_kept(network)
     size = max(1, min(_BATCH, _NUMBERS // kept))
     if pictures is not None:
@@ -380,18 +379,22 @@ def require_images(
         network.budget.spend(len(batch) * certificate.classes * _PER_IMAGE, "the images")
         for image in batch:
             where, norm = f"image {image.index}", image.input_norm
-            Invalid.unless(image.index not in seen, f"{where} occurs twice.")
+            Invalid.unless(image.index >= first and image.index not in seen, f"{where} occurs twice.")
             seen.add(image.index)
+            while first in seen:  # where they are in order, memory does not grow with their number
+                seen.remove(first)
+                first += 1
             Invalid.unless(norm**2 <= largest_square, f"{where}: no input in the range has the norm {show(norm)}.")
             _require_radius(image, certificate, largest_input)
             certified += image.radius > 0
+        count += len(batch)
         if pictures is not None and (held := [image for image in batch if image.index < len(pictures)]):
             steps = network.steps.values()
             work = sum(_PER_PADDED * step.padded + (step.work or 140 * prod(step.shape)) for step in steps)
             network.budget.spend(len(held) * work, "recomputing the logits")
             _require_logits(held, network, pictures, own_error)
             replayed += len(held)
-    return len(seen), certified, None if pictures is None else replayed
+    return count, certified, None if pictures is None else replayed
 
 
 def _most_kept(network: Network) -> int:

@@ -38,7 +38,7 @@ def print_line(line: str) -> None:
     """
     line = "".join(character if character.isprintable() else "?" for character in line)
     erase = f"\r{'':{shutil.get_terminal_size().columns - 1}}\r" if sys.stderr.isatty() else ""
-    print(f"{erase}{line}", file=sys.stderr, flush=True)
+    print(f"{erase}{line}\n", end="", file=sys.stderr, flush=True)  # whole: other processes may print, too
 
 
 def _run() -> None:

@@ -88,9 +88,8 @@ def _show_shipped(digits: "ImageSet") -> None:
 
     certified = Certifier(load_pretrained(_SHIPPED), digits.shape)(as_float(digits.images, torch.float64))
     answers = zip(digits.labels.tolist(), certified.prediction.tolist(), certified.radius.tolist(), strict=True)
-    rows = [
-        [digits.classes[label], digits.classes[prediction], f"{radius:.3f}"] for label, prediction, radius in answers
-    ]
+    names = digits.classes
+    rows = [[names[label], names[prediction], f"{radius:.3f}"] for label, prediction, radius in answers]
     print_table(f"{_SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
     print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
 

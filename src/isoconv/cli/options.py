@@ -114,17 +114,19 @@ Download = Annotated[bool, typer.Option("--download", help="download the data se
 Images = Annotated[int | None, typer.Option(help="use only this many test images, the first ones")]
 Seed = Annotated[int, typer.Option(help="seed of every random choice")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Resume = Annotated[bool, typer.Option("--resume", help="resume the run in --out, with the same options")]
+Resume = Annotated[bool, typer.Option("--resume", help="resume the run in --out; other options stay as they were")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace existing output")]
 Json = Annotated[bool, typer.Option("--json", help="print the results as JSON on stdout")]
-Epsilons = Annotated[list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radii, such as 36/255")]
+Epsilons = Annotated[
+    list[float] | None, parsed(parse_number, "--epsilon", "<number>", "radius, such as 36/255; repeatable")
+]
 Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
 Stream = Annotated[
     bool | None,
     typer.Option("--stream/--no-stream", help="decode pictures batch by batch (default: if they do not fit in memory)"),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="processes that decode what is streamed: one per core, up to 8 (default)")
+    int | None, typer.Option(help="processes that decode what streams (default: one per core, up to 8)")
 ]
 CheckpointActivations = Annotated[
     bool | None,
@@ -134,9 +136,7 @@ CheckpointActivations = Annotated[
     ),
 ]
 Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
-Search = Annotated[
-    Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split first")
-]
+Search = Annotated[Any, parsed(parse_numbers, "--search", "<numbers>", "rates to try on a validation split first")]
 _AUGMENT = "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5"
 Augment = Annotated[Any, parsed(parse_share, "--augment", "<share[,strength]>", _AUGMENT)]
 _RESIZED_CROP = "cut out a share of the area at random, at least this, and stretch it: 0.25; instead of --crop-padding"

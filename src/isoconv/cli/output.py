@@ -1,5 +1,6 @@
 """What commands show: tables on stdout, the progress of long work on stderr."""
 
+import csv
 import json
 import shlex
 import signal
@@ -57,6 +58,15 @@ def print_json(records: Iterable[Any]) -> None:
     print(json.dumps([record.to_fields() for record in records]))
 
 
+def print_csv(records: Sequence[Any]) -> None:
+    """Print records as CSV, with a column for every field that one of them has."""
+    rows = [record.to_fields() for record in records]
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
     """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
     radii = list(results[0].robust or ())
@@ -93,14 +103,17 @@ def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
 
 
 def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[int, ...]) -> None:
-    """Print the class and the certified radius of each picture."""
+    """Print the class and the certified radius of each picture, and the class that comes next."""
+    if not predictions:
+        return
     channels, height, width = input_shape
     rows = []
     for x in predictions:
         radii = (f"{x.radius:.4f}", f"{x.radius_255:.2f}") if x.radius > 0 else ("none", "none")
-        rows.append([x.image, x.label, *radii])
+        rows.append([x.image, x.label, x.runner_up, f"{x.margin:.4f}", *radii])
     title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
-    print_table(title, ("image", "class"), ("certified radius (pixels 0–1)", "(pixels 0–255)"), rows)
+    figures = ("margin", "certified radius (pixels 0–1)", "(pixels 0–255)")
+    print_table(title, ("image", "class", "runner-up"), figures, rows)
     resized = sum(x.resized for x in predictions)
     if resized:
         which = "" if resized == len(predictions) else f" of {resized:,} of the pictures"
@@ -148,7 +161,10 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self.line("training", self.done, self.steps)
 
     def figures(self, report: "EpochReport") -> str:
-        return f"loss {report.loss:.4f}  train {report.accuracy:.1f} %  {report.images_per_second:,.0f} images/s"
+        accuracy = f"train {report.accuracy:.1f} %"
+        if "validation" in report.metrics:
+            accuracy += f"  validation {report.metrics['validation']:.1f} %"
+        return f"loss {report.loss:.4f}  {accuracy}  {report.images_per_second:,.0f} images/s"
 
     def epoch(self, report: "EpochReport") -> None:
         self.line.figures = f"epoch {report.epoch}/{report.epochs}  {self.figures(report)}"

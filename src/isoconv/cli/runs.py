@@ -13,7 +13,7 @@ from isoconv.data import ProgressLine
 from isoconv.errors import require
 
 _RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
-_DATA = "of FILE.py:FUNCTION: as for isoconv train, or only --data"
+_DATA = "with FILE.py:FUNCTION: its data, as isoconv train takes them; pictures may also be given by --data alone"
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 
@@ -24,7 +24,9 @@ def certify(
     epsilons: Epsilons = None,
     certificate: Annotated[Path | None, typer.Option(help="file to write the certificates to")] = None,
     folder: Data = None,
-    weights: Annotated[Path | None, typer.Option(help="of FILE.py:FUNCTION: its .safetensors file")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="with FILE.py:FUNCTION: .safetensors file of its weights")
+    ] = None,
     size: Sides = None,
     download: Download = False,
     images: Images = None,
@@ -92,26 +94,35 @@ def attack(
 
 def predict(
     run: Run,
-    images: Annotated[list[Path], typer.Argument(help="pictures: PNG, JPEG, BMP, WebP, GIF")],
+    images: Annotated[list[Path], typer.Argument(help="pictures (PNG, JPEG, BMP, WebP, GIF), or folders of them")],
     device: Device = "auto",
+    as_csv: Annotated[bool, typer.Option("--csv", help="print the results as CSV on stdout")] = False,
     as_json: Json = False,
 ) -> None:
     """Classify pictures, and print the radius within which each class cannot change.
 
     The radius is in the L2 norm, for the picture that the network sees, resized if need be. It is printed for pixels from
-    0 to 1 and for pixels from 0 to 255.
+    0 to 1 and for pixels from 0 to 255. The runner-up is the class with the next largest logit, the margin their
+    difference. Files that cannot be read are named at the end, with exit code 2.
 
-    Example: isoconv predict runs/mine photo.png
+    Example: isoconv predict runs/mine photo.png folder/
     """
-    from isoconv.cli.output import print_json, print_predictions
+    require(not (as_csv and as_json), "--csv or --json", "both")
+    from isoconv.cli.output import print_csv, print_json, print_predictions
+    from isoconv.data.pictures import UnreadablePictures
     from isoconv.train import open_run
 
     trained = open_run(run)
-    predictions = trained.predict(images, device)
+    predictions = trained.predict(images, device, progress=ProgressLine("pictures", 1))
     if as_json:
         print_json(predictions)
+    elif as_csv:
+        print_csv(predictions)
     else:
-        print_predictions(predictions, trained.config.input_shape)
+        print_predictions([x for x in predictions if not x.error], trained.config.input_shape)
+    broken = [(x.image, x.error) for x in predictions if x.error]
+    if broken:
+        raise UnreadablePictures(*broken)
 
 
 def report(

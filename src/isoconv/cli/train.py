@@ -22,6 +22,11 @@ _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your
 _PATCHES = "pixels per side that the network sees as one position: more for large images (default)"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
+_EPOCHS = (
+    "passes over the training set: 60, or the paper's 200 (default); a larger number than before prolongs a resumed run"
+)
+_VALIDATION = "hold out this share of the training images, and keep the epoch that is most accurate on them: 0.1"
+_PATIENCE = "with --validation, stop after so many epochs without a gain"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -32,13 +37,16 @@ def train(
     download: cli.Download = False,
     size: cli.Sides = None,
     resize: Annotated[str | None, typer.Option(help=f"to that size: {list_choices(RESIZES, 'squash')}")] = None,
+    skip_broken: Annotated[
+        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read, instead of refusing")
+    ] = None,
     stream: cli.Stream = None,
     workers: cli.Workers = None,
     model: Annotated[str | None, typer.Option(help=_MODELS)] = None,
     conv: Annotated[str | None, typer.Option(help=list_choices(METHODS, "bcop"))] = None,
     activation: Annotated[str | None, typer.Option(help=list_choices(ACTIVATIONS, "maxmin"))] = None,
     recipe: Annotated[str | None, typer.Option(help=_RECIPES)] = None,
-    epochs: Annotated[int | None, typer.Option(help="passes over the training set: 60 (default), paper: 200")] = None,
+    epochs: Annotated[int | None, typer.Option(help=_EPOCHS)] = None,
     batch_size: Annotated[int | None, typer.Option(help="images per step: 128, or less for small data sets")] = None,
     accumulate: Annotated[int | None, typer.Option(help="batches whose gradients make one step (default: 1)")] = None,
     optimiser: Annotated[str | None, typer.Option(help=f"{list_choices(OPTIMISERS)}; by default the recipe's")] = None,
@@ -66,6 +74,8 @@ def train(
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,
     search: cli.Search = None,
+    validation: Annotated[float | None, typer.Option(help=_VALIDATION)] = None,
+    patience: Annotated[int | None, typer.Option(help=_PATIENCE)] = None,
     device: cli.Device = "auto",
     resume: cli.Resume = False,
     overwrite: cli.Overwrite = False,
@@ -96,7 +106,8 @@ def train(
         print_json(results)
         return
     if results[0].clean is not None:
-        epochs_done = f"{config.epochs:,} epoch{'s' * (config.epochs != 1)}"
+        count = results[0].epochs
+        epochs_done = f"{count:,} epoch{'s' * (count != 1)}"
         print_results(results, ", ".join([*config.network[:2], Path(config.data).name, epochs_done]))
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
     print_line(f"The run is in {out}. For a report: isoconv report {words}")

@@ -46,9 +46,7 @@ def wasserstein(
     held_out: Annotated[float, typer.Option(help="fraction of each sample held out for evaluation")] = 0.25,
     repeats: Annotated[str, typer.Option(help="what equal samples are: copies, draws, or either")] = "either",
     count: Annotated[int, typer.Option("--samples", help="images of a generator to evaluate on")] = 6400,
-    pixels: Annotated[
-        Any, parsed(parse_interval, "--pixels", "<low,high>", "values of black and white, for images")
-    ] = "-1,1",
+    pixels: Annotated[Any, parsed(parse_interval, "--pixels", "<low,high>", "black and white, for images")] = "-1,1",
     value_range: Annotated[Any, parsed(parse_interval, "--range", "<low,high>", _RANGE)] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the lower bound and of the interval")] = 0.95,
     method: Annotated[str, typer.Option(help="auto, betting (a bound) or asymptotic (an estimate)")] = "auto",

@@ -1,6 +1,6 @@
 """Images with labels, as bytes: what every reader returns and everything else takes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -91,7 +91,8 @@ class Splits:
     asks for it. `train, test = splits` asks for both.
 
     listing : for a user's own pictures, a hash of their names, sizes in bytes and classes, which decide what is held out
-    ignored : how many files were passed over, because they are no pictures or in no class's folder
+    ignored : by their ending, how many files were passed over, because they are no pictures or in no class's folder
+    left_out : the pictures that could not be read, of the parts that have been asked for; see `skip_broken`
     """
 
     def __init__(
@@ -101,10 +102,11 @@ class Splits:
         why_no_test: str = "This data set has no test images.",
         *,
         listing: str = "",
-        ignored: int = 0,
+        ignored: Mapping[str, int] | None = None,
+        left_out: Sequence[str] = (),
     ):
         self._train, self._test, self._why_no_test = train, test, why_no_test
-        self.listing, self.ignored = listing, ignored
+        self.listing, self.ignored, self.left_out = listing, dict(ignored or {}), left_out
         if isinstance(train, ImageSet) and isinstance(test, ImageSet):
             self.load()
 

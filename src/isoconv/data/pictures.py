@@ -14,12 +14,14 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -35,10 +37,20 @@ from isoconv.files import read_bytes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
 Size = int | tuple[int, int]
 LARGEST_SIZE = 4096  # a mistyped size would otherwise fill the memory
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")
 _FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
+#: What files of other formats have at their beginning, each at its place.
+_OTHERS = {
+    (0, b"II*\0"): "TIFF",
+    (0, b"MM\0*"): "TIFF",
+    (4, b"ftyphei"): "HEIC",
+    (4, b"ftypavif"): "AVIF",
+    (0, b"%PDF"): "PDF",
+}
+_MOST_NAMED = 50  # unreadable files in one line
 
 
 class Picture(NamedTuple):
@@ -47,6 +59,18 @@ class Picture(NamedTuple):
     name: str
     path: Source
     label: str
+
+
+class UnreadablePictures(IsoconvError):  # noqa: N818  (what the files are)
+    """Files that cannot be read as pictures. The arguments are pairs: a file, and what is wrong with it."""
+
+    def __str__(self) -> str:
+        count, files = len(self.args), [f"{path} ({reason})" for path, reason in self.args[:_MOST_NAMED]]
+        if count == 1:
+            path, reason = self.args[0]
+            return f"{path} cannot be read as a picture ({reason}). Repair or remove it."
+        more = f"; and {count - _MOST_NAMED:,} more" if count > _MOST_NAMED else ""
+        return f"{count:,} files cannot be read as pictures: {'; '.join(files)}{more}. Repair or remove them."
 
 
 class PictureOptions(TypedDict, total=False):
@@ -62,6 +86,8 @@ class PictureOptions(TypedDict, total=False):
     stream        : leave the pictures in their files, and decode a batch when it is needed: True, False (default), or None
                     to stream those that do not fit in memory
     workers       : processes that decode what is streamed, by default one per core, at most 8; 0 for threads instead
+    skip_broken   : leave out files that cannot be read as pictures, which are an error otherwise. What is held out is
+                    decided before
     """
 
     size: Size | None
@@ -73,6 +99,7 @@ class PictureOptions(TypedDict, total=False):
     resize: str
     stream: bool | None
     workers: int | None
+    skip_broken: bool
 
 
 def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -92,7 +119,8 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     classes = [{picture.label for picture in part} for part in parts]
     different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
     require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
-    ignored = sum(1 for _ in files_in(folder)) - sum(map(len, parts))
+    pictures = (picture.path for part in parts for picture in part)
+    ignored = Counter(_ending(path) for path in files_in(folder)) - Counter(_ending(path) for path in pictures)
     return make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
 
 
@@ -119,7 +147,7 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
     labels = {picture.label for picture in pictures}
     problem = f"only {min(labels)!r}" if labels else "none"
     require(len(labels) > 1, f"lines of path,label with at least two classes in {path}", problem)
-    return make_splits(path.stem, sort_classes(labels), [pictures], 0, options)
+    return make_splits(path.stem, sort_classes(labels), [pictures], Counter(), options)
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
@@ -141,23 +169,33 @@ def read_pictures(
     channels: int | None = None,
     progress: Progress | None = None,
     resize: str = "squash",
+    broken: dict[int, UnreadablePictures] | None = None,
 ) -> Tensor:
     """Return all the pictures, uint8 (N, C, H, W).
 
     Without a size they must all have the same. Without `channels`, C is 1 if all pictures are grey, else 3.
+
+    broken : receives the error of each file that cannot be read, by its index; such files are left out. Without it, one
+        error names them all
     """
-    read, arrays = _picture_reader(size, channels, resize), list[Array]()
-    # Pillow works outside of Python's lock, so threads help. It warns of odd metadata, which changes no pixel.
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        warnings.simplefilter("ignore")
-        for path, array in zip(paths, pool.map(read, paths), strict=True):
+    read, arrays, errors = _picture_reader(size, channels, resize), list[Array](), dict[int, UnreadablePictures]()
+    for index, array in enumerate(_read_ahead(partial(_attempt, read), paths)):
+        if isinstance(array, UnreadablePictures):
+            errors[index] = array
+        else:
             arrays.append(array)
             first, other = (f"{x.shape[1]}×{x.shape[0]}" for x in (arrays[0], array))
-            problem = f"{first} in {paths[0]} and {other} in {path}"
+            readable = next(path for k, path in enumerate(paths) if k not in errors)
+            problem = f"{first} in {readable} and {other} in {paths[index]}"
             require(first == other, "pictures of one size, or a size to bring them to (--size)", problem)
-            if progress is not None:
-                progress("reading pictures", len(arrays), len(paths))
-    (height, width), depth = arrays[0].shape[:2], channels or max(array.shape[2] for array in arrays)
+        if progress is not None:
+            progress("reading pictures", index + 1, len(paths))
+    if errors and (broken is None or not (arrays or (size and channels))):
+        raise UnreadablePictures(*(pair for error in errors.values() for pair in error.args))
+    if broken is not None:
+        broken |= errors
+    height, width = arrays[0].shape[:2] if arrays else height_and_width(size or 1)
+    depth = channels or max(array.shape[2] for array in arrays)
     images = np.empty((len(arrays), depth, height, width), dtype=np.uint8)
     for image, array in zip(images, arrays, strict=True):
         image[:] = array.transpose(2, 0, 1)  # one channel of grey becomes as many as the others have
@@ -194,16 +232,39 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
     return ImageSet(pixels, images.labels.cpu(), images.classes, images.name)
 
 
+def _ending(path: Source) -> str:
+    return Path(str(path)).suffix.lower()
+
+
 def pictures_in(folder: Path) -> list[Path]:
     """Return every picture in a folder and its sub-folders, in the order of their names, without hidden ones."""
     return [path for path in files_in(folder) if path.name.lower().endswith(ENDINGS)]
 
 
 def files_in(folder: Path) -> Iterable[Path]:
-    """Yield every file in a folder and its sub-folders, in the order of their names, without hidden ones."""
+    """Yield every file in a folder and its sub-folders, in the order of their names, without hidden ones.
+
+    Links are followed, but not back to a folder that they are in.
+    """
     for path, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        real = {name: os.path.join(os.path.realpath(os.path.join(path, name)), "") for name in ["", *folders]}
+        folders[:] = sorted(n for n in folders if not n.startswith(".") and not real[""].startswith(real[n]))
         yield from (Path(path, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _read_ahead(read: Callable[[Source], T], paths: Iterable[Source]) -> Iterator[T]:
+    """Yield what becomes of each file, in order, by several threads: Pillow works outside of Python's lock."""
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
+        yield from pool.map(read, paths)
+
+
+def _attempt(read: Callable[[Source], T], path: Source) -> T | UnreadablePictures:
+    """Return what is read, or the error."""
+    try:
+        return read(path)
+    except UnreadablePictures as error:
+        return error
 
 
 def _picture_reader(size: Size | None, channels: int | None, resize: str) -> "partial[Array]":
@@ -218,9 +279,12 @@ def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | N
     """Return (H, W, 1) for a grey picture, (H, W, 3) for a coloured one."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    data = io.BytesIO(read_bytes(path))
     try:
-        with Image.open(data, formats=_FORMATS) as file:
+        data = read_bytes(path)
+    except IsoconvError as error:
+        raise UnreadablePictures((str(path), str(error.__cause__ or error))) from error
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
             picture = _flatten(file)
             if channels == 1:
                 picture = picture.convert("L")
@@ -231,11 +295,19 @@ def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | N
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
-        raise IsoconvError(f"{path} is not a PNG, JPEG, BMP, WEBP or GIF picture. Repair or remove it.") from error
+        raise UnreadablePictures((str(path), _name_format(data))) from error
     except Exception as error:  # a damaged file makes Pillow's readers fail in any way: SyntaxError, struct.error, …
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise IsoconvError(f"{path} cannot be read as a picture ({reason}). Repair or remove it.") from error
+        raise UnreadablePictures((str(path), reason)) from error
     return array[..., :1] if channels is None and bool((array == array[..., :1]).all()) else array
+
+
+def _name_format(data: bytes) -> str:
+    """Say what a file is that is no picture of a known format."""
+    for (place, mark), name in _OTHERS.items():
+        if data[place:].startswith(mark):
+            return f"it is a {name} file: convert it, to PNG for instance"
+    return "it is not a PNG, JPEG, BMP, WebP or GIF" if data else "it is empty"
 
 
 def _flatten(file: "Image") -> "Image":
@@ -255,7 +327,11 @@ def _flatten(file: "Image") -> "Image":
 
 
 def make_splits(
-    name: str, classes: Sequence[str], parts: Sequence[Sequence[Picture]], ignored: int, options: PictureOptions
+    name: str,
+    classes: Sequence[str],
+    parts: Sequence[Sequence[Picture]],
+    ignored: Counter[str],
+    options: PictureOptions,
 ) -> Splits:
     """Shuffle the pictures of each part, hold some out if there is only one, and read them, or say how to stream them."""
     size, channels, seed = options.get("size"), options.get("channels"), options.get("seed", 0)
@@ -263,11 +339,23 @@ def make_splits(
     pictures = [picture for part in parts for picture in part]
     number = {label: index for index, label in enumerate(classes)}
     labels = torch.tensor([number[picture.label] for picture in pictures])
+    skip, left_out = options.get("skip_broken", False), list[str]()
 
-    def read(indices: Tensor) -> ImageSet:
+    def leave_out(indices: Tensor, broken: dict[int, UnreadablePictures]) -> Tensor:
+        """Return the indices without those of the files, counted among them, that cannot be read."""
+        left_out.extend(str(pictures[int(indices[k])].path) for k in broken)
+        return indices[[k for k in range(len(indices)) if k not in broken]] if broken else indices
+
+    def read(*parts: Tensor) -> list[ImageSet]:
+        """Read parts together, so that they get the same size and the same channels."""
+        indices, broken = torch.cat(parts).sort().values, dict[int, UnreadablePictures]()
         paths = [pictures[index].path for index in indices.tolist()]
-        images = read_pictures(paths, size, channels, options.get("progress"), resize)
-        return ImageSet(images, labels[indices], tuple(classes), name)
+        images = read_pictures(paths, size, channels, options.get("progress"), resize, broken if skip else None)
+        indices = leave_out(indices, broken)
+        whole = ImageSet(images, labels[indices], tuple(classes), name)
+        position = torch.full((len(pictures),), -1)
+        position[indices] = torch.arange(len(indices))
+        return [whole.subset(position[part][position[part] >= 0]) for part in parts]
 
     train, *rest = (shuffle_indices(len(part), seed) for part in parts)
     if rest:
@@ -275,20 +363,35 @@ def make_splits(
     else:
         fraction = options.get("test_fraction", 0.2)
         train, test = (train[index] for index in hold_out_indices(labels[train], len(classes), fraction, seed))
-    listing = _hash_listing(pictures)
+    found: dict[str, Any] = {"listing": _hash_listing(pictures), "ignored": ignored, "left_out": left_out}
     if options.get("stream", False) is not False:
         paths = SourceTable(picture.path for picture in pictures)
-        shape = _shape_of(paths, size, channels, resize)
+        shape = _shape_of(paths, size, channels, resize, skip)
         if options.get("stream") or not fit_in_memory(len(paths), shape):
             workers = default_workers() if (asked := options.get("workers")) is None else asked
             require(workers >= 0, "a number of workers of at least 0", workers)
             files = PictureFiles(paths, shape, _picture_reader(size, shape[0], resize), workers)
-            kept, held = (StreamedSet(files, part, labels[part], classes, name) for part in (train, test))
-            return Splits(kept, held, listing=listing, ignored=ignored)
+
+            def stream(part: Tensor) -> StreamedSet:
+                part = leave_out(part, _find_broken(files, part, options.get("progress"))) if skip else part
+                return StreamedSet(files, part, labels[part], classes, name)
+
+            return Splits(lambda: stream(train), lambda: stream(test), **found)
     if options.get("lazy") and size is not None and channels is not None:
-        return Splits(lambda: read(train), lambda: read(test), listing=listing, ignored=ignored)
-    whole = read(torch.arange(len(pictures)))  # together, so that both get the same size and the same channels
-    return Splits(whole.subset(train), whole.subset(test), listing=listing, ignored=ignored)
+        return Splits(lambda: read(train)[0], lambda: read(test)[0], **found)
+    kept, held = read(train, test)
+    return Splits(kept, held, **found)
+
+
+def _find_broken(files: PictureFiles, indices: Tensor, progress: Progress | None) -> dict[int, UnreadablePictures]:
+    """Return the errors of the files, counted among the indices, that cannot be read: decodes all of them once."""
+    broken, sources = dict[int, UnreadablePictures](), [files.sources[index] for index in indices.tolist()]
+    for k, result in enumerate(_read_ahead(partial(_attempt, files.decode), sources)):
+        if isinstance(result, UnreadablePictures):
+            broken[k] = result
+        if progress is not None:
+            progress("checking pictures", k + 1, len(sources))
+    return broken
 
 
 def _hash_listing(pictures: Iterable[Picture]) -> str:
@@ -300,13 +403,19 @@ def _hash_listing(pictures: Iterable[Picture]) -> str:
     return digest.hexdigest()
 
 
-def _shape_of(paths: SourceTable, size: Size | None, channels: int | None, resize: str) -> tuple[int, int, int]:
+def _shape_of(
+    paths: SourceTable, size: Size | None, channels: int | None, resize: str, skip: bool
+) -> tuple[int, int, int]:
     """Return (C, H, W) of all the pictures, as if they had been read: reads on to the first one that has colours."""
     read = _picture_reader(size, channels, resize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        height, width = read(paths[0]).shape[:2] if size is None else height_and_width(size)
-        depth = channels or (3 if any(read(path).shape[2] == 3 for path in paths) else 1)
+        results = (_attempt(read, path) if skip else read(path) for path in paths)
+        arrays = (result for result in results if not isinstance(result, UnreadablePictures))
+        first = next(arrays, None) if size is None or channels is None else None
+        require(size is not None or first is not None, "a picture that can be read", "none")
+        height, width = first.shape[:2] if size is None and first is not None else height_and_width(size or 1)
+        depth = channels or (3 if any(x.shape[2] == 3 for x in chain([first], arrays) if x is not None) else 1)
     return depth, height, width
 
 
@@ -320,8 +429,14 @@ def _list_sub_folders(folder: Path) -> list[Path]:
 def list_classes(root: Path, folder: Path) -> list[Picture]:
     """Return the pictures in the sub-folders of `folder`, each with the sub-folder's name as its class."""
     classes = {path: pictures_in(path) for path in _list_sub_folders(folder)}
-    empty = [str(path) for path, files in classes.items() if not files]
+    empty = [f"{path}{_list_endings(path)}" for path, files in classes.items() if not files]
     require(not empty, f"images ({', '.join(ENDINGS)}) in every class folder", f"none in {', '.join(empty)}")
     problem = f"only {min(classes).name!r}" if classes else f"no sub-folder and {len(pictures_in(folder))} pictures"
     require(len(classes) > 1, f"one sub-folder of images per class, at least two, in {folder}", problem)
     return [Picture(x.relative_to(root).as_posix(), x, path.name) for path, files in classes.items() for x in files]
+
+
+def _list_endings(folder: Path) -> str:
+    """Say which kinds of files a folder holds."""
+    endings = sorted({path.suffix.lower() for path in files_in(folder)} - {""})
+    return f" (only {', '.join(endings)})" if endings else ""

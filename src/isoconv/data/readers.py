@@ -13,6 +13,7 @@ import pickle
 import pkgutil
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,8 +63,10 @@ def load_splits(
     size, channels = options.get("size"), options.get("channels")
     problem = f"{channels}: only pictures from a folder or a CSV file are converted"
     require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)
-    held = options.get("resize", "squash") == "squash" and not options.get("stream") and not options.get("workers")
-    require(held or is_pictures(record.name), "pictures in files of their own, to crop or to stream", record.name)
+    held = options.get("resize", "squash") == "squash" and not any(
+        map(options.get, ("stream", "workers", "skip_broken"))
+    )
+    require(held or is_pictures(record.name), "pictures in files of their own, to crop, stream or skip", record.name)
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))
@@ -123,7 +126,7 @@ def read_class_folders(record: DataSet, folder: Path, **options: Unpack[PictureO
     require(not different, f"the same classes in {root / 'train'} and {root / 'val'}", problem)
     options["size"], options["channels"] = options.get("size") or record.shape[1:], record.shape[0]
     options["seed"] = 0
-    return make_splits(record.name, sorted(classes), [train, test], 0, options)
+    return make_splits(record.name, sorted(classes), [train, test], Counter(), options)
 
 
 def _list_annotated(root: Path, annotations: Path) -> list[Picture]:

@@ -13,6 +13,7 @@ that pictures would be missing without a word, and needs three times as long.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from os import PathLike
@@ -40,12 +41,12 @@ def read_shards(path: str | PathLike[str], **options: Unpack[PictureOptions]) ->
     fraction of each class is held out. Classes are what the labels say, sorted, as numbers if all are whole numbers. For
     everything else see `read_folder`.
     """
-    path, ignored, parts = Path(path), 0, list[list[Picture]]()
+    path, ignored, parts = Path(path), Counter[str](), list[list[Picture]]()
     shards, unused = _find_parts(path)
     for part in shards:
         lists, others = zip(*map(list_shard, part), strict=True)
         parts.append([*chain(*lists)])
-        ignored += sum(others)
+        ignored += sum(others, start=Counter())
     known = {picture.label for picture in parts[0]}
     for picture in parts[-1]:
         require(picture.label in known, f"a class of the training shards for {picture.path}", repr(picture.label))
@@ -56,7 +57,7 @@ def read_shards(path: str | PathLike[str], **options: Unpack[PictureOptions]) ->
     for pictures in parts:
         pictures.sort(key=lambda picture: (number[picture.label], picture.name))
     name = path.resolve().name if path.is_dir() else path.stem
-    return make_splits(name, classes, parts, ignored + unused, options)
+    return make_splits(name, classes, parts, ignored + Counter({".tar": unused}), options)
 
 
 def holds_shards(path: Path) -> bool:
@@ -93,9 +94,9 @@ def expand_braces(pattern: str) -> list[str]:
     return [pattern[: cuts[0]] + name + rest for name in inner for rest in expand_braces(pattern[cuts[-1] + 1 :])]
 
 
-def list_shard(shard: Path) -> tuple[list[Picture], int]:
-    """Return the pictures of a shard, in its order, and how many of its files are neither pictures nor labels."""
-    pictures, labels, ignored = dict[str, Member](), dict[str, tuple[Member, str]](), 0
+def list_shard(shard: Path) -> tuple[list[Picture], Counter[str]]:
+    """Return the pictures of a shard, in its order, and how many files of which ending are neither pictures nor labels."""
+    pictures, labels, ignored = dict[str, Member](), dict[str, tuple[Member, str]](), Counter[str]()
     for member, file in _members(shard):
         folder, slash, base = member.name.rpartition("/")
         stem, dot, ending = base.partition(".")
@@ -107,7 +108,7 @@ def list_shard(shard: Path) -> tuple[list[Picture], int]:
             other = pictures.setdefault(key, member)
             require(other is member, f"one picture for each key in {shard}", f"{other.name} and {member.name}")
         else:
-            ignored += 1
+            ignored[ending] += 1
     for key in sorted(pictures.keys() ^ labels.keys())[:1]:
         require(key in labels, f"a label for {pictures.get(key)}, in {key}.cls", "none")
         require(key in pictures, f"a picture ({', '.join(ENDINGS)}) for {labels[key][0]}", "none")

@@ -118,13 +118,11 @@ class EpochBatches:
 
     def _collect(self, parts: Sequence[Tensor], pinned: bool) -> Generator[Batch, None, None]:
         """Yield batches in host memory."""
-        images = self._data.select(parts, pinned) if isinstance(self._data, StreamedSet) else None
+        data = self._data
+        kept = (_gather(data.images, index, pinned) for index in parts)
+        images = data.select(parts, pinned) if isinstance(data, StreamedSet) else kept
         for index in parts:
-            labels = _gather(self._data.labels, index, pinned)
-            if images is None:
-                yield _gather(self._data.images, index, pinned), labels
-            else:
-                yield next(images), labels
+            yield next(images), _gather(data.labels, index, pinned)
 
 
 def _gather(source: Tensor, index: Tensor, pinned: bool) -> Tensor:

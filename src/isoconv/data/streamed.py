@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from isoconv.data.image_set import Array, ImageSet
 from isoconv.errors import IsoconvError, require
@@ -159,13 +160,16 @@ class PictureFiles:
                     generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
                 )
                 iterator = iter(loader)
+            # Or torch raises an error as soon as a worker ends, wherever this process is. It comes with the next batch.
+            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            iterator._worker_pids_set = False  # type: ignore[attr-defined]
             for index, slot in zip(indices, iterator, strict=True):
                 if isinstance(slot, IsoconvError):
                     raise slot
                 batch = self._new_batch(len(index), pinned)
                 batch.numpy()[:] = memory[
                     slot, : len(index)
-                ].numpy()  # torch would copy it with threads, which workers lack
+                ].numpy()  # torch would copy with threads, which workers lack
                 free.append(slot)
                 yield batch
         except RuntimeError as error:
@@ -204,9 +208,9 @@ def _as_it_is(batch: Any) -> Any:
 def _start_worker(worker: int) -> None:
     """End when the process that trains says so, or is gone.
 
-    Signals are for that process: terminals, torchrun and schedulers send them to its workers too, and torch raises an error,
-    wherever it is just then, if a worker ends. Workers that outlived it would hold its connections to other processes open,
-    which would wait; torch's own look after their parent takes five seconds.
+    Signals are for that process: terminals, torchrun and schedulers send them to its workers too, and it needs them until it
+    has saved. Workers that outlived it would hold its connections to other processes open, which would wait; torch's own
+    look after their parent takes five seconds.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

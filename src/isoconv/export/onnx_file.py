@@ -8,7 +8,8 @@ same function in operators that keep its numbers:
 * Average pooling, upsampling and, in float64, convolution are `Gather`, which lays the pixels under each tap side by
   side, and a sum or `MatMul`: onnxruntime has no `AveragePool`, `Resize` and `Conv` for float64 on the CPU. They add
   the same products, so that a certificate, which allows for every order of summation, holds for either.
-* Adaptive pooling, average pooling whose divisor varies and linear interpolation are a `MatMul` for each axis.
+* Adaptive pooling, average pooling whose divisor varies and linear interpolation are a `Gemm` for each axis. So is a
+  linear layer: onnxruntime merges a `MatMul` with a factor beside it, which it rounds to float32 in float64 too.
   Transposed convolution in float64, or with more output padding than onnxruntime takes, is `Gather` and `MatMul` too.
 * Smooth activations are written in exp, log and tanh, of which onnxruntime has float64, in a way that does not
   overflow. It has no erf: there GELU takes it from a Chebyshev series, to a few units in the last place.
@@ -41,7 +42,7 @@ from isoconv.certify.separable import axis_taps
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
-from isoconv.nn import ConvexPotential2d, GroupSort, L2NormPool2d, Normalize
+from isoconv.nn import ConvexPotential2d, GroupSort, L2NormPool2d, Normalize, Reshape
 from isoconv.records import require
 
 OPSET = 13
@@ -107,7 +108,13 @@ def _call(nodes: Iterator[Node], forward: Callable[..., Tensor], module: Any, x:
 
 
 def _linear(node: Node, module: Any, x: Tensor) -> Tensor:
-    return F.linear(x, _cast(module.weight, x), _cast(module.bias, x))
+    return _multiply(x, _cast(module.weight, x), _cast(module.bias, x)).reshape(-1, *node.output_shape)
+
+
+def _multiply(x: Tensor, matrix: Tensor, bias: Any = None) -> Tensor:
+    """Return x·matrixᵀ + bias for the rows of `x` as a `Gemm`."""
+    bias = torch.zeros(len(matrix), dtype=x.dtype) if bias is None else bias
+    return F.linear(x.reshape(-1, matrix.shape[1]), matrix, bias)
 
 
 def _convolution(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -156,12 +163,27 @@ def _potential(node: Node, module: Any, x: Tensor) -> Tensor:
 
 
 def _separable(node: Node, module: Any, x: Tensor) -> Tensor:
-    for axis, (places, weights, size) in enumerate(axis_taps(node), start=2):
+    shape = list(node.input_shape)
+    for axis, (places, weights, size) in enumerate(axis_taps(node), start=1):
         dense = np.zeros((len(places), size))
         np.add.at(dense, (np.arange(len(places))[:, None], places.numpy()), weights.numpy())
-        matrix = torch.from_numpy(dense).to(x.dtype)
-        x = matrix @ x if axis < x.dim() - 1 else x @ matrix.T
+        shape[axis], shape[-1] = shape[-1], len(places)
+        x = _multiply(x.transpose(axis + 1, -1), torch.from_numpy(dense).to(x.dtype)).reshape(-1, *shape)
+        x, shape[axis], shape[-1] = x.transpose(axis + 1, -1), shape[-1], shape[axis]
     return x
+
+
+def _max_pool(node: Node, module: Any, x: Tensor) -> Tensor:
+    """Pad first: ONNX counts the windows of `ceil_mode` otherwise than torch."""
+    names, sizes = (
+        ("kernel_size", "stride", "padding", "dilation"),
+        zip(node.input_shape[1:], node.output_shape[1:], strict=True),
+    )
+    taps, strides, pads, dilations = (node.settings[name] for name in names)
+    axes = zip(sizes, taps, strides, pads, dilations, strict=True)
+    padding = [n for (n, m), k, s, p, d in [*axes][::-1] for n in (p, (m - 1) * s + (k - 1) * d + 1 - n - p)]
+    pool: Any = F.max_pool1d if len(taps) == 1 else F.max_pool2d
+    return pool(F.pad(x, padding, value=-math.inf), taps, strides, 0, dilations)
 
 
 def _average_pool(node: Node, module: Any, x: Tensor) -> Tensor:
@@ -279,6 +301,11 @@ def _norm_pool(node: Node, module: Any, x: Tensor) -> Tensor:
     return (columns * columns).sum(dim=2).sqrt().reshape(-1, *node.output_shape)
 
 
+def _reshape(node: Node, module: Any, x: Tensor) -> Tensor:
+    """Keep the size of the batch free: the exporter loses it behind Unflatten, and writes that of its example."""
+    return x.reshape(-1, *node.output_shape)
+
+
 _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     GroupSort: _group_sort,
     L2NormPool2d: _norm_pool,
@@ -288,6 +315,7 @@ _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     Normalize: _normalize,
     nn.GELU: _gelu,
     nn.Mish: _mish,
+    **dict.fromkeys((Reshape, nn.Flatten, nn.Unflatten), _reshape),
     **dict.fromkeys((nn.ELU, nn.CELU, nn.SELU), _elu),
     **dict.fromkeys((nn.Softplus, nn.LogSigmoid), _softplus),
     **dict.fromkeys((nn.Hardswish, nn.Hardsigmoid), _gate),
@@ -296,5 +324,6 @@ _FORWARDS: dict[type[nn.Module], Callable[[Node, Any, Tensor], Tensor]] = {
     **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), _upsample),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d), _convolution),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d), _average_pool),
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _max_pool),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),
 }

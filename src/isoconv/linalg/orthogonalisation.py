@@ -219,6 +219,22 @@ def project_to_tangent(point: Tensor, vector: Tensor, precision: str = "highest"
     return tangent.mT if wide else tangent
 
 
+def project_product_to_tangent(
+    point: Tensor, left: Tensor, right: Tensor, left_image: Tensor, right_image: Tensor
+) -> Tensor:
+    """`project_to_tangent(point, left.mT @ right)`, given the images left @ point and right @ point.mT.
+
+    For a wide U and G = LᵀR, sym(GUᵀ)U = ½Lᵀ(RUᵀ)U + ½(RUᵀ)ᵀ(LU). With few rows of L and R these are smaller products
+    than those of G. With many, the images still spare the product GUᵀ = LᵀRUᵀ its long side.
+    """
+    if point.shape[-2] > point.shape[-1]:
+        return project_product_to_tangent(point.mT, right, left, right_image, left_image).mT
+    if len(left) < len(point):
+        return (left.mT @ add_product(right, right_image, point, -0.5)).addmm_(right_image.mT, left_image, alpha=-0.5)
+    inner = left.mT @ right_image
+    return (left.mT @ right).addmm_(inner + inner.mT, point, alpha=-0.5)
+
+
 def on_manifold(parameter: Tensor, point: Tensor | None = None) -> Tensor:
     """`point` (by default the parameter itself, then already orthonormal), with the gradient that its polar factor has.
 

@@ -51,7 +51,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.orthogonalisation import bjorck, on_manifold, retract
+from isoconv.linalg.orthogonalisation import bjorck, on_manifold, project_to_tangent, retract
 from isoconv.nn.methods import ORTHOGONALISATIONS
 from isoconv.records import require
 
@@ -84,6 +84,10 @@ class BuiltWeight(nn.Module):
     def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the points with the gradient of the sources that they stand for."""
         return points
+
+    def _project(self, point: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient of a source, given its point's: what `_join` does in a backward pass."""
+        return gradient
 
     #: The weight as a pure, differentiable function of the points, in float32 or better; leading batch dimensions allowed.
     _build: Callable[..., Tensor]
@@ -294,6 +298,9 @@ class OrthogonalisedLayer(BuiltWeight):
     def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
         return points if self.orthogonalisation == "bjorck" else list(map(on_manifold, sources, points))
 
+    def _project(self, point: Tensor, gradient: Tensor) -> Tensor:
+        return gradient if self.orthogonalisation == "bjorck" else project_to_tangent(point, gradient, "high")
+
     @property
     def _writes_back(self) -> bool:
         # Half precision cannot hold an orthonormal matrix; there only the built weight is retracted, in float32.
@@ -372,7 +379,7 @@ class _Build:
         enabled = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
         with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, Tensor.detach) if enabled else nullcontext():
             leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
-            self.graph = self.layer._build(*self.layer._join(leaves, leaves)).to(self.dtype), leaves
+            self.graph = self.layer._build(*leaves).to(self.dtype), leaves
         return self.graph
 
 
@@ -390,8 +397,14 @@ class _Built(torch.autograd.Function):
             weight, leaves = build.graph or build.make_graph()
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
-        of_sources = (next(gradients) if leaf.requires_grad else None for leaf in leaves)
-        return None, None, *(g if g is None else g.to(build.dtype) for g in of_sources)
+        of_points = (next(gradients) if leaf.requires_grad else None for leaf in leaves)
+        pairs = zip(build.points, of_points, strict=True)
+        return None, None, *(g if g is None else build.layer._project(p, g).to(build.dtype) for p, g in pairs)
+
+
+def is_built(weight: Tensor) -> bool:
+    """Return whether the gradient of a weight goes through `_Built` to the parameters, and nowhere else."""
+    return isinstance(weight.grad_fn, _Built._backward_cls)  # type: ignore[attr-defined]
 
 
 def _equal_later(a: Tensor, b: Tensor) -> Tensor:

@@ -5,15 +5,11 @@ The forward is traced (`isoconv.nn.trace`), and every module of the graph replac
 
 Note [Joins]
 Every value of the new network is to be 1-Lipschitz in the network's input. So is a base; of a value with a relation
-(S, f) to a base, as in Note [Relations] of `isoconv.nn.graph`, f is a Lipschitz constant. A sum stays if its smallest f is
-at most 1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has a
-smallest f above 1 is divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch
-by √2.
+(S, f) to a base, as in Note [Relations] of `isoconv.nn.graph`, f is a Lipschitz constant. A sum stays if its f is at most
+1, and becomes a convex combination otherwise, whose f is at most the largest of its parts'. What still has an f above 1 is
+divided by it: a concatenation of disjoint slices of one value by nothing, of a value and its branch by √2.
 
-Note [Beginnings]
-(x + f(x))/2 preserves gradients only where f has the Jacobian of the identity (Note [Residual connections] in
-`isoconv.theory.limits`). So where no weights are carried over, kernels between as many channels begin as the identity. A
-sum begins with equal weights: on held-out images a ResNet-18 that began with most of the weight on either side was worse
+A sum begins with equal weights: on held-out images a ResNet-18 that began with most of the weight on either side was worse
 (results/convert/trials.json).
 """
 
@@ -30,23 +26,19 @@ from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError
 from isoconv.linalg.bounds import fold_stride
-from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.orthogonalisation import descend, project_to_tangent, retract
 from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
-from isoconv.nn.built_weight import OrthogonalisedLayer, constraint_dtype, require_numbers
+from isoconv.nn.built_weight import require_numbers
 from isoconv.nn.centring import BatchCentering, LayerCentering
-from isoconv.nn.convolution import Conv2dWithKernel, LipschitzConvolution, StandardConv2d
-from isoconv.nn.downsampling import unfold_stride
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Relation, Translate, check_shape, relate
+from isoconv.nn.convolution import StandardConv2d
+from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Relation, Translate, check_shape, meet, relate
 from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
+from isoconv.nn.nearest_weight import begin_as_identity, carry_weight
 from isoconv.nn.plain_model import is_chain, unwrap
 from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
-from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
-from isoconv.nn.torus import TorusConv2d
 from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, modules_of, number, our_kinds, trace
 from isoconv.records import require
 
@@ -56,7 +48,6 @@ _ROUNDING = 1e-12
 _SUMMED = 2**24  # weights at most of what stands for an average over whole images
 _TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
 _Sizes = Sequence[int]
-_STEPS, _RATE, _MOMENTUM = 40, 0.3, 0.8  # of the search for the nearest kernel
 
 
 @dataclass(frozen=True)
@@ -183,7 +174,7 @@ class _Conversion:
         self.made: dict[str, nn.Module] = {}  # for modules with parameters, by path: they are used again as one
         self.taken = Counter(source for node in graph.nodes for source in node.inputs)
         self.names, self.shapes = {INPUT: INPUT}, {INPUT: (1, *input_shape)}
-        self.relations: dict[str, dict[str, Relation]] = {INPUT: {INPUT: Relation.of_base(input_shape)}}
+        self.relations, self.links = {INPUT: Relation.of_base(INPUT, input_shape)}, dict[str, Relation]()
         probe = find_probe(graph.state_dict().values())
         self.factory: dict[str, Any] = {"device": probe.device, "dtype": probe.dtype}
 
@@ -201,16 +192,16 @@ class _Conversion:
             if new is None:
                 new, note = self._replace(module, node)
                 if carry and new is not None and type(module) in (*_CONVOLUTIONS, *_MATRICES):
-                    distance = _carry(module, new, scales.get(node.path))
+                    distance = carry_weight(module, new, scales.get(node.path))
                 elif type(new) is BCOPConv2d and new is not module:
-                    _begin_as_identity(new)
+                    begin_as_identity(new)
                 if new is not None and (module._parameters or module._buffers):
                     self.made[node.path] = new
             after = None if new is None else _describe(new)
             self.rows.append(Replacement(node.name, _describe(module), after, note, distance))
             self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
             factor = abs(new.factor) if isinstance(new, Scale) else 1.0
-            self._relate(node, relate(module, factor, [self.relations[node.inputs[0]]]))
+            self._keep(node, relate(module, factor, [self.relations[node.inputs[0]]]))
 
     def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
         """Return the first module of a rule that gives the same shape, and what to say of it."""
@@ -232,10 +223,10 @@ class _Conversion:
 
     def _join(self, node: GraphNode, module: nn.Module) -> None:
         """Make a sum or concatenation 1-Lipschitz: Note [Joins]."""
-        parts = [self.relations[source] for source in node.inputs]
+        parts = meet([self.relations[source] for source in node.inputs], self.links)
         joined = relate(module, 1.0, parts, "concat" if type(module) is Concat else "sum")
         after, notes = _describe(module), list[str]()
-        if type(module) is Concat or min(relation.factor for relation in joined.values()) <= 1 + _ROUNDING:
+        if type(module) is Concat or joined.factor <= 1 + _ROUNDING:
             self._emit(node, module, [self.names[source] for source in node.inputs])
         else:
             self.names[node.name] = self.names[node.inputs[0]]
@@ -243,19 +234,20 @@ class _Conversion:
                 mixture = ConvexSum()
                 self._emit(node, mixture.to(**self.factory), [self.names[node.name], self.names[other]])
             after, notes = _describe(mixture), ["learned weights that add up to 1"]
-            largest = {base: max(part[base].factor for part in parts) for base in joined}
-            joined = {base: replace(relation, factor=largest[base]) for base, relation in joined.items()}
-        factor = min(relation.factor for relation in joined.values())
-        if factor > 1 + _ROUNDING:
-            self._emit(node, Scale(1 / factor), [self.names[node.name]])
-            after, notes = f"{after}, Scale", [*notes, f"divided by {factor:.4g}, the norm of what is joined"]
-            joined = {base: replace(relation, factor=relation.factor / factor) for base, relation in joined.items()}
+            joined = replace(joined, factor=max(part.factor for part in parts))
+        if joined.factor > 1 + _ROUNDING:
+            self._emit(node, Scale(1 / joined.factor), [self.names[node.name]])
+            after, notes = f"{after}, Scale", [*notes, f"divided by {joined.factor:.4g}, the norm of what is joined"]
+            joined = replace(joined, factor=1.0)
         self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
-        self._relate(node, joined)
+        self._keep(node, joined)
 
-    def _relate(self, node: GraphNode, relations: dict[str, Relation]) -> None:
-        shared = {node.name: Relation.of_base(self.shapes[node.name][1:])} if self.taken[node.name] > 1 else {}
-        self.relations[node.name] = {**relations, **shared}
+    def _keep(self, node: GraphNode, relation: Relation) -> None:
+        """Keep the relation of a value, which is a base itself if it is taken more than once."""
+        if self.taken[node.name] > 1:
+            self.links[node.name] = relation
+            relation = Relation.of_base(node.name, self.shapes[node.name][1:])
+        self.relations[node.name] = relation
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
@@ -346,8 +338,20 @@ def _centre(module: Any, before: Any, after: Any, method: Method) -> _Candidates
 
 def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> _Candidates:
     centring = LayerCentering([-axis for axis in range(len(module.normalized_shape), 0, -1)])
-    bias = [] if module.bias is None else [Translate(module.bias)]
-    yield nn.Sequential(centring, *bias) if bias else centring, "subtracts means; its scale is gone"
+    yield _with_bias([centring], module.bias), "subtracts means; its scale is gone"
+
+
+def _centre_groups(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
+    groups = module.num_groups if isinstance(module, nn.GroupNorm) else before[1]
+    centring = LayerCentering([-axis for axis in range(len(before) - 1, 0, -1)])
+    parts = [nn.Unflatten(1, (groups, before[1] // groups)), centring, nn.Flatten(1, 2)]
+    bias = None if module.bias is None else module.bias[(..., *(None,) * len(before[2:]))]
+    yield _with_bias(parts, bias), "subtracts means; its scale is gone"
+
+
+def _with_bias(modules: list[nn.Module], bias: Tensor | None) -> nn.Module:
+    modules = modules if bias is None else [*modules, Translate(bias)]
+    return nn.Sequential(*modules) if len(modules) > 1 else modules[0]
 
 
 def _centre_input(module: Normalize, *_: Any) -> _Candidates:
@@ -379,9 +383,7 @@ def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Can
     if after[2:] != before[2:] and not any(m % n for n, m in sizes):
         yield from _repeat(nn.Upsample(size=after[2:]), before, after, method)
     if isinstance(module, (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)):
-        require(not any(n % m for n, m in sizes), "windows of one size", f"{before[2:]} pixels to {after[2:]}")
-        make: Any = nn.AvgPool1d if len(sizes) == 1 else nn.AvgPool2d
-        module = make(tuple(n // m for n, m in sizes))
+        module = (nn.AvgPool1d if len(sizes) == 1 else nn.AvgPool2d)(_windows(before, after))  # type: ignore[arg-type]
     if isinstance(module, nn.AvgPool2d):
         yield ScaledAvgPool2d(module.kernel_size, module.stride, module.padding), "norm one"
     else:  # the same along one axis
@@ -390,29 +392,44 @@ def _average(module: Any, before: _Shape, after: _Shape, method: Method) -> _Can
         yield nn.Sequential(pool, Scale(math.sqrt(size / -(-size // stride)))), "norm one"
 
 
-def _take_maximum(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
+def _take_maximum(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
     """Windows that overlap count pixels twice; those of the stride's size do not."""
-    sizes, strides = (
-        n if isinstance(n, tuple) else (n,) * len(before[2:]) for n in (module.kernel_size, module.stride)
+    sizes, strides, dilations = (
+        n if isinstance(n, tuple) else (n,) * len(before[2:])
+        for n in (module.kernel_size, module.stride, module.dilation)
     )
-    if all(k <= s for k, s in zip(sizes, strides, strict=True)) and module.dilation in (1, (1, 1)):
+    overlaps = [min(k, -(-((k - 1) * d + 1) // s)) for k, s, d in zip(sizes, strides, dilations, strict=True)]
+    if max(overlaps) == 1:
         yield module, ""
-    require(min(strides) > 1, "a stride above 1, so that windows need not overlap", f"stride {module.stride}")
-    for ceil_mode in (False, True):
+    for ceil_mode in (False, True) if min(strides) > 1 else ():
         yield type(module)(module.stride, ceil_mode=ceil_mode), "windows that do not overlap"
+    norm = math.sqrt(math.prod(overlaps))
+    yield nn.Sequential(module, Scale(1 / norm)), f"divided by {norm:.4g}: its windows overlap"
+
+
+def _take_largest(module: Any, before: _Shape, after: _Shape, method: Method) -> _Candidates:
+    pool = nn.MaxPool2d if isinstance(module, nn.AdaptiveMaxPool2d) else nn.MaxPool1d
+    yield pool(_windows(before, after)), ""
+
+
+def _windows(before: _Shape, after: _Shape) -> _Shape:
+    sizes = list(zip(before[2:], after[2:], strict=True))
+    require(not any(n % m for n, m in sizes), "windows of one size", f"{before[2:]} pixels to {after[2:]}")
+    return tuple(n // m for n, m in sizes)
 
 
 def _repeat(module: nn.Upsample, before: _Shape, after: _Shape, method: Method) -> _Candidates:
-    whole = module.mode == "nearest" and not any(m % n for n, m in zip(before[2:], after[2:], strict=True))
-    require(whole, "pixels that are repeated a whole number of times", f"mode {module.mode!r}")
-    times = math.prod(after[2:]) / math.prod(before[2:])
-    yield nn.Sequential(module, Scale(1 / math.sqrt(times))), "norm one"
+    whole = not any(m % n for n, m in zip(before[2:], after[2:], strict=True))
+    require(whole, "pixels that are repeated a whole number of times", f"{before[2:]} pixels to {after[2:]}")
+    nearest, times = nn.Upsample(size=after[2:]), math.prod(after[2:]) / math.prod(before[2:])
+    yield nn.Sequential(nearest, Scale(1 / math.sqrt(times))), "pixels are repeated, with norm one"
 
 
 _RULES: Mapping[type[nn.Module], Callable[[Any, _Shape, _Shape, Method], _Candidates]] = {
     Scale: _scale,
     Normalize: _centre_input,
     nn.LayerNorm: _centre_layer,
+    **dict.fromkeys((nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d), _centre_groups),
     nn.Upsample: _repeat,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
     **dict.fromkeys(_MATRICES, _multiply),
@@ -421,14 +438,12 @@ _RULES: Mapping[type[nn.Module], Callable[[Any, _Shape, _Shape, Method], _Candid
     **dict.fromkeys((nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish), _activate),
     **dict.fromkeys((nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d), _average),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d), _take_maximum),
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), _take_largest),
     **dict.fromkeys((nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d), _keep),
     **dict.fromkeys((nn.Tanh, nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Softsign, nn.Hardtanh, nn.Softmax), _keep),
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle), _keep),
     **dict.fromkeys((nn.ZeroPad1d, nn.ZeroPad2d, nn.ConstantPad1d, nn.ConstantPad2d), _keep),
 }
-
-
-# Weights -----------------------------------------------------------------------------------------------------------------
 
 
 def _following_scales(graph: Graph, taken: Mapping[str, int]) -> dict[str, Tensor]:
@@ -441,85 +456,3 @@ def _following_scales(graph: Graph, taken: Mapping[str, int]) -> dict[str, Tenso
             deviation = (norm.running_var + norm.eps).sqrt()
             scales[paths.get(source, "")] = (1 if norm.weight is None else norm.weight) / deviation
     return scales
-
-
-def _carry(module: Any, layer: Any, scale: Tensor | None) -> float | None:
-    """Give a layer the weight nearest to a module's, and return the distance of the two, both divided by their norms.
-
-    Return None where nothing is carried over: the layer has another kind of parameter, or the module's weight is 0.
-
-    Note [Nearest weights]
-    An orthogonal weight W has a fixed Frobenius norm, so it is nearest to T where ⟨W, T⟩ is largest. W is a product of
-    orthonormal matrices. It is linear in the first of them, U, with a gradient G = ∂⟨W, T⟩/∂U that does not depend on U:
-    the best U is G's polar factor. A matrix, a kernel of size 1 or a reshaped kernel is nothing but U. Other kernels have
-    bases of projectors too; steepest descent under the operator norm finds good ones for all, and U comes last.
-    """
-    if isinstance(layer, (TorusConv2d, PotentialConv2d)):  # whose parameter is no kernel like the module's
-        return None
-    target = _unfolded(module, module.weight.detach()).to(constraint_dtype(module.weight))
-    bias_scale = float(target.norm())
-    if scale is not None and not isinstance(module, nn.ConvTranspose2d):
-        target = target * scale.to(target)[(..., *(None,) * (target.dim() - 1))]
-    if isinstance(layer, LipschitzConvolution):
-        if layer.groups != module.groups:  # channels on their own are now in groups: the diagonals
-            width = layer.in_channels // layer.groups
-            diagonals = torch.eye(width).to(target).repeat(layer.groups, 1)
-            target = target * diagonals[(..., *(None,) * (target.dim() - 2))]
-        grown = zip(reversed(layer.kernel_size), reversed(target.shape[2:]), strict=True)
-        target = nn.functional.pad(target, [n for new, old in grown for n in (0, new - old)])
-    with full_precision(target):
-        if isinstance(layer, OrthogonalisedLayer):
-            _approach(layer, target)
-        elif isinstance(layer, Conv2dWithKernel):
-            layer.kernel.copy_(fold_stride(target, layer.stride) if layer.folded else target)
-            getattr(layer, "project", lambda: None)()
-        weight = _unfolded(layer, layer.evaluation_weight()).to(target.dtype)
-    if module.bias is not None:
-        layer.bias.copy_(module.bias * float(weight.norm()) / max(bias_scale, torch.finfo(target.dtype).tiny))
-    if not target.any():
-        return None
-    return float((weight / weight.norm() - target / target.norm()).norm())
-
-
-def _begin_as_identity(layer: BCOPConv2d) -> None:
-    """Give a kernel of odd size between as many channels the taps [… 0 I 0 …], by projectors that cancel.
-
-    [P  I−P] □ [I−P  P] = [0 I 0] for any P, here a random one; it is the same for both axes, so that all of them commute.
-    """
-    channels, odd = layer.in_channels, all(size % 2 for size in layer.kernel_size) and set(layer.stride) == {1}
-    if not odd or channels != layer.out_channels or channels % 2 or layer.groups > 1:
-        return
-    layer.O.copy_(torch.eye(channels))
-    square = torch.empty(channels, channels, dtype=constraint_dtype(layer.O))
-    halves = nn.init.orthogonal_(square).split(channels // 2, 1)
-    for k, axis in enumerate(() if layer.MN is None else layer._axes):
-        layer.MN[k] = halves[layer._axes[:k].count(axis) % 2]  # type: ignore[index]
-
-
-def _unfolded(layer: Any, weight: Tensor) -> Tensor:
-    """Return a layer's weight in the shape of the torch layer's."""
-    return unfold_stride(weight, layer.stride) if getattr(layer, "folded", False) else weight
-
-
-def _approach(layer: OrthogonalisedLayer, target: Tensor) -> None:
-    """Move a layer's matrices towards a weight: Note [Nearest weights]."""
-    if not target.any():
-        return
-    points = [source.detach().to(target.dtype).clone() for source in layer._sources()]
-    momenta = [torch.zeros_like(point) for point in points]
-
-    def measure() -> tuple[Tensor, ...]:
-        leaves = [point.detach().requires_grad_() for point in points]
-        with torch.enable_grad():
-            product = (_unfolded(layer, layer._build(*leaves)) * target).sum()
-        return torch.autograd.grad(product, leaves)
-
-    for step in range(_STEPS if len(points) > 1 else 0):
-        for k, gradient in enumerate(measure()):
-            momenta[k] = _MOMENTUM * momenta[k] - project_to_tangent(points[k], gradient)
-            descend(points[k], momenta[k], _RATE * (1 - step / _STEPS))
-            points[k] = retract(points[k])
-    left, _, right = torch.linalg.svd(measure()[0].double(), full_matrices=False)
-    points[0] = (left @ right).to(target.dtype)
-    for source, point in zip(layer._sources(), points, strict=True):
-        source.copy_(point)

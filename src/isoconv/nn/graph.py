@@ -13,15 +13,20 @@ more than once. A *relation* (S, f) of a value v to a base b that every way from
   maximum over the entries e of S. So slices that share no entry count by the largest f_k.
 * Sum: ‖Δv‖ ≤ Σ f_k‖(Δb)_{S_k}‖ ≤ (Σ f_k)·‖(Δb)_S‖. If no two S_k share an entry, the inequality of Cauchy and Schwarz
   gives √(Σ f_k²).
+* From base to base: if v has (S, f) to a, and a has (T, g) to b, then ‖Δv‖ ≤ f·‖Δa‖ ≤ f·g·‖(Δb)_T‖, and v has (T, f·g) to
+  b. If a is a list of entries of b, then (Δa)_S is Δb at the entries that S stands for: they replace T, and g = 1.
 
-A value of several inputs has relations to the bases that all of them have. As ‖(Δb)_S‖ ≤ ‖Δb‖, its constant is at most
-f·constant(b) for each of its bases; the smallest is taken.
+A value keeps its relation to the last of its bases, and a base that to the one before. This loses nothing: a relation to an
+older base that is followed node by node passes a, where it is (T, g), and every later set is T with at least the factor
+f·g. The inputs of a join go from base to base until they have one in common. As ‖(Δb)_S‖ ≤ ‖Δb‖, the constant of a value is
+at most f·constant(b).
 """
 
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,40 +237,55 @@ class Relation:
     `selection`, in the shape of v, has for each entry of v the entry of b that it is; None if v is no selection of b.
     """
 
+    base: str
     size: int
     factor: float = 1.0
     entries: Tensor | None = None
     selection: Tensor | None = None
 
     @classmethod
-    def of_base(cls, shape: Sequence[int]) -> "Relation":
+    def of_base(cls, name: str, shape: Sequence[int]) -> "Relation":
         """Return the relation of a base to itself, whose parts can be told apart."""
-        return cls(math.prod(shape), selection=torch.arange(math.prod(shape)).reshape(tuple(shape)))
+        return cls(name, math.prod(shape), selection=torch.arange(math.prod(shape)).reshape(tuple(shape)))
 
 
-def relate(
-    module: nn.Module, bound: float, inputs: Sequence[Mapping[str, Relation]], joins: str | None = None
-) -> dict[str, Relation]:
-    """Return the relations of a module's value by the base's name, rounded up, from those of the values that it takes.
+def meet(relations: Sequence[Relation], links: dict[str, Relation]) -> list[Relation]:
+    """Return relations of the same values to one base. `links`: of each base to the one before, in order."""
+    relations = list(relations)
+    for base in reversed(links):
+        if len({relation.base for relation in relations}) > 1:
+            relations = [_follow(r, links[base]) if r.base == base else r for r in relations]
+    return relations
+
+
+def _follow(relation: Relation, link: Relation) -> Relation:
+    """Return the relation to the base before."""
+    entries = link.entries
+    if link.selection is not None and relation.entries is not None:
+        entries = _mask(link.size, link.selection.flatten()[relation.entries])
+    return Relation(link.base, link.size, up(relation.factor * link.factor), entries)
+
+
+def relate(module: nn.Module, bound: float, inputs: Sequence[Relation], joins: str | None = None) -> Relation:
+    """Return the relation of a module's value, rounded up, from those of the values that it takes, to the same base.
 
     joins : "sum" or "concat" of a module that takes several values
     """
-    common = [base for base in inputs[0] if all(base in others for others in inputs[1:])]
-    if joins is None:
-        return {base: _relate(module, bound, inputs[0][base]) for base in common}
-    return {base: _relate_join(joins, [relations[base] for relations in inputs]) for base in common}
-
-
-def _relate(module: nn.Module, bound: float, relation: Relation) -> Relation:
+    if joins is not None:
+        return _relate_join(joins, inputs)
+    (relation,) = inputs
     if type(module) not in SELECTIONS or relation.selection is None:
         return replace(relation, factor=up(relation.factor * bound), selection=None)
-    chosen = module(relation.selection[None])[0]
-    entries = torch.zeros(relation.size, dtype=torch.bool).index_fill(0, chosen.flatten(), True)
-    return replace(relation, entries=entries, selection=chosen)
+    selection = module(relation.selection[None])[0]
+    return replace(relation, entries=_mask(relation.size, selection.flatten()), selection=selection)
+
+
+def _mask(size: int, entries: Tensor) -> Tensor:
+    return torch.zeros(size, dtype=torch.bool).index_fill(0, entries, True)
 
 
 def _relate_join(joins: str, inputs: Sequence[Relation]) -> Relation:
-    size = inputs[0].size
+    base, size = inputs[0].base, inputs[0].size
     whole = all(relation.entries is None for relation in inputs)  # then one entry stands for all
     counts = torch.zeros(1 if whole else size, dtype=torch.int64)
     squares = torch.zeros(counts.shape, dtype=torch.float64)
@@ -278,8 +298,8 @@ def _relate_join(joins: str, inputs: Sequence[Relation]) -> Relation:
     if joins == "concat":
         factor = max(factors) if disjoint else sqrt_up(float(squares.max()))
     else:
-        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else add_up(*factors)
-    return Relation(size, factor, None if whole or bool(counts.all()) else counts > 0)
+        factor = sqrt_up(add_up(*(up(f * f) for f in factors))) if disjoint else reduce(lambda a, b: up(a + b), factors)
+    return Relation(base, size, factor, None if whole or bool(counts.all()) else counts > 0)
 
 
 # Where a module is, and what saves memory: nothing that says what it computes.

@@ -14,6 +14,7 @@ memory afterwards finds another count, and is refused. The recorded modules all 
 
 import copy
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -218,6 +219,8 @@ class _Recorder(TorchFunctionMode):
                 output = inputs[0].flatten()[:1].expand(y.shape)  # it shares memory with the input, too
         else:
             output = twin(*inputs)
+            if not isinstance(output, Tensor):
+                self.refuse("modules that return one tensor", f"{place}, which returns a {type(output).__name__}")
         self.inside = False
         start, taken = path if path.isprintable() and path != INPUT else ascii(path), {node.name for node in self.nodes}
         name = next(name for name in number(start, "#", 2) if name not in taken)
@@ -362,21 +365,35 @@ def _dropout(r: _Recorder, x: Tensor, p: float = 0.5, training: bool = True, inp
 
 
 def _scaled(r: _Recorder, x: Tensor, factor: Any) -> str:
-    """Multiply by a number, or by one for each channel: that is a convolution of channels on their own."""
+    """Multiply by a number, or by one for each place along an axis: that is a convolution of channels on their own."""
     if r.is_value(factor):
-        r.refuse("products with constants", f"{r.function} of two values")
+        r.refuse("products with constants", f"{r.function} of two values, {_PRODUCTS}")
     if not isinstance(factor, Tensor) or (factor.numel() == 1 and factor.dim() <= x.dim()):
         return r.emit("scale", Scale(float(factor)), r.name(x))
-    channels, column = x.shape[1], (*x.shape[1:2], *(1 for _ in x.shape[2:]))
-    if factor.shape not in (column, (1, *column)) or x.dim() > 4:
-        expected = f"products with a number, or with one for each channel, of shape {column}"
-        r.refuse(expected, f"{r.function} with {tuple(factor.shape)}")
-    kind, taps = (nn.Conv1d, (1,)) if x.dim() == 3 else (nn.Conv2d, (1, 1))
+    sizes = (*(1 for _ in range(x.dim() - factor.dim())), *factor.shape)
+    axis = next((k for k, size in enumerate(sizes) if size > 1), 0)
+    if len(sizes) > x.dim() or axis == 0 or factor.numel() != x.shape[axis]:
+        expected = "products with a number, or with one for each channel or each place along another axis"
+        r.refuse(expected, f"{r.function} of {tuple(x.shape[1:])} with {tuple(factor.shape)}")
+    order = [axis, *(k for k in range(1, x.dim()) if k != axis)]
+    channels, kind = x.shape[axis], nn.Conv2d if x.dim() == 4 else nn.Conv1d
+    shape = [x.shape[k] for k in order]
+    flat = shape if len(shape) in (2, 3) else [channels, math.prod(shape[1:])]
     layer = kind(channels, channels, 1, groups=channels, bias=False, device="meta")
-    weight = factor.detach().to(r.device, r.dtype).reshape(channels, 1, *taps)
-    value = r.name(x) if x.dim() > 2 else r.emit("reshape", Reshape((channels, 1, 1)), r.name(x))
-    value = r.emit("scale", with_parameters(layer, weight, None), value)
-    return value if x.dim() > 2 else r.emit("reshape", Reshape((channels,)), value)
+    weight = factor.detach().to(r.device, r.dtype).reshape(layer.weight.shape)
+    value = _shape(r, _order(r, r.name(x), order), shape, flat)
+    value = _shape(r, r.emit("scale", with_parameters(layer, weight, None), value), flat, shape)
+    return _order(r, value, [order.index(k) + 1 for k in range(1, x.dim())])
+
+
+def _shape(r: _Recorder, name: str, before: Sequence[int], after: Sequence[int]) -> str:
+    """Give a value another shape, both without the batch."""
+    return name if list(before) == list(after) else r.emit("reshape", Reshape(after), name)
+
+
+def _order(r: _Recorder, name: str, order: Sequence[int]) -> str:
+    """Put the axes behind the batch, which are counted from 1, in another order."""
+    return name if sorted(order) == list(order) else r.emit("permute", Permute([axis - 1 for axis in order]), name)
 
 
 def _plus(sign: int, r: _Recorder, x: Any, other: Any, *, alpha: Any = 1) -> str:
@@ -416,6 +433,12 @@ def _divide(r: _Recorder, x: Any, other: Any) -> str:
     return r.emit("normalize", module, r.name(x))
 
 
+def _matmul(r: _Recorder, x: Any, other: Any) -> str:
+    if not r.is_value(x) or r.is_value(other) or other.dim() != 2:
+        r.refuse("products of a value with a constant matrix behind it", f"others, {_PRODUCTS}, in {r.function}")
+    return _weigh(nn.Linear, "weight bias", r, x, other.mT)
+
+
 def _reshape(r: _Recorder, x: Tensor, *_: Any, **__: Any) -> str:
     return r.emit("reshape", Reshape(r.outputs[0].shape[1:]), r.name(x))
 
@@ -425,7 +448,7 @@ def _permute(r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
     order = [size - 1 for size in r.call(torch.empty(*range(1, x.dim() + 1), device="meta"), *args, **kw).shape]
     if order[0] != 0:
         r.refuse("operations that leave the batch axis alone", r.function)
-    return r.emit("permute", Permute([axis - 1 for axis in order[1:]]), r.name(x))
+    return _order(r, r.name(x), order[1:])
 
 
 def _concatenate(r: _Recorder, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None) -> str:
@@ -495,14 +518,19 @@ def _clamp(r: _Recorder, x: Tensor, min: Any = None, max: Any = None) -> str:
     return r.emit("clamp", nn.Hardtanh(min, max), r.name(x))
 
 
-def _mean(r: _Recorder, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> str:
-    """Take the average over all positions of an image."""
+def _pool(kind: str, r: _Recorder, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> str:
+    """Take the average or the maximum over some axes."""
     axes = sorted(d % x.dim() for d in (dim if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]))
-    if axes not in ([2], [2, 3]) or axes[-1] != x.dim() - 1 or dtype is not None:
-        r.refuse("means over all positions of images", f"{r.function} over {dim}")
-    pool = nn.AvgPool1d(x.shape[2]) if len(axes) == 1 else nn.AvgPool2d((x.shape[2], x.shape[3]))
-    name = r.emit("mean", pool, r.name(x))
-    return name if keepdim else r.emit("reshape", Reshape(r.outputs[0].shape[1:]), name)
+    if not axes or axes[0] == 0 or dtype is not None:
+        r.refuse("means and maxima over axes behind the batch", f"{r.function} over {dim}")
+    kept, sizes = [k for k in range(1, x.dim()) if k not in axes], [x.shape[k] for k in axes]
+    if axes == [2, 3] and x.dim() == 4:
+        name = r.emit(r.call.__name__, getattr(nn, f"{kind}Pool2d")(tuple(sizes)), r.name(x))
+        return name if keepdim else _shape(r, name, [x.shape[1], 1, 1], r.outputs[0].shape[1:])
+    rows = [math.prod(x.shape[k] for k in kept), math.prod(sizes)]
+    name = _shape(r, _order(r, r.name(x), kept + axes), [x.shape[k] for k in kept + axes], rows)
+    name = r.emit(r.call.__name__, getattr(nn, f"{kind}Pool1d")(rows[1]), name)
+    return _shape(r, name, [rows[0], 1], r.outputs[0].shape[1:])
 
 
 def _pad(r: _Recorder, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> str:
@@ -552,6 +580,18 @@ def _normalise(r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
     return r.emit("batch_norm", norm, r.name(x))
 
 
+def _normalise_itself(kind: type[nn.Module], r: _Recorder, x: Tensor, *args: Any, **kw: Any) -> str:
+    """Divide by the spread of a value: for `convert`, which has something instead; the certifier refuses the module."""
+    layers = kind is nn.LayerNorm
+    state = _bind("normalized_shape weight bias eps" if layers else "num_groups weight bias eps", args, kw)
+    if any(map(r.is_value, state.values())):
+        r.refuse("weights that do not depend on the input", r.function)
+    size, eps = state.pop("normalized_shape" if layers else "num_groups"), state.pop("eps", 1e-5)
+    norm = kind(*[size] if layers else [size, x.shape[1]], eps=eps, device=r.device, dtype=r.dtype)
+    norm.load_state_dict({name: tensor for name, tensor in state.items() if tensor is not None}, strict=False)
+    return r.emit(r.call.__name__, norm, r.name(x))
+
+
 def _spread(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with one row for each of the names that a row begins with."""
     return {name: value for names, value in table.items() for name in names.split()}
@@ -598,7 +638,11 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
             "narrow": _narrow,
             "select": _select,
             "clamp clip": _clamp,
-            "mean": _mean,
+            "mean": partial(_pool, "Avg"),
+            "amax": partial(_pool, "Max"),
+            "matmul rmatmul mm": _matmul,
+            "layer_norm": partial(_normalise_itself, nn.LayerNorm),
+            "group_norm": partial(_normalise_itself, nn.GroupNorm),
             "pad": _pad,
             "batch_norm": _normalise,
         }
@@ -615,16 +659,20 @@ _CONTROL = {
 }
 _OWN_NORM = "which divides by the spread or the norm of its own input: only eps limits its slope"
 _PRODUCTS = "which multiplies values by values and is not Lipschitz"
+_NO_DIFFERENCE = "which leaves differences of logits as they are: return the logits themselves"
 _REASONS = _spread(
     {
-        "group_norm layer_norm instance_norm normalize rms_norm": _OWN_NORM,
-        "scaled_dot_product_attention matmul bmm einsum __matmul__": _PRODUCTS,
+        "instance_norm normalize rms_norm local_response_norm": _OWN_NORM,
+        "scaled_dot_product_attention bmm einsum": _PRODUCTS,
+        "log_softmax": _NO_DIFFERENCE,
         "gt lt ge le eq ne equal allclose": "which compares numbers of an input; nothing may depend on them but values",
     }
 )
 #: why modules of torch are refused that have no useful Lipschitz constant
 REFUSED: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.RMSNorm), _OWN_NORM),
+    nn.LocalResponseNorm: _OWN_NORM,
+    nn.LogSoftmax: _NO_DIFFERENCE,
     **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), _PRODUCTS),
     **dict.fromkeys((nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder), _PRODUCTS),
 }

@@ -109,9 +109,7 @@ def explain_radii(datasets: Sequence[str]) -> str:
     """Say where the radii on the slider come from."""
     titles = ["MNIST" if name == "digits" else DATASETS[name].title for name in datasets if name in DATASETS]
     if titles:
-        return (
-            f"The radii on the buttons are those at which papers report certified accuracy on {' and '.join(titles)}."
-        )
+        return f"The buttons' radii are those at which papers report certified accuracy on {' and '.join(titles)}."
     return "The radii on the buttons were chosen when the network was trained (--epsilon)."
 
 
@@ -214,4 +212,4 @@ def _show(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return (" × " if all(isinstance(part, int) for part in value) else ", ").join(map(str, value))
-    return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -54,9 +54,8 @@ def read_run_files(path: Path) -> RunFiles:
         raise IsoconvError(f"Expected a run in {path}. There is no config.json in it.")
     config, quoted = TrainConfig.read(path / "config.json"), shlex.quote(str(path))
     if not (path / "result.json").is_file():
-        raise IsoconvError(
-            f"The run in {path} is not finished: it has no result.json. Resume it: isoconv train --resume --out {quoted}."
-        )
+        advice = f"Resume it: isoconv train --resume --out {quoted}."
+        raise IsoconvError(f"The run in {path} is not finished: it has no result.json. {advice}")
     remake, certify = "Delete it and make the report again", f"Make it again: isoconv certify {quoted}"
 
     def make_certified(fields: object) -> CertifiedRecord:
@@ -162,9 +161,8 @@ def train_command(
             words += [word for pair in value.items() for word in ("--loss-option", f"{pair[0]}={pair[1]}")]
             continue
         words.append(f"--no-{option}" if value is False else f"--{option}")
-        words += (
-            [] if isinstance(value, bool) else [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-        )
+        values = value if isinstance(value, tuple) else (value,)
+        words += [] if isinstance(value, bool) else [",".join(map(str, values))]
     wanted = list(seeds) or [config.seed]
     if wanted != [0]:
         words += ["--seeds", ",".join(map(str, wanted))]

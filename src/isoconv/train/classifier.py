@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -34,6 +35,7 @@ class TrainResult(Finding):
 
     robust : certified accuracy of the plain network, run in float64, by the radius as text
     peak_memory_mib : the most that the process held, of the GPU's memory or of the machine's
+    best_epoch, validation : with validation, the epoch that was kept, and its accuracy on the validation images
     """
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound",)
@@ -49,6 +51,8 @@ class TrainResult(Finding):
     clean: Percent | None = None
     robust: dict[Radius, Percent] | None = None
     lipschitz_bound: Size | None = None
+    best_epoch: Count | None = None
+    validation: Percent | None = None
     finished: str = ""
 
     def __post_init__(self) -> None:
@@ -89,9 +93,12 @@ def train_classifiers(
     processes: Processes | None = None,
     resume: bool = False,
     models: Sequence[nn.Module] | None = None,
+    validation: ImageSet | None = None,
     **options: Any,
 ) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
+
+    With `validation`, images that are not trained on, evaluate the epoch of each that classifies most of them correctly.
 
     The folders must have been started; without any, nothing is written. Return each seed's result, which is also in its
     folder. The test set is looked at once, after the last update.
@@ -109,12 +116,18 @@ def train_classifiers(
         if resume and folders and all(folder.finished and folder.updates_done() == steps for folder in folders):
             return [TrainResult.read(folder.result) for folder in folders]
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
+        if validation is not None:
+            judge = partial(measure_accuracy, data=validation, device=target)
+            training |= {"validate": judge, "patience": first.patience}
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
             machine = device_name(target), torch.__version__
             figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
-            run = config.seed, config.epochs, fitted.seconds, len(configs)
+            epochs = fitted.updates * first.epochs // steps  # fewer than planned where patience has ended
+            run = config.seed, epochs, fitted.seconds, len(configs)
+            if fitted.best_epoch:
+                figures |= {"best_epoch": fitted.best_epoch, "validation": fitted.best_score}
             result = TrainResult(*run, *machine, _peak_memory(target), **figures)
             if folders and processes.first:
                 folders[k].finish(model.eval(), result.to_fields(), config)
@@ -139,6 +152,15 @@ def build_networks(
     models = [make_model(config, build) for config in configs]
     check_checkpointing(models[0], configs[0].checkpoint_activations)
     return models
+
+
+def measure_accuracy(model: nn.Module, data: ImageSet, device: torch.device) -> float:
+    """Return the percentage of images that a network classifies correctly."""
+    right = 0
+    for images, labels in data.batches(default_batch_size(data.shape)):
+        logits = model(lay_out(images.to(device)) / 255)
+        right += int((logits.argmax(dim=1) == labels.to(device)).sum())
+    return 100 * right / len(data)
 
 
 def share_certifying(

@@ -166,12 +166,21 @@ class TrainConfig(NetworkSettings):
     patch : the side of the patches that the network sees as one position; see the networks in `isoconv.models`. 0, which
         is what runs mean that do not say, becomes the network's usual one, and stays where it has none
     checkpoint_activations : see `fit`; a run may be resumed with or without
+    skip_broken : see `isoconv.data.pictures.PictureOptions`
+    validation : the share of the training images that is held out to find the best epoch; 0 keeps the last one
+    patience : for how many epochs without a gain to go on, with `validation`; 0 for all. A run may be resumed with another
+    prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given more
     """
 
     counts = (*NetworkSettings.counts, "accumulate")
-    not_compared = ("checkpoint_activations",)
+    not_compared = ("checkpoint_activations", "patience", "prolonged")
     positive = ("lr", "margin", "temperature")
-    choices: ClassVar = {**NetworkSettings.choices, "activation": ACTIVATIONS, "loss": LOSSES, "resize": RESIZES}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **NetworkSettings.choices,
+        "activation": ACTIVATIONS,
+        "loss": LOSSES,
+        "resize": RESIZES,
+    }
 
     data: str
     input_shape: tuple[int, int, int]
@@ -194,6 +203,10 @@ class TrainConfig(NetworkSettings):
     colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
     patch: int = 0
     checkpoint_activations: bool = False
+    skip_broken: bool = False
+    validation: float = 0.0
+    patience: int = 0
+    prolonged: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,6 +222,10 @@ class TrainConfig(NetworkSettings):
         self.augmentation.check_channels(self.input_shape[0])
         shape, known = self.input_shape, LOSSES[self.loss].options
         require(math.isfinite(self.offset), "offset to be a number", self.offset)
+        require(0 <= self.validation < 1, "a share of the training images for validation, such as 0.1", self.validation)
+        require(self.patience >= 0, "a patience of at least 1 epoch", self.patience)
+        alone = self.patience > 0 and self.validation == 0
+        require(not alone, "a share for validation with patience, such as --validation 0.1", "patience alone")
         require(all(1 <= size <= 2**16 for size in shape), "input_shape (channels, height, width)", shape)
         for name, value in self.loss_options.items():
             require(name in known, f"options of the loss {self.loss}: {', '.join(known)}", repr(name))
@@ -216,8 +233,7 @@ class TrainConfig(NetworkSettings):
 
     @property
     def training(self) -> dict[str, Any]:
-        more = {"accumulate": self.accumulate, "checkpoint_activations": self.checkpoint_activations}
-        return super().training | more
+        return super().training | {name: getattr(self, name) for name in ("accumulate", "checkpoint_activations")}
 
     @property
     def _usual_patch(self) -> int:
@@ -245,7 +261,9 @@ class TrainConfig(NetworkSettings):
         there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
         there |= {"resized_crop": self.augmentation.crops, "rand_augment": self.rand_augment[0] > 0}
         there |= {"colour_jitter": any(self.colour_jitter)}
-        there |= {"patch": self.patch != self._usual_patch, "checkpoint_activations": self.checkpoint_activations}
+        there |= {"patch": self.patch != self._usual_patch}
+        names = ("checkpoint_activations", "skip_broken", "validation", "patience", "prolonged")
+        there |= {name: bool(getattr(self, name)) for name in names}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
     def options_of_loss(self) -> dict[str, float]:

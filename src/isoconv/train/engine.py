@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from isoconv.data import EpochBatches, epoch_generator
 from isoconv.errors import IsoconvError
@@ -29,7 +29,7 @@ from isoconv.train.config import (
 )
 from isoconv.train.distributed import Processes
 from isoconv.train.passes import run_in_pieces
-from isoconv.train.run_folder import RunFolder, locked, open_runs
+from isoconv.train.run_folder import BestEpoch, RunFolder, locked, open_runs
 
 #: A batch, as the loss takes it.
 Batch = Sequence[Tensor]
@@ -99,11 +99,16 @@ class Diverged(IsoconvError):  # noqa: N818  (as `Stopped`: what happened to the
 
 @dataclass(frozen=True)
 class FitResult(Record):
-    """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch."""
+    """What `fit` returns for each network: updates and seconds in all, and the figures of the last epoch.
+
+    best_epoch, best_score : with `validate`, the epoch that was kept, counted from 1, and its score
+    """
 
     updates: int
     seconds: float
     metrics: dict[str, float]
+    best_epoch: int = 0
+    best_score: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -310,6 +315,8 @@ def fit(
     captured: bool = True,
     accumulate: int = 1,
     checkpoint_activations: bool = False,
+    validate: Callable[[nn.Module], float] | None = None,
+    patience: int = 0,
     processes: Processes | None = None,
 ) -> list[FitResult]:
     """Train any networks in place, from wherever they are to their last epoch. Return one result per network.
@@ -320,8 +327,10 @@ def fit(
     models : a network, or a list of them, to train side by side. With a list, `batches` and `folder` are lists too, with
         one entry for each network; `loss`, `optimiser`, `lr` and `schedule` may be.
     batches : what an epoch consists of: an iterable with a length, such as a `DataLoader`, or an object with
-        `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch,
-        and left as they were at the end. A torch `Dataset` is shuffled and split into batches of `batch_size`.
+        `epoch(number)`. A batch is a sequence of tensors. torch's random numbers are seeded from `seed` and the epoch, and a
+        loader's own generator from its seed and the epoch; both are left as they were at the end. (The random numbers of
+        `persistent_workers` are their own: resumed, they draw others.) A torch `Dataset` is split into batches of
+        `batch_size`, shuffled unless it is an `IterableDataset`.
     loss : `loss(model, *batch)`; see `LossFunction`. None with an `update` of your own; see `Learner`.
     optimiser : "steepest", "adam", "rmsprop", or a function of the parameters and the learning rate
     project_every : after how many updates, and after the last, layers such as `SVCMConv2d` are projected, by
@@ -340,6 +349,10 @@ def fit(
     checkpoint_activations : keep few activations of an `nn.Sequential`, and compute the others again in the backward pass:
         the same gradients in less memory and more time; see Note [Activations computed again] in `train/passes.py`. With
         modules of your own steps are not captured then, since those may draw random numbers.
+    validate : called with each network, in evaluation mode, after every epoch; returns a score. At the end each network is
+        as it was after the epoch with the highest score, the first one of equal scores. A folder keeps it in
+        best.safetensors
+    patience : with `validate`, end when no network has gained for so many epochs; 0: never before the last one
     processes : `Processes.join(device)` under torchrun. `batches` are this process's own, as many and as large as those of
         each other. One process writes; see Note [Any number of processes].
     """
@@ -365,13 +378,30 @@ def fit(
         for learner, run in zip(learners, folders, strict=True) if resume else ():
             run.load(learner, writes=processes.first)
             _divide_sums(learner, processes)
+        best = [run.read_best() if resume and validate is not None else None for run in folders]
         loop = _Loop(
-            learners, sources, folders, seed, observer or Silent(), processes, should_stop, save_every, captured
+            learners,
+            sources,
+            folders,
+            seed,
+            observer or Silent(),
+            processes,
+            should_stop,
+            save_every,
+            captured,
+            validate,
+            patience,
+            best or [None for _ in learners],
         )
         loop.run()
+        for learner, kept in zip(learners, loop.best, strict=True):
+            if kept is not None:
+                learner.model.load_state_dict(kept.state)
         for run, learner in owned.items() if processes.first else ():
             run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
-    return [FitResult(one.done, one.seconds, line) for one, line in zip(learners, loop.lines, strict=True)]
+    kept_epochs = [(0, 0.0) if best is None else (best.epoch, best.score) for best in loop.best]
+    each = zip(learners, loop.lines, kept_epochs, strict=True)
+    return [FitResult(one.done, one.seconds, line, *kept) for one, line, kept in each]
 
 
 def _listed(value: Any, several: bool) -> list[Any]:
@@ -383,9 +413,22 @@ def _split(source: Any, batch_size: int | None) -> Any:
     if not isinstance(source, Dataset):
         require(batch_size is None, "batch_size with a torch Dataset alone", f"it with {type(source).__name__}")
         return source
-    sized = hasattr(source, "__len__") and batch_size is not None and batch_size > 0
-    require(sized, "a batch_size for a torch Dataset, which has a length", f"{batch_size} for {type(source).__name__}")
-    return DataLoader(source, batch_size, shuffle=True, drop_last=len(source) > (batch_size or 1))  # type: ignore[arg-type]
+    sized = _length(source) > 0 and batch_size is not None and batch_size > 0
+    problem = f"{batch_size} for {type(source).__name__} of {_length(source)}"
+    require(sized, "a batch_size of at least 1 for a torch Dataset that is not empty", problem)
+    shuffled = not isinstance(source, IterableDataset)  # which has an order of its own
+    return DataLoader(source, batch_size, shuffle=shuffled, drop_last=_length(source) > (batch_size or 1))
+
+
+def _length(source: Any) -> int:
+    """Return the length of a data set, or of batches; raise if there is none."""
+    try:
+        return len(source)
+    except TypeError:  # also of a loader whose IterableDataset has none
+        problem = type(source).__name__
+        raise IsoconvError(
+            f"Expected batches that have a length (__len__), so that the schedule is known. Got {problem}."
+        ) from None
 
 
 def _for_each(value: Any, count: int) -> list[Any]:
@@ -394,9 +437,10 @@ def _for_each(value: Any, count: int) -> list[Any]:
 
 def _steps_per_epoch(sources: Sequence[Any], accumulate: int) -> int:
     """Return how many updates an epoch has, which must be as many for each network."""
-    counted = all(hasattr(source, "__len__") for source in sources)
-    require(counted, "batches that have a length, so that the schedule is known", "an iterator")
-    lengths = sorted({len(source) for source in sources})
+    for source in sources:
+        gives = hasattr(source, "epoch") or hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+        require(gives, "batches, such as a DataLoader or isoconv.data.EpochBatches", type(source).__name__)
+    lengths = sorted({_length(source) for source in sources})
     require(len(lengths) == 1 and lengths[0] > 0, "as many batches for each network, and at least one", lengths)
     enough = 1 <= accumulate <= lengths[0]
     require(enough, f"from 1 to {lengths[0]} batches to accumulate, as many as an epoch has", accumulate)
@@ -425,6 +469,9 @@ class _Loop:
     should_stop: Callable[[], bool]
     save_every: float
     captured: bool
+    validate: Callable[[nn.Module], float] | None
+    patience: int
+    best: list[BestEpoch | None]
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
@@ -435,19 +482,29 @@ class _Loop:
         self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
         self.pause = min(_FIRST_SAVE, self.save_every)
         self.streams: list[Iterator[Any]] = []
+        loaders = [source for source in self.sources if isinstance(source, DataLoader)]
+        generators = [loader.generator for loader in loaders if loader.generator is not None]
+        self.generators = [(generator, generator.get_state()) for generator in dict.fromkeys(generators)]
 
     def run(self) -> None:
         try:
             for epoch in range(min(learner.done for learner in self.learners) // self.steps, self.epochs):
+                if all(self._gains_no_more(k, epoch) for k in range(len(self.learners))):
+                    break
                 self._run_epoch(epoch)
             self._read_clock()
         finally:
             self._close_streams()
             self.stepper.end()
+            for generator, state in self.generators:
+                generator.set_state(state)
 
     def _open_streams(self, epoch: int, start: int) -> None:
         """Begin an epoch of batches, of which the first `start` were trained on before the run was stopped."""
         self._close_streams()
+        for generator, state in self.generators:
+            generator.set_state(state)
+            generator.manual_seed(epoch_generator(generator.initial_seed(), epoch, "loader").initial_seed())
         for source in self.sources:
             if isinstance(source, EpochBatches):
                 self.streams.append(source.epoch(epoch, start))
@@ -489,9 +546,12 @@ class _Loop:
         ended = [k for k in range(len(self.learners)) if before[k] < last]  # the line of others was written before
         for k in ended:
             self.lines[k] = self._epoch_line(self.learners[k], epoch + 1, samples[k], started)
+            if self.validate is not None:
+                self.lines[k]["validation"] = self._validate(k, epoch + 1)
             if self.processes.first and self.folders:
                 self.folders[k].append_metrics(self.lines[k])
-        if any(self.processes.any(stopping, self._save_is_due(), epoch + 1 == self.epochs)):
+        ending = epoch + 1 == self.epochs or all(self._gains_no_more(k, epoch + 1) for k in range(len(self.learners)))
+        if any(self.processes.any(stopping, self._save_is_due(), ending)):
             self._save(epoch + 1)
             self.processes.wait()
         seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
@@ -512,6 +572,30 @@ class _Loop:
             line[name] = mean / self.processes.count
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
+
+    def _validate(self, k: int, epoch: int) -> float:
+        """Return a network's score after an epoch; keep the network if it has not scored higher.
+
+        One that has gained nothing for `patience` epochs stays as it was, though others beside it may go on: it is what it
+        would be alone.
+        """
+        assert self.validate is not None
+        model = self.learners[k].model.eval()
+        with torch.no_grad():
+            (total,) = self.processes.total([self.validate(model)])
+        model.train()
+        score, best = total / self.processes.count, self.best[k]
+        if not self._gains_no_more(k, epoch - 1) and (best is None or score > best.score):
+            state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            best = self.best[k] = BestEpoch(epoch, score, state)
+            if self.processes.first and self.folders:
+                self.folders[k].save_best(best)
+        return score
+
+    def _gains_no_more(self, k: int, epoch: int) -> bool:
+        """Return True if a network has not gained for `patience` epochs when so many epochs are done."""
+        best = self.best[k]
+        return self.patience > 0 and best is not None and epoch - best.epoch >= self.patience
 
     # Saving -------------------------------------------------------------------------------------------------------
 

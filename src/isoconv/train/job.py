@@ -10,7 +10,7 @@ import torch
 
 from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
 from isoconv.data.datasets import FROM_FILES
-from isoconv.data.pictures import Size, height_and_width
+from isoconv.data.pictures import Size, UnreadablePictures, height_and_width
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.records import require
@@ -82,22 +82,28 @@ def train(
         asked = settings | ({} if size is None else {"size": height_and_width(size)})
         asked |= {} if seeds is None else {"seeds": numbers}
         again = {name: asked.pop(name) for name in TrainConfig.not_compared if name in asked}
+        epochs = asked.pop("epochs", 0)
         configs = [replace(config, **again) for config in _read_configs(folders, data, asked)]
+        require(epochs == 0 or epochs >= configs[0].epochs, f"at least the run's {configs[0].epochs} epochs", epochs)
         if is_own(configs[0].model) and build is None:
             raise IsoconvError(f"Expected --model again, to resume a network of your own, {configs[0].model}.")
         splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
     else:
         if data is None:
-            raise IsoconvError(
-                f"Expected data to train on: {', '.join(NAMES)}, a folder of images, a CSV file or shards."
-            )
+            raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder, a CSV file or shards.")
         if data not in NAMES and folder is not None:
             raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
-        reading = {"resize": settings.get("resize", "squash"), "stream": stream, "workers": workers}
-        splits = load_splits(data, folder, size=size, download=download, **reading)
+        reading: dict[str, Any] = {name: settings[name] for name in ("resize", "skip_broken") if name in settings}
+        reading |= {"stream": stream, "workers": workers}
+        try:
+            splits = load_splits(data, folder, size=size, download=download, **reading)
+        except UnreadablePictures as error:
+            raise IsoconvError(f"{error} To leave out what cannot be read: --skip-broken.") from error
         config = _make_config(data, splits, processes.count, settings)
         configs = [replace(config, seed=seed) for seed in numbers]
-    models = build_networks(configs, splits.train, device, processes, build)
+    share = configs[0].validation
+    trained_on, held_out = hold_out(splits.train, share) if share else (splits.train, None)
+    models = build_networks(configs, trained_on, device, processes, build)
     if build is not None:
         first = configs[0]
         graph = hash_graph(models[0], first)
@@ -110,7 +116,7 @@ def train(
         for run in folders if processes.first else ():
             run.check_free(overwrite)  # before the search, which takes its time
         if search is not None:
-            best, scores = search_learning_rate(configs[0], splits.train, search, device, processes, build)
+            best, scores = search_learning_rate(configs[0], trained_on, search, device, processes, build)
             configs = [replace(config, lr=best) for config in configs]
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
@@ -118,21 +124,30 @@ def train(
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
-    first, done = configs[0], folders[0].updates_done() if resume else 0
-    steps = len(splits.train) // first.batch_size // first.accumulate * first.epochs
-    say(f"Resuming after {done:,} of {steps:,} steps." if resume else describe_data(first, splits))
+    done = [run.updates_done() if resume else 0 for run in folders]
+    if resume and epochs > configs[0].epochs:
+        before = [(*config.prolonged, (config.epochs, n)) for config, n in zip(configs, done, strict=True)]
+        configs = [replace(one, epochs=epochs, prolonged=old) for one, old in zip(configs, before, strict=True)]
+        for run, config in zip(folders, configs, strict=True) if processes.first else ():
+            run.prolong(config)
+        processes.wait()
+    first = configs[0]
+    steps = len(trained_on) // first.batch_size // first.accumulate * first.epochs
+    say(f"Resuming after {done[0]:,} of {steps:,} steps." if resume else describe_data(first, splits, held_out))
     if not resume and device == "cpu" and "model" not in settings:
         say("The network is large, the default, which is slow on a CPU: --model small is faster.")
     if device == "cuda" and (first.accumulate > 1 or processes.count > 1):
-        say(
-            "Steps run eagerly, which is slower for small networks: only steps of one batch in one process are captured."
-        )
+        say("Steps run eagerly, slower for small networks: only those of one batch in one process are captured.")
     if device == "cuda" and first.checkpoint_activations and not is_repeatable(models[0]):
         say("Steps run eagerly: modules of your own may draw random numbers, and activations are computed twice.")
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
     options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
-    with watch(steps, done) as observer:
-        return train_classifiers(configs, folders, splits.train, test, radii, observer, resume=resume, **options), first
+    options |= {"validation": held_out, "resume": resume}
+    with watch(steps, done[0]) as observer:
+        results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
+    for result in results if results[0].best_epoch is not None else ():
+        say(f"Seed {result.seed}: epoch {result.best_epoch} is kept, with {result.validation:.2f} % in validation.")
+    return results, first
 
 
 def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
@@ -145,21 +160,29 @@ def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
     return max(1, min(size, images) // processes) * processes
 
 
-def describe_data(config: TrainConfig, splits: Splits) -> str:
+def describe_data(config: TrainConfig, splits: Splits, held_out: ImageSet | None = None) -> str:
     """Return one line that says what was read: images, classes, sizes, and what may surprise."""
     train, test = splits.train, splits.test if splits.has_test else None
     channels, height, width = train.shape
     counts = torch.bincount(train.labels, minlength=len(train.classes)).tolist()
+    none = ", ".join(name for name, count in zip(train.classes, counts, strict=True) if count == 0)
+    require(not none, "a picture that can be read in every class", f"none of {none}")
     (fewest, least), *_, (most, largest) = sorted(zip(counts, train.classes, strict=True))
     line = f"{config.data}: {len(train):,} images to train on"
     if most >= 2 * fewest:
         line += f" (from {fewest:,} of {least} to {most:,} of {largest})"
+    line += "" if held_out is None else f", {len(held_out):,} of them for validation"
     line += ", none to test on" if test is None else f", {len(test):,} held out to test on"
     untested = [] if test is None else sorted(set(train.labels.tolist()) - set(test.labels.tolist()))
     line += "".join(f", none of {train.classes[k]}" for k in untested[:3])
     colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     line += f", {len(train.classes)} classes, {height}×{width} in {colours}"
-    return line + (f"; {splits.ignored:,} other file{'s' * (splits.ignored != 1)} ignored" if splits.ignored else "")
+    if splits.ignored:
+        count, endings = sum(splits.ignored.values()), ", ".join(sorted(splits.ignored.keys() - {""})[:5])
+        line += f"; {count:,} other file{'s' * (count != 1)} ignored{f' ({endings})' * bool(endings)}"
+    return line + (
+        f"; {len(splits.left_out):,} cannot be read: {', '.join(splits.left_out)}" if splits.left_out else ""
+    )
 
 
 def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, Any]) -> TrainConfig:

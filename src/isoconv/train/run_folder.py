@@ -8,6 +8,7 @@ import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +44,15 @@ class Finding(Record):
     ignores_unknown: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
+class BestEpoch:
+    """The epoch after which a network scored highest in validation, counted from 1, and the network's state then."""
+
+    epoch: int
+    score: float
+    state: dict[str, Tensor]
+
+
 class RunFolder:
     """One seed's folder.
 
@@ -51,6 +61,7 @@ class RunFolder:
     model.safetensors  the plain kernels: what is deployed and certified
     graph.json         of a network that is the user's own: what it computes with them, as data
     state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
+    best.safetensors   with validation, raw parameters after the best epoch so far
     result.json        the final figures
     """
 
@@ -58,7 +69,7 @@ class RunFolder:
         self.path = path
         self.config, self.metrics = path / "config.json", path / "metrics.jsonl"
         self.model, self.state = path / "model.safetensors", path / "state.safetensors"
-        self.graph, self.result = path / "graph.json", path / "result.json"
+        self.graph, self.result, self.best = path / "graph.json", path / "result.json", path / "best.safetensors"
         self._release: weakref.finalize[[Path, int], RunFolder] | None = None
         self._handle, self._users = -1, 0  # of the lock's file; contexts that hold the lock
         self._settings: Tensor | None = None  # a hash of config.json, as it was when the run went on
@@ -87,7 +98,7 @@ class RunFolder:
         """Begin a new run here, where `check_free` allows it, and hold its lock."""
         self.check_free(overwrite)
         self.lock()
-        files = self.metrics, self.model, self.graph, self.state, self.result
+        files = self.metrics, self.model, self.graph, self.state, self.result, self.best
         with self._writing():
             for old in (*files, *(self.path / name for name in FINDINGS)):
                 old.unlink(missing_ok=True)
@@ -147,9 +158,26 @@ class RunFolder:
             tensors |= {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
         if learner.device.type == "cuda":
             tensors["progress/random/cuda"] = torch.cuda.get_rng_state(learner.device)
-        tensors[_SETTINGS] = self._hash_settings()
-        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        write_tensors(self.state, tensors | {_CHECKSUM: _checksum(tensors)})
+        _write_state(self.state, tensors | {_SETTINGS: self._hash_settings()})
+
+    def save_best(self, best: BestEpoch) -> None:
+        """Write the network of the best epoch so far."""
+        self._check_lock()
+        figures = {"best/epoch": torch.tensor(best.epoch), "best/score": torch.tensor(best.score, dtype=torch.float64)}
+        _write_state(self.best, figures | {f"model/{name}": value for name, value in best.state.items()})
+
+    def read_best(self) -> BestEpoch | None:
+        """Return the network of the best epoch so far.
+
+        It may be of an epoch that was done, but not saved, before the run was killed: that one is done again.
+        """
+        if not self.best.exists():
+            return None
+        tensors = _read_state(self.best)
+        try:
+            return BestEpoch(int(tensors["best/epoch"]), float(tensors["best/score"]), _under("model/", tensors))
+        except KeyError as error:
+            raise IsoconvError(f"Expected the network of the best epoch in {self.best}. Got no {error}.") from None
 
     def load(self, learner: "Learner", writes: bool = True) -> None:
         """Go on where `save` left off; a run killed before its first save begins anew.
@@ -157,9 +185,9 @@ class RunFolder:
         writes : whether to take the lines of epochs that are done again out of the metrics
         """
         if self.state.exists():
-            tensors = {_RENAMED.get(name, name): value for name, value in self._read_state().items()}
+            tensors = {_RENAMED.get(name, name): value for name, value in _read_state(self.state).items()}
             started_with = tensors.get(_SETTINGS, self._hash_settings())  # older states do not say
-            if not torch.equal(started_with, self._hash_settings()):
+            if not any(torch.equal(started_with, _hash(content)) for content in self._read_settings()):
                 advice = "bring it back, or begin a new run with other settings (--out)"
                 raise IsoconvError(f"{self.config} has changed since the run was saved: {advice}.")
             try:
@@ -181,21 +209,30 @@ class RunFolder:
     def _hash_settings(self) -> Tensor:
         """Return a hash of what config.json says, however it is written; of nothing where there is none."""
         if self._settings is None:
-            content = json.dumps(read_json(self.config), sort_keys=True) if self.exists else ""
-            self._settings = torch.tensor(list(hashlib.sha256(content.encode()).digest()), dtype=torch.uint8)
+            self._settings = _hash(self._read_settings()[0])
         return self._settings
 
-    def _read_state(self) -> dict[str, Tensor]:
-        """Return the saved tensors; raise unless they are as they were saved. Older states have no checksum."""
-        tensors = read_tensors(self.state)
-        checksum = tensors.pop(_CHECKSUM, None)
-        if checksum is not None and not torch.equal(checksum, _checksum(tensors)):
-            raise IsoconvError(f"{self.state} is damaged: bring it back, or remove it to begin again.")
-        return tensors
+    def _read_settings(self) -> list[dict[str, Any]]:
+        """Return what config.json says, and before that run was prolonged; nothing where there is none."""
+        settings = [read_json(self.config) if self.exists else {}]
+        for epochs, _ in reversed(settings[0].get("prolonged", [])):
+            earlier = settings[-1]["prolonged"][:-1]
+            fields = settings[-1] | {"epochs": epochs, "prolonged": earlier}
+            settings.append({name: value for name, value in fields.items() if name != "prolonged" or earlier})
+        return settings
+
+    def prolong(self, config: TrainConfig) -> None:
+        """Give a run the configuration of one that is longer. What was found out about the shorter one is deleted."""
+        self.lock()
+        with self._writing():
+            for old in (self.model, self.graph, self.result, *(self.path / name for name in FINDINGS)):
+                old.unlink(missing_ok=True)
+        config.write(self.config)
+        self._settings = None
 
     def updates_done(self) -> int:
         """Return how many updates the saved state has behind it."""
-        return int(self._read_state().get("progress/done", 0)) if self.state.exists() else 0
+        return int(_read_state(self.state).get("progress/done", 0)) if self.state.exists() else 0
 
     def append_metrics(self, line: Mapping[str, float]) -> None:
         """Add the line of an epoch."""
@@ -232,8 +269,28 @@ class RunFolder:
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
 
+def _hash(settings: Mapping[str, Any]) -> Tensor:
+    content = json.dumps(settings, sort_keys=True) if settings else ""
+    return torch.tensor(list(hashlib.sha256(content.encode()).digest()), dtype=torch.uint8)
+
+
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors with their checksum."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_tensors(path, tensors | {_CHECKSUM: _checksum(tensors)})
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    """Return saved tensors; raise unless they are as they were saved. Older states have no checksum."""
+    tensors = read_tensors(path)
+    checksum = tensors.pop(_CHECKSUM, None)
+    if checksum is not None and not torch.equal(checksum, _checksum(tensors)):
+        raise IsoconvError(f"{path} is damaged: bring it back, or remove it to begin again.")
+    return tensors
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> Tensor:

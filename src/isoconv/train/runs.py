@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from isoconv import attacks
 from isoconv.certify import Certifier, RobustAccuracy
@@ -20,8 +20,8 @@ from isoconv.certify.accuracy import default_batch_size
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.datasets import is_pictures
+from isoconv.data.pictures import ENDINGS, UnreadablePictures, pictures_in, read_pictures
 from isoconv.data.pictures import Size as Sides
-from isoconv.data.pictures import read_pictures
 from isoconv.data.shards import is_there
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_json, write_tensors
@@ -111,20 +111,28 @@ class Prediction(Record):
     """What a network says of one picture, and the proved radius: of pixels from 0 to 1, and from 0 to 255.
 
     resized : whether the file has another size; the radius is for what the network sees
+    runner_up, margin : the class with the second largest logit, and how much smaller that is
+    error : why the file cannot be read as a picture; then there is no class
     """
 
     image: str
-    label: str
-    radius: float
-    resized: bool
+    label: str = ""
+    radius: float = 0.0
+    resized: bool = False
+    runner_up: str = ""
+    margin: float = 0.0
+    error: str = ""
 
     @property
     def radius_255(self) -> float:
         return 255 * self.radius
 
     def to_fields(self) -> dict[str, Any]:
+        if self.error:
+            return {"image": self.image, "error": self.error}
         fields = {"image": self.image, "class": self.label, "radius": self.radius}
-        return fields | {"radius_255": self.radius_255, "certified": self.radius > 0, "resized": self.resized}
+        fields |= {"radius_255": self.radius_255, "certified": self.radius > 0, "resized": self.resized}
+        return fields | {"runner_up": self.runner_up, "margin": self.margin}
 
 
 # One network ------------------------------------------------------------------------------------------------------------
@@ -189,15 +197,13 @@ class TrainedRun:
         began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
         show(0, len(data))  # the first image may take long
         results, done, radii = list[attacks.AttackResult](), 0, certified.certificates.radius[: len(data)]
-        for images, labels in data.batches(_attacked_at_once(data.shape)):
+        function = attacks.rounding_search if epsilon is None else getattr(attacks, attack)
+        # All of CIFAR-10's test set at a time, of larger images fewer.
+        for images, labels in data.batches(max(1, _ATTACKED_PIXELS // math.prod(data.shape))):
             part = slice(done, done + len(images))
-            done, how = part.stop, settings | {"progress": partial(_show_part, show, part.start, len(data))}
-            if epsilon is None:
-                known = certified.certificates.prediction[part], radii[part]
-                results.append(_without_images(attacks.rounding_search, self.model, images, *known, **how))
-            else:
-                function = getattr(attacks, attack)
-                results.append(_without_images(function, self.model, images, labels, epsilon, **how))
+            done, how = part.stop, settings | {"progress": lambda n, _, before=done: show(before + n, len(data))}
+            known = (certified.certificates.prediction[part], radii[part]) if epsilon is None else (labels, epsilon)
+            results.append(_without_images(function(self.model, as_float(images, torch.float64), *known, **how)))
         whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
@@ -208,20 +214,39 @@ class TrainedRun:
         seconds = time.perf_counter() - began
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
-    def predict(self, images: Sequence[Path], device: str = "auto") -> list[Prediction]:
-        """Classify picture files, resized to the network's input, each with its certified radius."""
-        (channels, *size), classes = self.config.input_shape, self.config.classes
+    def predict(
+        self, images: Sequence[Path], device: str = "auto", *, progress: Progress = _be_silent
+    ) -> list[Prediction]:
+        """Classify pictures, resized to the network's input, each with its certified radius.
+
+        images : files, and folders, which stand for all pictures in them and in their sub-folders. One that cannot be read
+            is answered with its error
+        """
+        (channels, *sides), classes = self.config.input_shape, self.config.classes
         certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
-        predictions, at_once = list[Prediction](), default_batch_size(self.config.input_shape)
-        for start in range(0, len(images), at_once):
-            paths = [Path(path) for path in images[start : start + at_once]]
-            pictures = read_pictures(paths, (size[0], size[1]), channels, resize=self.config.resize)
+        predictions, size, at_once = (
+            list[Prediction](),
+            (sides[0], sides[1]),
+            default_batch_size(self.config.input_shape),
+        )
+        files = [path for name in images for path in _list_pictures(Path(name))]
+        for start in range(0, len(files), at_once):
+            paths, broken = files[start : start + at_once], dict[int, UnreadablePictures]()
+            pictures = read_pictures(paths, size, channels, resize=self.config.resize, broken=broken)
             certified = certifier(as_float(pictures, torch.float64)).cpu()
-            answers = zip(paths, certified.prediction.tolist(), certified.radius.tolist(), strict=True)
-            predictions += [
-                Prediction(str(path), classes[label], radius, _size_of(path) != (size[0], size[1]))
-                for path, label, radius in answers
-            ]
+            logits, order = certified.logits.sort(dim=1, descending=True)
+            second = order.gather(1, (order[:, :1] == certified.prediction[:, None]).long())  # where logits are tied
+            margins = logits[:, 0] - logits[:, 1]
+            columns = (certified.prediction, certified.radius, second[:, 0], margins)
+            answers = zip(*(column.tolist() for column in columns), strict=True)
+            for k, path in enumerate(paths):
+                if k in broken:
+                    predictions.append(Prediction(str(path), error=broken[k].args[0][1]))
+                else:
+                    label, radius, other, margin = next(answers)
+                    resized = _size_of(path) != size
+                    predictions.append(Prediction(str(path), classes[label], radius, resized, classes[other], margin))
+            progress("predicting", start + len(paths), len(files))
         return predictions
 
     def keep(self, name: str, value: object) -> None:
@@ -246,6 +271,13 @@ class TrainedRun:
         self.keep(path.name, rows)
 
 
+def _list_pictures(path: Path) -> list[Path]:
+    """Return the pictures in a folder, or the file."""
+    pictures = pictures_in(path) if path.is_dir() else [path]
+    require(bool(pictures), f"pictures ({', '.join(ENDINGS)}) in {path}", "none")
+    return pictures
+
+
 def _size_of(path: Path) -> tuple[int, int]:
     """Return height and width of a picture, upright as its EXIF says."""
     from PIL import Image
@@ -255,22 +287,9 @@ def _size_of(path: Path) -> tuple[int, int]:
         return file.size if turned else file.size[::-1]
 
 
-def _without_images(
-    attack: Callable[..., attacks.AttackResult], model: nn.Module, images: Tensor, *arguments: Any, **options: Any
-) -> attacks.AttackResult:
-    """Return what an attack on bytes found, without the points: nothing of a part is left when the next one begins."""
-    result = attack(model, as_float(images, torch.float64), *arguments, **options)
+def _without_images(result: attacks.AttackResult) -> attacks.AttackResult:
+    """Return a result without its points: nothing of a part is left when the next one begins."""
     return replace(result, images=result.images[:0].clone())  # a slice would keep all of them
-
-
-def _attacked_at_once(shape: Sequence[int]) -> int:
-    """Return how many images to attack at a time: all of CIFAR-10's test set, of larger ones fewer."""
-    return max(1, _ATTACKED_PIXELS // math.prod(shape))
-
-
-def _show_part(show: Callable[[int, int], None], before: int, count: int, done: int, total: int) -> None:
-    """Show the progress of a part as that of the whole."""
-    show(before + done, count)
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
@@ -342,7 +361,7 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
         raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
-    options |= {"channels": channels, "resize": config.resize, "lazy": True}
+    options |= {"channels": channels, "resize": config.resize, "skip_broken": config.skip_broken, "lazy": True}
     splits = load_splits(*where, size=(height, width), download=download, **options)
     part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
     if part.shape != config.input_shape or part.classes != config.classes:
@@ -399,12 +418,8 @@ def certify_run(
     if certificate is not None:
         _only(runs, " for --certificate")
     for one in runs:
-        shared: dict[str, Any] = {
-            "device": processes.device(device),
-            "processes": processes,
-            "certificate": certificate,
-        }
-        accuracy, record = one.certify(test, epsilons, progress=progress, **shared | options)
+        shared: dict[str, Any] = {"device": processes.device(device), "processes": processes, "progress": progress}
+        accuracy, record = one.certify(test, epsilons, certificate=certificate, **shared | options)
         records.append(record)
         if not processes.first:
             continue

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -53,7 +53,11 @@ class CriticConfig(NetworkSettings):
 
     counts = (*NetworkSettings.counts, "steps_per_epoch", "width", "anchors", "upsample")
     positive = ("lr", "scale")
-    choices: ClassVar = {**NetworkSettings.choices, "model": CRITICS, "activation": FC_ACTIVATIONS}
+    choices: ClassVar[Mapping[str, Collection[str]]] = {
+        **NetworkSettings.choices,
+        "model": CRITICS,
+        "activation": FC_ACTIVATIONS,
+    }
     not_compared = ("contents",)
 
     first: str

@@ -35,7 +35,7 @@ function percent(value, run) {
   return (Math.floor(value * scale + 1e-6) / scale).toFixed(digits) + " %";
 }
 
-const floored = (value) => String(Math.floor(value * 1000) / 1000);
+const floored = (value) => (Math.floor(value * 1000) / 1000).toFixed(3);
 const short = (value) => String(Number(value.toPrecision(4)));
 
 function budgetName(epsilon) {

@@ -61,7 +61,7 @@ function verdict(entry) {
   if (entry.prediction !== entry.label) return ["fooled", "✗ misclassified"];
   if (state.epsilon === 0 || entry.radius >= state.epsilon) return ["proved", "✓ certified at ε"];
   if (entry.adversarial && entry.adversarial.norm <= state.epsilon) return ["fooled", "✗ broken at ε"];
-  return ["unknown", "? not certified at ε"];
+  return ["unknown", "? unknown at ε"];
 }
 
 function showGallery() {
@@ -79,17 +79,17 @@ function showGallery() {
     const share = (value) => (100 * Math.min(value, end)) / end;
     const gauge = card.querySelector(".gauge");
     gauge.replaceChildren();
+    gauge.hidden = !right;
     if (right) {
       const proved = share(entry.radius);
       gauge.append(place(element("span", { className: "unknown" }), proved, (other ? share(other.norm) : 100) - proved));
       gauge.append(place(element("span", { className: "proved" }), 0, proved));
     }
     gauge.append(place(element("span", { className: "tick" }), share(state.epsilon)));
-    const predicted = "predicted " + run.classes[entry.prediction];
     const lines = (right
-      ? [predicted, entry.radius > 0 ? "certified within " + floored(entry.radius) : "not certified",
-        other ? "broken at " + other.norm.toPrecision(3) : "no adversarial example found"]
-      : [predicted + " instead of " + run.classes[entry.label]]).concat(entry.file || []);
+      ? [entry.radius > 0 ? "certified within " + floored(entry.radius) : "not certified",
+        other ? "broken at " + other.norm.toFixed(3) : "no adversarial example found"]
+      : [`${run.classes[entry.prediction]} instead of ${run.classes[entry.label]}`]).concat(entry.file || []);
     card.querySelector(".facts").replaceChildren(...lines.map((text) => element("span", {}, text)));
   }
 }

@@ -43,7 +43,7 @@ function histogram(plot, layer, end, name) {
   if (!width) return;
   const { width: bin, before, after } = grouped(layer, end);
   const top = Math.max(...before, ...after), floor = height - 18, ceiling = 8;
-  const across = (value) => (Math.max(0, value) / end) * width;
+  const across = (value) => (Math.min(end, Math.max(0, value)) / end) * width;
   const up = (share) => floor - (share / top) * (floor - ceiling);
   const svg = drawn("svg", { role: "img", "aria-label":
     `${name}, ${layer.title}: singular values from ${short(layer.before.min)} to ${short(layer.before.max)} before training, ` +
@@ -55,7 +55,7 @@ function histogram(plot, layer, end, name) {
   });
   const outline = [[0, floor]];
   before.forEach((share, k) => { outline.push([across((k - 0.5) * bin), up(share)], [across((k + 0.5) * bin), up(share)]); });
-  outline.push([Math.min(width, outline[outline.length - 1][0]), floor]);
+  outline.push([outline[outline.length - 1][0], floor]);
   svg.append(drawn("path", { class: "outline", d: path(outline) }));
   svg.append(drawn("line", { class: "axis", x1: 0, x2: width, y1: floor, y2: floor }));
   for (const value of ticks(0, end, width / 60)) {

@@ -1,6 +1,6 @@
 """Mutation testing: break the source in one place, and see whether the room's tests notice.
 
-    python tests/judge/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20]
+    python tools/mutate.py TREE --out FILE.json [--rooms linalg nn certify check] [--count 20]
 
 Mutants are chosen by a seed among all places of a room where an operator applies, and run in a copy of TREE at low
 priority (nice 15): first against at most four cases of each test function that take less than a second, then, if none

@@ -1,9 +1,0 @@
-"""Every test of the layers starts from the same seed."""
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
