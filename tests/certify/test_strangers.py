@@ -1,5 +1,6 @@
 """Exact types: what may compute something else than its class is known for is refused, and so are odd tensors."""
 
+import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -208,6 +209,17 @@ def test_sequences_that_only_say_which_layers_they_have() -> None:
     for model in (Net(), nn.Sequential(Net()), compiled):
         assert lipschitz_bound(model, (2,)).value > 0
     assert lipschitz_bound(nn.Sequential(BCOPConv2d(1, 2, 3)), (1, 4, 4)).value > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(nn.Linear, "forward"), (OrthogonalLinear, "forward"), (MaxMin, "__call__"), (nn.Module, "_call_impl")],
+)
+def test_methods_of_classes_that_were_replaced(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some tools replace nn.Linear.forward for every model."""
+    original, model = getattr(kind, name), nn.Sequential(nn.Linear(2, 2), MaxMin(), OrthogonalLinear(2, 2))
+    monkeypatch.setattr(kind, name, functools.wraps(original)(lambda *inputs: 10 * original(*inputs)))
+    refused(lambda: lipschitz_bound(model, (2,)), "Expected")
 
 
 def test_hooks_on_all_modules_that_come_later() -> None:

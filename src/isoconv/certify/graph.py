@@ -34,6 +34,7 @@ _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = {bool, int, float, str, type(None), *np.sctypeDict.values()}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks")
+_METHODS = ("forward", "_conv_forward", "__call__", "_call_impl", "_wrapped_call_impl")
 _MODULE = set(vars(nn.Module()))
 _SEQUENTIAL = set(dir(nn.Sequential()))
 # What a subclass of nn.Sequential may define that torch's has too: how it is made, and how it is shown.
@@ -170,8 +171,8 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     tables = {type(state[name]) for name in ("_modules", "_parameters", "_buffers")} <= {dict, OrderedDict}
     loss = issubclass(kind, nn.modules.loss._Loss) and getattr(nn, kind.__name__, None) is kind  # refused if it is used
     known_kind = inside or loss or kind in known
-    ruled = tables and not is_patched(module) and (known_kind or _is_container(module, place, known))
-    require_rule(ruled, kind, place)
+    original = tables and not is_patched(module) and _is_as_shipped(kind)
+    require_rule(original and (known_kind or _is_container(module, place, known)), kind, place)
     _refuse_hooks(module, place)
     source = module.weight_source if isinstance(module, BuiltWeight) else None
     fixed = source is None or getattr(source, "func", None) is Tensor.detach  # by `fixed_weights`
@@ -180,6 +181,15 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
     inside = inside or kind in RULES
     for child_name, child in children_of(module, name):
         _refuse_strangers(child, child_name, known, inside)
+
+
+def _is_as_shipped(kind: type[nn.Module]) -> bool:
+    """Return False if a method of a class of torch's or isoconv's was replaced for all its instances."""
+    homes = ("torch.nn.", "isoconv.")
+    methods = (
+        [getattr(kind, name) for name in _METHODS if hasattr(kind, name)] if kind.__module__.startswith(homes) else []
+    )
+    return all(getattr(method, "__globals__", {}).get("__name__", "").startswith(homes) for method in methods)
 
 
 def _refuse_hooks(module: nn.Module, place: str) -> None:
