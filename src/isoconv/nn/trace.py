@@ -367,7 +367,7 @@ def _dropout(r: _Recorder, x: Tensor, p: float = 0.5, training: bool = True, inp
 def _scaled(r: _Recorder, x: Tensor, factor: Any) -> str:
     """Multiply by a number, or by one for each place along an axis: that is a convolution of channels on their own."""
     if r.is_value(factor):
-        r.refuse("products with constants", f"{r.function} of two values, {_PRODUCTS}")
+        r.refuse("products with constants", f"{r.function} of two values, which is not Lipschitz")
     if not isinstance(factor, Tensor) or (factor.numel() == 1 and factor.dim() <= x.dim()):
         return r.emit("scale", Scale(float(factor)), r.name(x))
     sizes = (*(1 for _ in range(x.dim() - factor.dim())), *factor.shape)
@@ -435,7 +435,7 @@ def _divide(r: _Recorder, x: Any, other: Any) -> str:
 
 def _matmul(r: _Recorder, x: Any, other: Any) -> str:
     if not r.is_value(x) or r.is_value(other) or other.dim() != 2:
-        r.refuse("products of a value with a constant matrix behind it", f"others, {_PRODUCTS}, in {r.function}")
+        r.refuse("products of a value with a constant matrix behind it", f"{r.function} of others")
     return _weigh(nn.Linear, "weight bias", r, x, other.mT)
 
 
