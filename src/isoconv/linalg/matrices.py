@@ -110,7 +110,12 @@ def add_product(base: Tensor, left: Tensor, right: Tensor, factor: float = 1, ba
 
 
 def gram_residual(tall: Tensor) -> Tensor:
-    """I − XᵀX: zero exactly when the columns are orthonormal."""
+    """I − XᵀX: zero exactly when the columns are orthonormal. On a CPU only a triangle of its blocks is multiplied."""
+    if tall.is_cpu and tall.shape[-1] >= 256:
+        left, right = tall.tensor_split(2, dim=-1)
+        corner = -(left.mT @ right)
+        rows = [gram_residual(left), corner], [corner.mT, gram_residual(right)]
+        return torch.cat([torch.cat(row, -1) for row in rows], -2)
     return add_product(identity_like(tall), tall.mT, tall, -1)
 
 

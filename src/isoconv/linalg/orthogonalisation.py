@@ -304,7 +304,8 @@ def _look(tall: Tensor) -> tuple[Tensor, Tensor, float, float]:
     """Return R = I − XᵀX, R², and of each batch the largest ‖R‖_F and ‖R²‖_F^½ ≥ ‖R‖. On a GPU the host waits once."""
     residual = gram_residual(tall)
     square = residual @ residual
-    size, squared = frobenius(torch.stack([residual, square])).view(2, -1).amax(1).tolist()
+    sizes = frobenius(torch.stack([residual, square]))
+    size, squared = (sizes if sizes.dim() == 1 else sizes.flatten(1).amax(1)).tolist()
     return residual, square, size, squared**0.5
 
 
