@@ -224,11 +224,8 @@ class TrainedRun:
         """
         (channels, *sides), classes = self.config.input_shape, self.config.classes
         certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
-        predictions, size, at_once = (
-            list[Prediction](),
-            (sides[0], sides[1]),
-            default_batch_size(self.config.input_shape),
-        )
+        size, at_once = (sides[0], sides[1]), default_batch_size(self.config.input_shape)
+        predictions = list[Prediction]()
         files = [path for name in images for path in _list_pictures(Path(name))]
         for start in range(0, len(files), at_once):
             paths, broken = files[start : start + at_once], dict[int, UnreadablePictures]()
