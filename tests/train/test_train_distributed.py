@@ -161,6 +161,7 @@ def processes_in(folder: Path) -> list[Path]:
 
 
 STOP_AT_DIFFERENT_STEPS = """
+import os
 from pathlib import Path
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
@@ -179,6 +180,7 @@ try:
 except Stopped:
     Path(f"stopped-{processes.rank}").touch()
 processes.leave()
+os._exit(0)  # at an interpreter's end, threads of torch that still run may abort
 """
 
 
