@@ -186,9 +186,9 @@ def _refuse_strangers(module: nn.Module, name: str, known: set[type], inside: bo
 def _is_as_shipped(kind: type[nn.Module]) -> bool:
     """Return False if a method of a class of torch's or isoconv's was replaced for all its instances."""
     homes = ("torch.nn.", "isoconv.")
-    methods = (
-        [getattr(kind, name) for name in _METHODS if hasattr(kind, name)] if kind.__module__.startswith(homes) else []
-    )
+    if not kind.__module__.startswith(homes):
+        return True
+    methods = [getattr(kind, name) for name in _METHODS if hasattr(kind, name)]
     return all(getattr(method, "__globals__", {}).get("__name__", "").startswith(homes) for method in methods)
 
 

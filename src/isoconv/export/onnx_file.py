@@ -175,10 +175,8 @@ def _separable(node: Node, module: Any, x: Tensor) -> Tensor:
 
 def _max_pool(node: Node, module: Any, x: Tensor) -> Tensor:
     """Pad first: ONNX counts the windows of `ceil_mode` otherwise than torch."""
-    names, sizes = (
-        ("kernel_size", "stride", "padding", "dilation"),
-        zip(node.input_shape[1:], node.output_shape[1:], strict=True),
-    )
+    sizes = zip(node.input_shape[1:], node.output_shape[1:], strict=True)
+    names = "kernel_size", "stride", "padding", "dilation"
     taps, strides, pads, dilations = (node.settings[name] for name in names)
     axes = zip(sizes, taps, strides, pads, dilations, strict=True)
     padding = [n for (n, m), k, s, p, d in [*axes][::-1] for n in (p, (m - 1) * s + (k - 1) * d + 1 - n - p)]

@@ -180,9 +180,9 @@ def describe_data(config: TrainConfig, splits: Splits, held_out: ImageSet | None
     if splits.ignored:
         count, endings = sum(splits.ignored.values()), ", ".join(sorted(splits.ignored.keys() - {""})[:5])
         line += f"; {count:,} other file{'s' * (count != 1)} ignored{f' ({endings})' * bool(endings)}"
-    return line + (
-        f"; {len(splits.left_out):,} cannot be read: {', '.join(splits.left_out)}" if splits.left_out else ""
-    )
+    if splits.left_out:
+        line += f"; {len(splits.left_out):,} cannot be read: {', '.join(splits.left_out)}"
+    return line
 
 
 def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, Any]) -> TrainConfig:
