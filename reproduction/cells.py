@@ -264,7 +264,7 @@ _FIGURES = {
     "parameters": ("exact", "parameters"),
     "training-time": ("variants", *(f"{d}-{m}-bcop-training-time" for d, m in product(DATA, NETWORKS))),
     "longer": ("variants", "cifar10-large-bcop-200-epochs"),
-    "record": ("record", "cifar10-shift-m", "cifar10-shift-l", "mnist-large"),
+    "record": ("record", *(f"cifar10-shift-m-{seed}" for seed in range(3)), "cifar10-shift-l", "mnist-large"),
     "record-attacks": ("record", "cifar10-shift-l-attacks"),
     "record-trials": ("record", "cifar10-shift-m-trials", "mnist-large-trials"),
     "paths": ("variants", *(f"cifar10-small-bcop-{p}-{n}-epochs" for n in (6, 15) for p in ("manifold", "paper"))),

@@ -419,8 +419,8 @@ _MNIST_TRIALS += [
 #: The networks that certify most, as arguments of `_measure_changes`: as many epochs as 10 and 25 minutes of an H200 buy,
 #: each seed alone on it. The trials choose on held-out images.
 RECORD: dict[str, dict[str, Any]] = {
-    "cifar10-shift-m": _SHIFT_M | {"epochs": 420, "runs": {f"alone {seed}": (seed,) for seed in range(3)}},
-    "cifar10-shift-l": _SHIFT | {"model": "shift-l", "epochs": 320, "runs": {"alone 0": (0,)}},
+    **{f"cifar10-shift-m-{seed}": _SHIFT_M | {"epochs": 420, "runs": {"alone": (seed,)}} for seed in range(3)},
+    "cifar10-shift-l": _SHIFT | {"model": "shift-l", "epochs": 320, "runs": {"alone": (0,)}},
     "mnist-large": _MNIST | {"epochs": 100, "runs": {"side by side": (0, 1, 2, 3, 4)}},
     "cifar10-shift-m-trials": _SHIFT_M | {"epochs": 40, "trials": 45_000, "runs": dict.fromkeys(_SHIFT_TRIALS, (0,))},
     "mnist-large-trials": _MNIST | {"epochs": 60, "trials": 55_000, "runs": dict.fromkeys(_MNIST_TRIALS, (0,))},
@@ -487,7 +487,7 @@ def _measure_figures(cell: FigureCell, session: Session) -> Outcome:
             attacks = {"rounding": ("rounding",), "decision": DECISION}.get(kind, ("pgd", "fgsm", "apgd"))
             return _measure_certificates(session, network, attacks)
         case "record" if cell.name.endswith("-attacks"):
-            run = session.runs / cell.name.removesuffix("-attacks") / "alone 0" / "seed-0"
+            run = session.runs / cell.name.removesuffix("-attacks") / "alone" / "seed-0"
             return _measure_certificates(session, run, ("pgd", "apgd", "rounding"))
         case "record":
             return _measure_changes(session, cell.name, **RECORD[cell.name])

@@ -65,13 +65,13 @@ def test_the_trials_of_epochs(session, monkeypatch):
 
 def test_the_network_that_certifies_most_is_trained_tried_and_attacked(session, monkeypatch):
     """As the cells have it, but small: each seed alone, changes of several numbers, the run that was trained attacked."""
-    for name, runs in (("cifar10-shift-l", {"alone 0": (0,)}), ("cifar10-shift-m-trials", {"augment=0.5,0.25": (0,)})):
+    for name, runs in (("cifar10-shift-l", {"alone": (0,)}), ("cifar10-shift-m-trials", {"augment=0.5,0.25": (0,)})):
         monkeypatch.setitem(module.RECORD, name, module.RECORD[name] | {"model": "shift-s", "runs": runs})
     cells = [FigureCell("record", f"cifar10-{name}") for name in ("shift-l", "shift-m-trials", "shift-l-attacks")]
     assert measure(cells, session) == (cells, [], [])
     trained, tried, attacked = (read_result(session.results, cell) for cell in cells)
     names = {f"certified at {number / 255}" for number in (36, 72, 108)}
-    assert names <= trained.rows["alone 0, seed 0"].keys() and tried.settings["train_images"] == 192 - 32
+    assert names <= trained.rows["alone, seed 0"].keys() and tried.settings["train_images"] == 192 - 32
     configs = [TrainConfig.read(path) for path in sorted(session.runs.glob("*/*/seed-0/config.json"))]
     assert sorted(config.augment for config in configs) == [(0.5, 0.25), (0.5, 0.5)]
     assert all(config.precision == "bf16" and config.model == "shift-s" for config in configs)

@@ -214,8 +214,11 @@ def project_to_tangent(point: Tensor, vector: Tensor, precision: str = "highest"
     tall, wide = as_tall(point)
     v = vector.mT if wide else vector
     with matmul_precision(tall, precision):
-        inner = tall.mT @ v
-        tangent = add_product(v, tall, inner + inner.mT, -0.5)
+        if tall.shape[-2] == tall.shape[-1]:  # UUᵀ = I too: U·sym(Uᵀv) = ½v + ½U(vᵀU), and no transposed sum
+            tangent = add_product(v, tall, v.mT @ tall, -0.5, 0.5)
+        else:
+            inner = tall.mT @ v
+            tangent = add_product(v, tall, inner + inner.mT, -0.5)
     return tangent.mT if wide else tangent
 
 
@@ -401,11 +404,13 @@ def descend(point: Tensor, matrix: Tensor, rate: float | Tensor, steps: int = 3,
     if matrix.numel() == 0:
         return
     tall, wide = as_tall(matrix)
-    tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
     if half and tall.shape[-2] < 2 * tall.shape[-1]:
         direction = _approximate_polar_in_half(tall, steps + 1)
-        point.sub_(rate * (direction.mT if wide else direction))
+        # On a GPU foreach reads many entries at a time; a product with a number that lies on the device does not.
+        torch._foreach_mul_([direction], torch.as_tensor(rate, device=direction.device).to(direction.dtype))
+        point.sub_(direction.mT if wide else direction)
         return
+    tall = tall / largest_entry(tall).clamp_min(torch.finfo(tall.dtype).tiny)
     # A direction may be off by ten bits; the Gram matrix of a small one may not.
     with matmul_precision(tall, "highest"):
         gram = tall.mT @ tall
@@ -438,6 +443,7 @@ def _approximate_polar_in_half(tall: Tensor, steps: int) -> Tensor:
     """Return about U Vᵀ in bfloat16, by minimax quintics for singular values from 0.01 of the largest on."""
     with matmul_precision(tall, "high"):
         x = tall.to(torch.bfloat16)
+        x = x / largest_entry(x).clamp_min(torch.finfo(x.dtype).tiny)
         gram = x.mT @ x
         bound = 1.02 * torch.linalg.vector_norm(gram @ gram, dim=(-2, -1), keepdim=True, dtype=tall.dtype).sqrt()
         x = x * bound.clamp_min(torch.finfo(x.dtype).tiny).rsqrt().to(x.dtype)

@@ -69,9 +69,8 @@ class SteepestDescent(Optimizer):
                 if not self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
             buffers = [self.state[p]["momentum"] for p in matrices]
-            torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, [p.grad for p in matrices if p.grad is not None])
             for p, buffer in zip(matrices, buffers, strict=True):
+                torch.add(p.grad, buffer, alpha=group["momentum"], out=buffer)  # type: ignore[arg-type]
                 self._move_matrix(p, buffer, group)
         for kind in dict.fromkeys((p.device, p.dtype) for p in vectors):
             self._move_vectors([p for p in vectors if (p.device, p.dtype) == kind], group)

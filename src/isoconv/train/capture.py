@@ -456,6 +456,8 @@ def _build(
                 points = layer._settle(*precise, steps=steps)
             elif settle:  # each matrix by itself
                 streams.run([partial(retraction, source) for source in sources])
+        if half and layer._writes_back and len(sources) == 1:  # the weight is this matrix, reshaped: so is its gradient
+            points = [point.to(torch.bfloat16) for point in points]
         joined = layer._join(precise, points)
         if shapes is not None:
             joined = [point.view(shape) for point, shape in zip(joined, shapes, strict=True)]
