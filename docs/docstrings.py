@@ -37,11 +37,14 @@ def as_markdown(text: str, takes_parameters: bool) -> str:
     lines: list[str] = []
     text = re.sub(r"(?m)^(?!    |>>>).*", lambda line: set_indices(line[0]), text)
     state = ""  # or "option", "session": what the line before belongs to
-    for line in text.splitlines():
+    others: list[str] = []  # names that share the description of the one in front of them
+    for line in [*text.splitlines(), ""]:
         if state == "session" and not line.strip():
             lines.append("```")
             state = ""
         option = _OPTION.fullmatch(line)
+        if option or not line.strip():
+            lines, others = lines + others, []
         if state != "session" and line.startswith(">>>"):
             lines += ["", "```pycon"]
             state = "session"
@@ -50,8 +53,8 @@ def as_markdown(text: str, takes_parameters: bool) -> str:
                 lines += ["", "Args:"] if takes_parameters else [""]
             names = option[1].split(", ")
             if takes_parameters:
-                same = [f"    {name}: See `{names[-1]}`." for name in names[:-1]]
-                lines += [*same, f"    {names[-1]}: {option[2]}"]
+                lines.append(f"    {names[0]}: {option[2]}")
+                others = [f"    {name}: see `{names[0]}`" for name in names[1:]]
             else:
                 lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {option[2]}")
             state = "option"

@@ -7,3 +7,7 @@ for (const formula of document.querySelectorAll(".arithmatex")) {
 for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
   code.classList.toggle("short", code.textContent.length < 30);
 }
+// A number and its deviation stay on one line.
+for (const cell of document.querySelectorAll(".md-typeset :is(td, td strong)")) {
+  if (!cell.children.length) cell.textContent = cell.textContent.replace(/ ± /g, "\u00a0±\u00a0").replace(/ \/ /g, "\u00a0/ ");
+}
