@@ -130,8 +130,9 @@ def test_locks_end_with_their_context_and_nest(tmp_path):
     other.lock()
     third.start(toy_config(), overwrite=False)
     third.unlock()
+    runs = RunFolder(third.path), RunFolder(other.path)
     with pytest.raises(IsoconvError, match="in use"):  # nothing is replaced where one of several runs is in use
-        open_runs([RunFolder(third.path), RunFolder(other.path)], [toy_config(seed=1)] * 2, False, overwrite=True)
+        open_runs(runs, [toy_config(seed=1)] * 2, resume=False, overwrite=True)
     assert json.loads(third.config.read_text())["seed"] == 0
     third.lock()  # the first one is free again
 
