@@ -9,7 +9,8 @@ import isoconv
 
 LIGHT = (
     "import sys, isoconv; assert isoconv.data.DATASETS and isoconv.nn.METHODS and isoconv.models.MODELS; "
-    "assert not {'torch', 'numpy'} & set(sys.modules); "
+    "from isoconv.train import LOSSES, OPTIMISERS, RECIPES, SCHEDULES, recipe_settings; assert 'hinge' in LOSSES; "
+    "recipe_settings('default', 'mnist', 'bcop'); assert not {'torch', 'numpy'} & set(sys.modules); "
 )
 ONLY_CORE = (
     "from isoconv import *; assert isoconv.nn.BCOPConv2d and isoconv.plain and isoconv.data.load_splits; "

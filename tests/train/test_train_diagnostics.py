@@ -13,29 +13,32 @@ import pytest
 import torch
 from PIL import Image
 
-from isoconv.certify import Certifier
+from isoconv.certify import Certified, Certifier
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import as_float
 from isoconv.errors import IsoconvError
 from isoconv.train.config import make_model
 from isoconv.train.diagnostics import complete_run, gallery_entries, lacks_images, picture_uri
-from isoconv.train.run_folder import load_run
-from isoconv.train.runs import open_run
+from isoconv.train.runs import TrainedRun, open_run
 from train.toys import toy, toy_config, train_toy
 
 TEST = toy(64, seed=1)
 
 
+@pytest.fixture(scope="module", params=["bcop", "standard"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    folder = tmp_path_factory.mktemp("runs") / request.param
+    train_toy(folder, toy_config(conv=request.param, optimiser="adam", lr=3e-3))
+    run = open_run(folder)
+    assert lacks_images(run)
+    assert complete_run(run, TEST, images=6) == ["certified.json", "diagnostics.json", "gallery.json"]
+    assert complete_run(run, TEST) == [] and not lacks_images(run)  # what is there is not made again
+    return run
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    for conv in ("bcop", "standard"):
-        train_toy(folder / conv, toy_config(conv=conv, optimiser="adam", lr=3e-3))
-        run = open_run(folder / conv)
-        assert lacks_images(run)
-        assert complete_run(run, TEST, images=6) == ["certified.json", "diagnostics.json", "gallery.json"]
-        assert complete_run(run, TEST) == [] and not lacks_images(run)  # what is there is not made again
-    return {conv: folder / conv for conv in ("bcop", "standard")}
+def proved(run: TrainedRun) -> Certified:
+    return Certifier(run.model, run.config.input_shape)(as_float(TEST.images, torch.float64))
 
 
 def read(path: Path, name: str) -> dict:
@@ -47,12 +50,10 @@ def pixels_of(uri: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))))
 
 
-@pytest.mark.parametrize("conv", ["bcop", "standard"])
-def test_the_diagnostics_are_of_all_singular_values_and_gradients_before_and_after(runs, conv):
-    model, config = load_run(runs[conv])
-    shown = read(runs[conv], "diagnostics.json")
+def test_the_diagnostics_are_of_all_singular_values_and_gradients_before_and_after(run):
+    shown = read(run.folder, "diagnostics.json")
     layers, norms = shown["layers"], shown["gradient_norms"]
-    for moment, network in (("before", make_model(config)), ("after", model)):
+    for moment, network in (("before", make_model(run.config)), ("after", run.model)):
         spectra = singular_values(network, (1, 8, 8))
         assert [layer["title"] for layer in layers] == [spectrum.title for spectrum in spectra]
         for layer, values in zip(layers, (spectrum.values for spectrum in spectra), strict=True):
@@ -61,21 +62,18 @@ def test_the_diagnostics_are_of_all_singular_values_and_gradients_before_and_aft
             assert (histogram["min"], histogram["max"]) == (float(values.min()), float(values.max()))
             mean = float((counts * torch.arange(len(counts)) * width).sum()) / len(values)
             assert counts.sum() == len(values) and mean == pytest.approx(histogram["mean"], abs=width / 2 + 1e-9)
-            if conv == "bcop":
+            if run.config.conv == "bcop":
                 assert counts[round(1 / width)] == len(values)  # all of them are 1
         truth = gradient_norms(network, as_float(TEST.images, torch.float64), TEST.labels).norms
         assert norms["images"] == 64 and norms[moment]["mean"] == pytest.approx(truth.mean(dim=1).tolist())
         assert norms[moment]["low"] == pytest.approx(truth.quantile(0.1, dim=1).tolist())
         assert norms[moment]["high"] == pytest.approx(truth.quantile(0.9, dim=1).tolist())
-    if conv == "standard":
+    if run.config.conv == "standard":
         assert any(layer["before"]["counts"] != layer["after"]["counts"] for layer in layers)
 
 
-@pytest.mark.parametrize("conv", ["bcop", "standard"])
-def test_the_gallery_tells_the_truth(runs, conv):
-    model, config = load_run(runs[conv])
-    proved = Certifier(model, config.input_shape)(as_float(TEST.images, torch.float64))
-    entries, fooled = read(runs[conv], "gallery.json")["images"], 0
+def test_the_gallery_tells_the_truth(run, proved):
+    entries, fooled = read(run.folder, "gallery.json")["images"], 0
     assert len(entries) == 6 and {entry["label"] for entry in entries} == {0, 1, 2, 3}
     for entry in entries:
         index, other = entry["index"], entry["adversarial"]
@@ -95,11 +93,8 @@ def test_the_gallery_tells_the_truth(runs, conv):
     assert fooled >= 3
 
 
-@pytest.mark.parametrize("conv", ["bcop", "standard"])
-def test_the_mistakes_are_all_mistakes_and_the_most_certain_come_first(runs, conv):
-    model, config = load_run(runs[conv])
-    proved = Certifier(model, config.input_shape)(as_float(TEST.images, torch.float64))
-    shown, wrong = read(runs[conv], "gallery.json"), proved.prediction != TEST.labels
+def test_the_mistakes_are_all_mistakes_and_the_most_certain_come_first(run, proved):
+    shown, wrong = read(run.folder, "gallery.json"), proved.prediction != TEST.labels
     assert 0 < int(wrong.sum()) == shown["mistake_count"] == len(shown["mistakes"])
     assert {entry["index"] for entry in shown["mistakes"]} == set(wrong.nonzero()[:, 0].tolist())
     radii = [entry["radius"] for entry in shown["mistakes"]]
@@ -112,8 +107,8 @@ def test_the_mistakes_are_all_mistakes_and_the_most_certain_come_first(runs, con
         assert row == [int(((TEST.labels == label) & (proved.prediction == k)).sum()) for k in range(4)]
 
 
-def test_a_gallery_of_an_earlier_version_is_made_again_when_the_images_are_there(runs, tmp_path):
-    folder = Path(shutil.copytree(runs["bcop"], tmp_path / "run"))
+def test_a_gallery_of_an_earlier_version_is_made_again_when_the_images_are_there(run, tmp_path):
+    folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
     whole = read(folder, "gallery.json")
     old = {name: whole[name] for name in ("weights_sha256", "images")}
     (folder / "gallery.json").write_text(json.dumps(old))
@@ -122,10 +117,10 @@ def test_a_gallery_of_an_earlier_version_is_made_again_when_the_images_are_there
     assert complete_run(run, TEST, images=6) == ["gallery.json"] and read(folder, "gallery.json") == whole
 
 
-def test_what_is_left_of_another_network_is_replaced_or_taken_away(runs, tmp_path, monkeypatch):
+def test_what_is_left_of_another_network_is_replaced_or_taken_away(run, tmp_path, monkeypatch):
     train_toy(tmp_path / "run", toy_config(seed=1))
     for name in ("diagnostics.json", "gallery.json"):
-        (tmp_path / "run" / name).write_bytes((runs["bcop"] / name).read_bytes())
+        (tmp_path / "run" / name).write_bytes((run.folder / name).read_bytes())
     run = open_run(tmp_path / "run")
     assert lacks_images(run)
     with monkeypatch.context() as patch:
@@ -139,10 +134,9 @@ def test_what_is_left_of_another_network_is_replaced_or_taken_away(runs, tmp_pat
     assert read(run.folder, "diagnostics.json")["gradient_norms"] is not None
 
 
-def test_all_classes_take_their_turn(runs):
-    model, config = load_run(runs["bcop"])
+def test_all_classes_take_their_turn(run):
     labels = torch.tensor([0, 0, 1, 0, 2, 1])
-    entries = gallery_entries(Certifier(model, config.input_shape), replace(TEST.take(6), labels=labels), 5)
+    entries = gallery_entries(Certifier(run.model, (1, 8, 8)), replace(TEST.take(6), labels=labels), 5)
     assert [entry.index for entry in entries] == [0, 2, 4, 1, 5]
 
 

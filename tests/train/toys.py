@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isoconv.data import ImageSet
 from isoconv.files import read_tensors
+from isoconv.nn import OrthogonalLinear
 from isoconv.train.classifier import Classification, TrainResult, train_classifiers
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.engine import EpochReport, Learner
 from isoconv.train.run_folder import RunFolder
+
+SHAPE = (1, 8, 8)
 
 
 def toy(n: int = 256, seed: int = 0, channels: int = 1) -> ImageSet:
@@ -45,6 +50,34 @@ def write_pictures(folder: Path, count: int = 80) -> Path:
 def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Learner:
     """The network of a configuration, ready to learn."""
     return Learner.from_config(config, make_model(config), Classification(config), steps_per_epoch, **options)
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).float() / 0.2, y)
+
+
+def batch(step: int, side: int = 8) -> tuple[Tensor, Tensor]:
+    """Images of a step, as floats, which are the brighter the higher their label."""
+    generator = torch.Generator().manual_seed(step)
+    y = torch.randint(0, 4, (16,), generator=generator)
+    return torch.rand(16, 1, side, side, generator=generator) * (1 + y[:, None, None, None]) / 4, y
+
+
+class Idle(nn.Module):
+    """Has a layer that it does not use, like one that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.idle, self.head = OrthogonalLinear(64, 64), OrthogonalLinear(64, 64), OrthogonalLinear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.used(x.flatten(1))))
+
+
+def make(model: nn.Module, optimiser: Any = "steepest", lr: float = 0.01, **options: Any) -> Learner:
+    """Any network, ready to learn from `batch`."""
+    return Learner(model, loss, optimiser, lr, steps_per_epoch=80, **options)
 
 
 def save_and_load(one: Learner, other: Learner, path: Path) -> None:
