@@ -5,83 +5,80 @@ import math
 import subprocess
 import sys
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from isoconv import losses
 from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES, REDUCTIONS
 
-Rows = list[tuple[list[float], int]]
-
-# The formulas, literally -------------------------------------------------------------------------------------------
+# The formulas, literally: what a row of logits of the right class t adds to the mean -------------------------------
 
 
-def average(values: Any) -> float:
+def average(values):
     values = list(values)
     return sum(values) / len(values) if values else 0.0
 
 
-def softmax(row: list[float]) -> list[float]:
+def softmax(row):
     return [math.exp(y) / sum(map(math.exp, row)) for y in row]
 
 
-def wrong(row: list[float], t: int) -> list[float]:
+def wrong(row, t):
     return row[:t] + row[t + 1 :]
 
 
-def hinge(rows: Rows, margin: float) -> float:
-    return average(sum(max(0.0, margin - row[t] + y) for y in wrong(row, t)) / len(row) for row, t in rows)
+def scales(constants, t, row):
+    """K_tj: by default √2."""
+    return [math.sqrt(2)] * len(row) if constants is None else constants[t]
 
 
-def right_share(row: list[float], t: int, temperature: float, offset: float) -> float:
+def hinge(row, t, margin):
+    return sum(max(0.0, margin - row[t] + y) for y in wrong(row, t)) / len(row)
+
+
+def right_share(row, t, temperature, offset):
     """p_t of the softmax of (y − offset·e_t)/temperature."""
     return softmax([(y - offset * (j == t)) / temperature for j, y in enumerate(row)])[t]
 
 
-def cross_entropy(rows: Rows, temperature: float, offset: float) -> float:
-    return average(-temperature * math.log(right_share(row, t, temperature, offset)) for row, t in rows)
+def cross_entropy(row, t, temperature, offset):
+    return -temperature * math.log(right_share(row, t, temperature, offset))
 
 
-def tau_cross_entropy(rows: Rows, tau: float) -> float:
-    return average(-math.log(math.exp(tau * row[t]) / sum(math.exp(tau * y) for y in row)) / tau for row, t in rows)
+def tau_cross_entropy(row, t, tau):
+    return -math.log(math.exp(tau * row[t]) / sum(math.exp(tau * y) for y in row)) / tau
 
 
-def annealed(rows: Rows, temperature: float, offset: float, power: float) -> float:
+def annealed(row, t, temperature, offset, power):
     """Lai et al. 2025: −T (1 − p_t)^β log p_t, p the softmax of (z − ξ·1_t)/T."""
-    shares = [right_share(row, t, temperature, offset) for row, t in rows]
-    return average(-temperature * (1 - p) ** power * math.log(p) for p in shares)
+    return (1 - right_share(row, t, temperature, offset)) ** power * cross_entropy(row, t, temperature, offset)
 
 
-def emma(rows: Rows, temperature: float, radius: float, constants: list[list[float]] | None = None) -> float:
+def emma(row, t, temperature, radius, constants=None):
     """Hu et al. 2023: each wrong logit raised by K·ε_j, with ε_j = clip((y_t − y_j)/K, 0, ε)."""
-    values = []
-    for row, t in rows:
-        raised = []
-        for j, y in enumerate(row):
-            k = math.sqrt(2) if constants is None else constants[t][j]
-            raised.append(y if j == t else y + k * min(max((row[t] - y) / k, 0.0), radius))
-        values.append(-temperature * math.log(softmax([y / temperature for y in raised])[t]))
-    return average(values)
+    pairs = list(zip(row, scales(constants, t, row), strict=True))
+    raised = [y + k * min(max((row[t] - y) / k, 0.0), radius) if k else y for y, k in pairs]
+    raised[t] = row[t]
+    return -temperature * math.log(softmax([y / temperature for y in raised])[t])
 
 
-def certificate(
-    rows: Rows, temperature: float, offset: float, weight: float, constants: list[list[float]] | None = None
-) -> float:
+def certificate(row, t, temperature, offset, weight, constants=None):
     """Singla et al. 2022: ℓ(f(x), t) − γ·max(0, R), R the radius at which some class could overtake t."""
-    values = []
-    for row, t in rows:
-        scales = [math.sqrt(2)] * len(row) if constants is None else constants[t]
-        radius = min((row[t] - y) / scales[j] for j, y in enumerate(row) if j != t)
-        values.append(-temperature * math.log(right_share(row, t, temperature, offset)) - weight * max(0.0, radius))
-    return average(values)
+    radius = min((row[t] - y) / k for y, k in zip(wrong(row, t), wrong(scales(constants, t, row), t), strict=True))
+    return cross_entropy(row, t, temperature, offset) - weight * max(0.0, radius)
 
 
-def kr(rows: Rows) -> float:
+def soft_hinge_kr(row, t, margin, alpha, temperature):
+    """Serrurier et al. 2023: the wrong classes weighted by their softmax."""
+    others = list(zip(wrong(row, t), softmax([y / temperature for y in wrong(row, t)]), strict=True))
+    lack = max(0.0, margin / 2 - row[t]) + sum(w * max(0.0, margin / 2 + y) for y, w in others)
+    return alpha * lack - (1 - alpha) * (row[t] - sum(w * y for y, w in others))
+
+
+def kr(rows):
     """Serrurier et al. 2021: the mean over classes of E[f_k | not k] − E[f_k | k]."""
     differences = []
     for k in range(len(rows[0][0])):
@@ -90,41 +87,27 @@ def kr(rows: Rows) -> float:
     return average(differences)
 
 
-def hinge_kr(rows: Rows, margin: float, alpha: float) -> float:
+def hinge_kr(rows, margin, alpha):
     classes = range(len(rows[0][0]))
-    lacks = [
+    lacks = (
         (len(classes) - 1) * max(0.0, margin / 2 - row[k]) if k == t else max(0.0, margin / 2 + row[k])
         for row, t in rows
         for k in classes
-    ]
+    )
     return alpha * average(lacks) + (1 - alpha) * kr(rows)
 
 
-def soft_hinge_kr(rows: Rows, margin: float, alpha: float, temperature: float) -> float:
-    """Serrurier et al. 2023: the wrong classes weighted by their softmax."""
-    values = []
-    for row, t in rows:
-        others = wrong(row, t)
-        weights = softmax([y / temperature for y in others])
-        lack = max(0.0, margin / 2 - row[t])
-        lack += sum(w * max(0.0, margin / 2 + y) for w, y in zip(weights, others, strict=True))
-        distance = row[t] - sum(w * y for w, y in zip(weights, others, strict=True))
-        values.append(alpha * lack - (1 - alpha) * distance)
-    return average(values)
-
-
-FORMULAS = {
+OF_ROWS = {
     "hinge": hinge,
     "cross-entropy": cross_entropy,
     "tau-cross-entropy": tau_cross_entropy,
     "annealed": annealed,
     "emma": emma,
     "certificate": certificate,
-    "kr": kr,
-    "hinge-kr": hinge_kr,
     "soft-hinge-kr": soft_hinge_kr,
 }
-SETTINGS: dict[str, tuple[float, ...]] = {
+OF_BATCHES = {"kr": kr, "hinge-kr": hinge_kr}
+SETTINGS = {
     "margin": (0.1, 0.7, 4.0),
     "temperature": (0.25, 0.5, 3.0),
     "offset": (-0.5, 0.0, 0.7),
@@ -136,92 +119,98 @@ SETTINGS: dict[str, tuple[float, ...]] = {
 }
 
 
-def batch(n: int = 9, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+def batch(n=9, classes=5, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, classes, generator=generator, dtype=torch.float64)
     return logits, torch.randint(0, classes, (n,), generator=generator)
 
 
-def rows_of(logits: Tensor, labels: Tensor) -> Rows:
-    return list(zip(logits.tolist(), labels.tolist(), strict=True))
-
-
-def options_of(name: str, which: int = 1) -> dict[str, float]:
+def options_of(name, which=1):
     return {option: SETTINGS[option][which] for option in LOSSES[name].options}
 
 
-def every(*others: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("name", [name for name in LOSSES if name not in others])
+every = pytest.mark.parametrize("name", LOSSES)
+reductions = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 
-def test_every_loss_has_a_formula():
-    assert FORMULAS.keys() == LOSSES.keys()
+def assert_formula(name, logits, labels, **options):
+    """Return the loss, which must be its formula: of each row, or of the batch."""
+    loss, rows = LOSSES[name].function, list(zip(logits.tolist(), labels.tolist(), strict=True))
+    arrays = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+    value = loss(logits, labels, **options)
+    if name in OF_ROWS:
+        expected = [OF_ROWS[name](row, t, **arrays) for row, t in rows]
+        assert loss(logits, labels, reduction="none", **options).tolist() == pytest.approx(
+            expected, rel=1e-10, abs=1e-12
+        )
+    mean = average(expected) if name in OF_ROWS else OF_BATCHES[name](rows, **arrays)
+    assert value.item() == pytest.approx(mean, rel=1e-10, abs=1e-12)
+    return value
 
 
-@every()
+@every
 @pytest.mark.parametrize(("n", "classes"), [(1, 2), (7, 2), (9, 5), (30, 10)])
 def test_a_loss_is_its_formula(name, n, classes):
     choices = [SETTINGS[option] for option in LOSSES[name].options]
     for k, values in enumerate(itertools.product(*choices)):
         logits, labels = batch(n, classes, seed=k)
         labels = labels.clamp_min(1) if k % 2 else labels  # without class 0
-        options = dict(zip(LOSSES[name].options, values, strict=True))
-        expected = FORMULAS[name](rows_of(logits, labels), **options)
-        assert LOSSES[name].function(logits, labels, **options).item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+        assert_formula(name, logits, labels, **dict(zip(LOSSES[name].options, values, strict=True)))
 
 
-@pytest.mark.parametrize(("name", "function"), [("emma", emma), ("certificate", certificate)])
-def test_constants_of_pairs(name, function):
+@pytest.mark.parametrize("name", ["emma", "certificate"])
+def test_constants_of_pairs(name):
     """The last layer's rows decide how far a class is away; the constant of a class to itself is 0."""
     logits, labels = batch(20)
     rows = torch.randn(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    constants = torch.cdist(rows, rows)
-    loss, options = LOSSES[name].function, options_of(name)
-    logits.requires_grad_()
-    value = loss(logits, labels, **options, constants=constants)
+    constants = torch.cdist(rows, rows) * torch.tensor(
+        [1.0, 1.0, 1.5, 1.0, 1.0]
+    )  # of no symmetry that a slip could use
+    value = assert_formula(name, logits.requires_grad_(), labels, **options_of(name), constants=constants)
     value.backward()
     assert logits.grad is not None and logits.grad.isfinite().all()
-    expected = function(rows_of(logits, labels), **options, constants=constants.tolist())
-    assert value.item() == pytest.approx(expected, rel=1e-10)
-    same = loss(logits, labels, **options, constants=torch.full((5, 5), math.sqrt(2), dtype=torch.float64))
-    assert same.item() == pytest.approx(loss(logits, labels, **options).item(), rel=1e-12) != value.item()
+    usual, same = (
+        LOSSES[name].function(logits, labels, **options_of(name), **more)
+        for more in ({}, {"constants": torch.full((5, 5), math.sqrt(2), dtype=torch.float64)})
+    )
+    assert same.item() == pytest.approx(usual.item(), rel=1e-12) != value.item()
 
 
-@every()
+@every
 def test_reductions(name):
     logits, labels = batch()
-    values = {r: LOSSES[name].function(logits, labels, **options_of(name), reduction=r) for r in REDUCTIONS}
-    assert values["none"].shape == (9,) and values["sum"].shape == values["mean"].shape == ()
-    assert values["none"].mean().item() == pytest.approx(values["mean"].item(), rel=1e-12)
-    assert values["none"].sum().item() == pytest.approx(values["sum"].item(), rel=1e-12)
+    none, total, mean = (
+        LOSSES[name].function(logits, labels, **options_of(name), reduction=r) for r in ("none", "sum", "mean")
+    )
+    assert none.shape == (9,) and total.shape == mean.shape == ()
+    assert [none.mean().item(), none.sum().item()] == pytest.approx([mean.item(), total.item()], rel=1e-12)
 
 
 # Gradients ---------------------------------------------------------------------------------------------------------
 
 
-@every("emma")
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"emma"}))
+@reductions
 def test_gradients_are_exact(name, reduction):
     for which in range(3):
         logits, labels = batch(6, 4, seed=which)
-        loss = partial(LOSSES[name].function, **options_of(name, which), reduction=reduction)
-        assert torch.autograd.gradcheck(lambda y, f=loss, t=labels: f(y, t), logits.requires_grad_())
+        loss = partial(LOSSES[name].function, labels=labels, **options_of(name, which), reduction=reduction)
+        assert torch.autograd.gradcheck(lambda y, f=loss: f(y), logits.requires_grad_())
 
 
 def test_emma_counts_what_it_adds_as_a_constant():
     logits, labels = batch()
     options = options_of("emma")
-    logits.requires_grad_()
-    losses.emma_loss(logits, labels, **options).backward()
+    losses.emma_loss(logits.requires_grad_(), labels, **options).backward()
     fixed = logits.detach().clone().requires_grad_()
     lead = logits.detach().gather(1, labels[:, None]) - logits.detach()
-    added = torch.tensor([[min(max(x, 0.0), math.sqrt(2) * options["radius"]) for x in row] for row in lead.tolist()])
+    added = lead.clamp(0, math.sqrt(2) * options["radius"])
     F.cross_entropy((fixed + added) / options["temperature"], labels).mul(options["temperature"]).backward()
     assert added.count_nonzero() > 5
     torch.testing.assert_close(logits.grad, fixed.grad, rtol=1e-6, atol=1e-8)
 
 
-@every()
+@every
 def test_gradients_are_numbers_where_the_softmax_is_saturated(name):
     """In float32 p rounds to 1 and 0 long before a deep network's logits are large."""
     for which in range(3):
@@ -234,49 +223,31 @@ def test_gradients_are_numbers_where_the_softmax_is_saturated(name):
 # Two classes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_two_classes_by_one_score_are_two_classes_by_two(reduction):
-    scores, labels = batch(11, 2)[0][:, 0], torch.arange(11) % 3 % 2
-    logits = torch.stack([-scores, scores], dim=1)
-    torch.testing.assert_close(
-        losses.binary_kr_loss(scores, labels, reduction), losses.kr_loss(logits, labels, reduction)
-    )
+@reductions
+@pytest.mark.parametrize("labels", [torch.arange(11) % 3 % 2, torch.zeros(11).long(), torch.ones(11).long()], ids=str)
+def test_two_classes_by_one_score_are_two_classes_by_two(labels, reduction):
+    """In whatever way the classes are written. A batch of one class alone has no distance."""
+    scores = batch(11, 2)[0][:, 0]
+    logits, forms = torch.stack([-scores, scores], dim=1), (labels, labels.bool(), labels.double(), 2 * labels - 1)
+    expected = losses.kr_loss(logits, labels, reduction)
+    assert (0 < labels.sum() < 11) or not expected.count_nonzero()
+    for form in forms:
+        torch.testing.assert_close(losses.binary_kr_loss(scores, form, reduction), expected)
+    torch.testing.assert_close(losses.binary_kr_loss(scores[:, None], labels[:, None], reduction), expected)
     for margin, alpha in itertools.product(SETTINGS["margin"], SETTINGS["alpha"]):
-        options = {"margin": margin, "alpha": alpha, "reduction": reduction}
-        torch.testing.assert_close(
-            losses.binary_hinge_kr_loss(scores, labels, **options), losses.hinge_kr_loss(logits, labels, **options)
-        )
-
-
-def test_the_binary_losses_are_their_formulas():
-    """Serrurier et al. 2021: α·E[max(0, m/2 − y·f)] − (1 − α)·(E[f | 1] − E[f | −1])."""
-    scores, labels = batch(11, 2)[0][:, 0], torch.arange(11) % 3 % 2
-    signs = [2 * t - 1 for t in labels.tolist()]
-    pairs = list(zip(scores.tolist(), signs, strict=True))
-    distance = average(f for f, s in pairs if s > 0) - average(f for f, s in pairs if s < 0)
-    lack = average(max(0.0, 0.4 - f * s) for f, s in pairs)
-    for form in (labels, labels.bool(), labels.double(), torch.tensor(signs), labels[:, None]):
-        column = scores[:, None] if form.dim() == 2 else scores
-        assert losses.binary_kr_loss(column, form).item() == pytest.approx(-distance, rel=1e-12)
-        loss = losses.binary_hinge_kr_loss(column, form, margin=0.8, alpha=0.7)
-        assert loss.item() == pytest.approx(0.7 * lack - 0.3 * distance, rel=1e-12)
-    function = partial(losses.binary_hinge_kr_loss, labels=labels, alpha=0.5)
-    assert torch.autograd.gradcheck(lambda x: function(x), scores.requires_grad_())
-
-
-@pytest.mark.parametrize("label", [0, 1])
-def test_a_batch_of_one_class_has_no_distance(label):
-    scores, labels = batch(5, 2)[0][:, 0], torch.full((5,), label)
-    assert losses.binary_kr_loss(scores, labels).item() == 0
-    assert losses.kr_loss(torch.stack([-scores, scores], dim=1), labels).item() == 0
+        loss = partial(losses.binary_hinge_kr_loss, margin=margin, alpha=alpha, reduction=reduction)
+        expected = losses.hinge_kr_loss(logits, labels, margin, alpha, reduction)
+        for form in forms:
+            torch.testing.assert_close(loss(scores, form), expected)
+        assert torch.autograd.gradcheck(lambda x, f=loss: f(x, labels), scores.clone().requires_grad_())
 
 
 # Numbers -----------------------------------------------------------------------------------------------------------
 
 
-@every()
+@every
 @pytest.mark.parametrize("where", [0, 1], ids=["label", "other"])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@reductions
 def test_a_nan_logit_is_a_nan_loss(where, name, reduction):
     """Otherwise a network that has diverged would look like one that has learned everything."""
     logits = torch.tensor([[1.0, 0.0, 0.5], [1.0, 0.0, 0.5]])
@@ -285,7 +256,7 @@ def test_a_nan_logit_is_a_nan_loss(where, name, reduction):
     assert loss.isnan().tolist() == ([False, True] if reduction == "none" else True)
 
 
-@every()
+@every
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_half_precision_is_computed_in_float32(name, dtype):
     logits, labels = batch()
@@ -298,66 +269,43 @@ def test_half_precision_is_computed_in_float32(name, dtype):
 # Refusals ----------------------------------------------------------------------------------------------------------
 
 LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
-BAD = [
-    ((LOGITS[0], LABELS), "logits"),
-    ((LOGITS[:0], LABELS[:0]), "logits"),
-    ((LOGITS[:, :1], LABELS), "logits"),
-    ((LOGITS.long(), LABELS), "logits"),
-    ((LOGITS.tolist(), LABELS), "logits"),
-    ((LOGITS, LABELS[:3]), "labels"),
-    ((LOGITS, LABELS[:, None]), "labels"),
-    ((LOGITS, LABELS.float()), "labels"),
-    ((LOGITS, LABELS + 1), "labels"),
-    ((LOGITS, LABELS - 1), "labels"),
-    ((LOGITS, LABELS.tolist()), "labels"),
-    ((LOGITS, F.one_hot(LABELS)), "labels"),
+LOGITS_BAD = [(LOGITS[0], LABELS), (LOGITS[:0], LABELS[:0])]
+LOGITS_BAD += [(logits, LABELS) for logits in (LOGITS[:, :1], LOGITS.long(), LOGITS.tolist())]
+LABELS_BAD = [LABELS[:3], LABELS[:, None], LABELS.float(), LABELS + 1, LABELS - 1, LABELS.tolist(), F.one_hot(LABELS)]
+SCORES = torch.zeros(4)
+SCORES_BAD = [(LOGITS, LABELS), (SCORES[:0], SCORES[:0]), (SCORES.long(), LABELS.clamp_max(1))]
+TABLE = [
+    *((loss.function, *pair, "logits") for loss in LOSSES.values() for pair in LOGITS_BAD),
+    *((loss.function, LOGITS, labels, "labels") for loss in LOSSES.values() for labels in LABELS_BAD),
 ]
+for binary in (losses.binary_kr_loss, losses.binary_hinge_kr_loss):
+    TABLE += [(binary, *pair, "scores") for pair in SCORES_BAD]
+    TABLE += [(binary, SCORES, labels, "labels") for labels in (LABELS, LABELS[:3], SCORES + 0.5)]
 
 
-@every()
-@pytest.mark.parametrize(("arguments", "word"), BAD)
-def test_logits_and_labels_that_do_not_fit_are_refused(name, arguments, word):
+@pytest.mark.parametrize(("function", "scores", "labels", "word"), TABLE)
+def test_what_does_not_fit_is_refused(function, scores, labels, word):
     with pytest.raises(IsoconvError, match=rf"Expected {word} .*Got ") as caught:
-        LOSSES[name].function(*arguments)
+        function(scores, labels)
     assert "\n" not in str(caught.value)
 
 
-@every()
+@every
 def test_options_and_reductions_that_are_none_are_refused(name):
-    loss = LOSSES[name].function
-    with pytest.raises(IsoconvError, match=r"reduction.*'batchmean'"):
-        loss(LOGITS, LABELS, reduction="batchmean")
-    limits: dict[str, list[Any]] = {"margin": [0], "temperature": [0], "tau": [0], "alpha": [-0.1, 1.1], "offset": []}
+    loss = partial(LOSSES[name].function, LOGITS, LABELS)
+    limits = {"margin": [0], "temperature": [0], "tau": [0], "alpha": [-0.1, 1.1], "offset": []}
     for option in LOSSES[name].options:
         for value in [math.nan, math.inf, "1", *limits.get(option, [-0.1])]:
             with pytest.raises(IsoconvError, match=rf"option {option} .*Got {value}"):
-                loss(LOGITS, LABELS, **{option: value})
-
-
-@pytest.mark.parametrize("constants", [0.0, -1.0, torch.ones(3), torch.ones(4, 4)], ids=str)
-def test_constants_that_are_none_are_refused(constants):
-    for loss in (losses.emma_loss, losses.certificate_loss):
-        with pytest.raises(IsoconvError, match="constants"):
-            loss(LOGITS, LABELS, constants=constants)
-
-
-@pytest.mark.parametrize(
-    ("scores", "labels", "word"),
-    [
-        (LOGITS, LABELS, "scores"),
-        (torch.zeros(0), torch.zeros(0), "scores"),
-        (torch.zeros(4).long(), LABELS.clamp_max(1), "scores"),
-        (torch.zeros(4), LABELS, "labels"),
-        (torch.zeros(4), LABELS[:3], "labels"),
-        (torch.zeros(4), torch.full((4,), 0.5), "labels"),
-    ],
-)
-def test_scores_and_labels_that_do_not_fit_are_refused(scores, labels, word):
-    for loss in (losses.binary_kr_loss, losses.binary_hinge_kr_loss):
-        with pytest.raises(IsoconvError, match=rf"Expected {word} .*Got "):
-            loss(scores, labels)
+                loss(**{option: value})
+    bad = [{"reduction": "batchmean"}]
+    if name in ("emma", "certificate"):
+        bad += [{"constants": value} for value in (0.0, -1.0, torch.ones(3), torch.ones(4, 4))]
+    for options in bad:
+        with pytest.raises(IsoconvError, match=next(iter(options))):
+            loss(**options)
     with pytest.raises(IsoconvError, match="alpha"):
-        losses.binary_hinge_kr_loss(torch.zeros(4), LABELS.clamp_max(1), alpha=2.0)
+        losses.binary_hinge_kr_loss(SCORES, LABELS.clamp_max(1), alpha=2.0)
 
 
 def test_the_records_are_read_without_torch():

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 from functools import partial
-from typing import ClassVar
 
 import pytest
 import torch
@@ -40,16 +39,21 @@ def exact_square(image, point):
     return sum(((Fraction(q) - Fraction(p)) ** 2 for p, q in pairs), Fraction(0))
 
 
-def assert_norms(images, points, norms, budgets):
+def assert_norms(images, result, budgets):
     """Assert, in rational numbers, that no norm is understated or above its budget, and that points lie in [0, 1]."""
+    points, norms = (result.images, result.norms) if hasattr(result, "norms") else result
     assert bool(((points >= 0) & (points <= 1)).all())
     limits = (torch.ones(len(images), dtype=torch.float64) * budgets).tolist()
     for image, point, norm, limit in zip(images, points, norms.tolist(), limits, strict=True):
         assert exact_square(image, point) <= Fraction(norm) ** 2 <= Fraction(limit) ** 2
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+def uniform(*shape, seed=1):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def logits64(model, images):
@@ -65,12 +69,12 @@ def wrong(model, images, labels):
     return ~torch.tensor(right)
 
 
-def linear_classifier(features, classes, seed=0):
+def linear_classifier(features, classes):
     """Return one whose boundaries all pass through a point near the grey image, so that grey images are near them."""
     layer = nn.Linear(features, classes)
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(classes, features, generator=generator(seed)) / features**0.5)
-        layer.bias.copy_(0.01 * torch.randn(classes, generator=generator(seed)) - layer.weight.sum(dim=1) / 2)
+        layer.weight.copy_(normal(classes, features, dtype=torch.float32) / features**0.5)
+        layer.bias.copy_(0.01 * normal(classes, dtype=torch.float32) - layer.weight.sum(dim=1) / 2)
     return nn.Sequential(nn.Flatten(), layer)
 
 
@@ -87,33 +91,30 @@ def linear_problem(count, classes, *shape):
     return model, images, labels, distances.amin(dim=1)
 
 
-class Lead(nn.Module):
-    """Two classes: the logit of the first is a function (N,) of the images, that of the second is 0."""
+class Function(nn.Module):
+    """A function of the images, for a network."""
 
-    def __init__(self, lead):
+    def __init__(self, function):
         super().__init__()
-        self.lead = lead
-
-    def forward(self, x):
-        lead = self.lead(x.flatten(1))
-        return torch.stack([lead, torch.zeros_like(lead)], dim=1)
+        self.forward = function
 
 
-class Asked(nn.Module):
-    """Records the size of every batch, and whether its gradient is wanted, in all copies of it together."""
+def lead(function):
+    """Return a network of two classes: the logit of the first is a function (N,) of the images, that of the second is 0."""
 
-    seen: ClassVar[list[tuple[int, bool]]] = []
+    def logits(x):
+        first = function(x.flatten(1))
+        return torch.stack([first, torch.zeros_like(first)], dim=1)
 
-    def forward(self, x):
-        self.seen.append((len(x), x.requires_grad))
-        return x
+    return Function(logits)
 
 
 def watch(attack, model, *arguments, **options):
     """Run an attack; return the sizes of the batches that it asks about, and of those whose gradients it takes, too."""
-    Asked.seen.clear()
-    result = attack(nn.Sequential(Asked(), model), *arguments, **options)
-    return result, [size for size, _ in Asked.seen], [size for size, gradient in Asked.seen if gradient]
+    seen = []
+    watched = Function(lambda x: seen.append((len(x), x.requires_grad)) or x)
+    result = attack(nn.Sequential(watched, model), *arguments, **options)
+    return result, [size for size, _ in seen], [size for size, gradient in seen if gradient]
 
 
 def relu_network(features):
@@ -123,12 +124,12 @@ def relu_network(features):
 
 def grey_images(count, *shape):
     """Return images around 0.5, whose small balls do not meet the ends of [0, 1]."""
-    return 0.45 + 0.1 * torch.rand(count, *shape, generator=generator(1), dtype=torch.float64)
+    return 0.45 + 0.1 * uniform(count, *shape)
 
 
 def easy_images(model, count, *shape):
     """Return images over all of [0, 1], the ends included, with the network's own predictions for labels."""
-    images = (1.4 * torch.rand(count, *shape, generator=generator(1), dtype=torch.float64) - 0.2).clamp(0, 1)
+    images = (1.4 * uniform(count, *shape) - 0.2).clamp(0, 1)
     return images, logits64(model, images).argmax(dim=1)
 
 

@@ -6,26 +6,28 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.attack_reference import DEVICES, assert_norms, exact_square, generator
+from attacks.attack_reference import DEVICES, assert_norms, exact_square, normal, uniform
 from isoconv.attacks.ball import exactly_inside, excess, into_ball, norm_bound
 
-SHAPES = [(1,), (5,), (1, 12, 12)]
+devices = pytest.mark.parametrize("device", DEVICES)
+shapes = pytest.mark.parametrize("shape", [(1,), (5,), (1, 12, 12)])
 
 
 def images_of(shape, count=4):
     """Random ones with black, white and nearly black pixels among them."""
-    images = torch.rand(count, *shape, generator=generator(), dtype=torch.float64)
+    images = uniform(count, *shape, seed=0)
+    kinds = torch.randint(8, images.shape, generator=torch.Generator().manual_seed(1))
     for kind, value in enumerate((0, 1, 1e-310)):
-        images[torch.randint(8, images.shape, generator=generator(1)) == kind] = value
+        images[kinds == kind] = value
     return images
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES)
+@devices
+@shapes
 @pytest.mark.parametrize("size", [1e-320, 1e-160, 1e-12, 0.5])
 def test_norm_bound(shape, size, device):
     images = images_of(shape) if size > 1e-20 else torch.zeros(4, *shape, dtype=torch.float64)
-    points = images + size * torch.randn(images.shape, generator=generator(2), dtype=torch.float64)
+    points = images + size * normal(4, *shape, seed=2)
     bounds = norm_bound(images.to(device), points.to(device)).cpu()
     for image, point, bound in zip(images, points, bounds.tolist(), strict=True):
         truth = exact_square(image, point)
@@ -33,7 +35,7 @@ def test_norm_bound(shape, size, device):
         assert truth <= Fraction(bound) ** 2 and nearly**2 <= truth * (1 + Fraction(image.numel() + 20, 2**52)) ** 2
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@devices
 def test_norm_bound_where_float64_loses_terms(device):
     """One large coordinate, and many whose squares are each less than half of a last place: most of them are lost."""
     points = torch.full((1, 500), 0.99 * 2.0**-26.5, dtype=torch.float64, device=device)
@@ -44,24 +46,21 @@ def test_norm_bound_where_float64_loses_terms(device):
     assert device != "cpu" or truth - Fraction(float(points.square().sum())) > Fraction(8, 2**52)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES)
+@devices
+@shapes
 @pytest.mark.parametrize("epsilon", [0.0, 5e-324, 1e-200, 1e-17, 1e-4, 10.0])
 def test_into_ball(shape, epsilon, device):
-    images = images_of(shape)
-    directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
+    images, directions = images_of(shape), normal(4, *shape, seed=3)
     spoilt = images + directions
     spoilt.flatten()[0], spoilt.flatten()[-1] = torch.nan, torch.inf
-    budget = torch.full((len(images),), epsilon, dtype=torch.float64)
     edge = images + epsilon * torch.nn.functional.normalize(directions.flatten(1)).reshape(images.shape)
     for candidates in (edge, images + 3 * directions, spoilt, images):
-        points, norms = (t.cpu() for t in into_ball(images.to(device), candidates.to(device), budget.to(device)))
-        assert_norms(images, points, norms, epsilon)
+        moved = into_ball(*(t.to(device) for t in (images, candidates, torch.full((4,), epsilon, dtype=torch.float64))))
+        assert_norms(images, [t.cpu() for t in moved], epsilon)
 
 
 def test_the_budget_is_used_and_what_is_inside_stays():
-    images = 0.25 + 0.5 * torch.rand(6, 3, 8, 8, generator=generator(), dtype=torch.float64)
-    directions = torch.randn(images.shape, generator=generator(3), dtype=torch.float64)
+    images, directions = 0.25 + 0.5 * uniform(6, 3, 8, 8, seed=0), normal(6, 3, 8, 8, seed=3)
     for epsilon in (1e-9, 36 / 255):
         _, norms = into_ball(images, images + directions, torch.full((6,), epsilon, dtype=torch.float64))
         assert bool((norms >= epsilon * (1 - 1e-5)).all())
@@ -70,13 +69,12 @@ def test_the_budget_is_used_and_what_is_inside_stays():
     assert bool(((points - candidates).abs() <= 2.0**-52).all())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@shapes
 def test_exact_comparisons(shape):
     """Radii around the true norm, one float after the other: both ways to decide agree with rational numbers."""
     images = images_of(shape, 2)
-    points = (images + 0.01 * torch.randn(images.shape, generator=generator(5), dtype=torch.float64)).clamp(0, 1)
     seen = set()
-    for image, point in zip(images, points, strict=True):
+    for image, point in zip(images, (images + 0.01 * normal(2, *shape, seed=5)).clamp(0, 1), strict=True):
         truth = exact_square(image, point)
         nearest = np.float64(float(truth) ** 0.5)
         for places in range(-4, 4):
@@ -88,19 +86,18 @@ def test_exact_comparisons(shape):
     assert seen == {True, False}
 
 
-def test_what_float64_does_not_see():
+@pytest.mark.parametrize(
+    ("image", "point", "radius"),
+    [([0.0, 0.0], [1.0, 3 * 2.0**-50], 1.0), ([3 * 2.0**-55], [1 - 2.0**-53], 1 - 2.0**-52)],
+)
+def test_what_float64_does_not_see(image, point, radius):
     """3·2⁻⁵⁰ too far in one coordinate: the squares differ in the hundredth bit. And a difference that is no float:
 
     1 − 2⁻⁵³ − 3·2⁻⁵⁵ is rounded down to 1 − 2⁻⁵², which it exceeds. A norm of exactly the radius is inside.
     """
-    image, point = torch.tensor([[0.0, 0.0], [1.0, 3 * 2.0**-50]], dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
-    assert float((point - image).norm()) == 1 and not exactly_inside(image, point, 1.0)
-    assert float(excess(image[None], point[None], one)) == (3 * 2.0**-50) ** 2
-    image, point = torch.tensor([[3 * 2.0**-55], [1 - 2.0**-53]], dtype=torch.float64)
-    radius = point - image
-    assert float(radius) == 1 - 2.0**-52
-    truth = float(exact_square(image, point) - Fraction(float(radius)) ** 2)
-    assert not exactly_inside(image, point, float(radius)) and truth > 0
-    assert float(excess(image[None], point[None], radius)) == pytest.approx(truth, rel=1e-9, abs=0)
-    assert exactly_inside(0 * one, one, 1.0)
+    image, point = (torch.tensor(values, dtype=torch.float64) for values in (image, point))
+    assert float((point - image).norm()) == radius and not exactly_inside(image, point, radius)
+    truth = exact_square(image, point) - Fraction(radius) ** 2
+    result = excess(image[None], point[None], torch.tensor([radius], dtype=torch.float64))
+    assert float(result) == pytest.approx(float(truth), rel=1e-9, abs=0)
+    assert exactly_inside(torch.zeros(1), torch.ones(1), 1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.attack_reference import DECISION_ATTACKS, grey_images, linear_classifier
+from attacks.attack_reference import DECISION_ATTACKS, Function, grey_images, linear_classifier
 from isoconv import IsoconvError
 from isoconv.attacks import apgd, boundary, fgsm, pgd, pointwise, rounding_search
 from isoconv.attacks.gradient import nearest
@@ -23,15 +23,6 @@ EVERY = {
     "pointwise": pointwise,
     "nearest": lambda m, x, y, _, **o: nearest(m, x, y, **o),
 } | ATTACKS
-
-
-class Returns(nn.Module):
-    def __init__(self, answer):
-        super().__init__()
-        self.answer = answer
-
-    def forward(self, x):
-        return self.answer(x)
 
 
 def spoilt(values, place, value):
@@ -56,10 +47,10 @@ COMMON = [
     ({"epsilon": spoilt(torch.ones(4), 3, -1.0)}, "not negative"),
     ({"model": lambda x: x}, "Module.* function"),
     ({"model": nn.Linear(6, 1)}, "at least 2 classes"),
-    ({"model": Returns(lambda x: x[:, None])}, r"logits .* \(4, 1, 6\)"),
-    ({"model": Returns(lambda x: x[:1])}, r"logits .* \(1, 6\)"),
-    ({"model": Returns(lambda x: (x, x))}, "logits .* tuple"),
-    ({"model": Returns(lambda x: spoilt(x[:, :3], (1, 2), NAN))}, "NaN for images .*1"),
+    ({"model": Function(lambda x: x[:, None])}, r"logits .* \(4, 1, 6\)"),
+    ({"model": Function(lambda x: x[:1])}, r"logits .* \(1, 6\)"),
+    ({"model": Function(lambda x: (x, x))}, "logits .* tuple"),
+    ({"model": Function(lambda x: spoilt(x[:, :3], (1, 2), NAN))}, "NaN for images .*1"),
     ({"model": nn.Sequential(nn.Linear(6, 3), MaxMin())}, "^MaxMin: .* 3"),
     *(({"batch_size": size}, f"batch_size, .* {size}") for size in (0, 2.5)),
     *(({"device": device}, f"device .*{device}") for device in ("abacus", "cuda:99", "meta")),
@@ -77,7 +68,7 @@ OWN = [
     ("apgd", {"loss": "cw"}, "loss .* margin, dlr, .*'cw'"),
     ("apgd", {"loss": "dlr", "model": linear_classifier(6, 2), "labels": LABELS % 2}, "3 classes .*'dlr'.* 2"),
     ("apgd", {"loss": "targeted-dlr"}, "4 classes .*'targeted-dlr'.* 3"),
-    ("pgd", {"model": Returns(lambda x: x.detach()[:, :3]), "labels": IMAGES[:, :3].argmax(dim=1)}, "differentiated"),
+    ("pgd", {"model": Function(lambda x: x.detach()[:, :3]), "labels": IMAGES[:, :3].argmax(dim=1)}, "differentiated"),
     *((name, {"early_stop": False}, "none of .*early_stop") for name in ("fgsm", "rounding_search")),
     ("fgsm", {"seed": 1}, "none of .*seed"),
 ]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from isoconv.linalg.bcop import bcop_kernel_1d, random_projector
 from isoconv.theory import BCOPFactors
@@ -63,13 +62,6 @@ class Draw:
                 delayed[delay:, :, channel] = taps[: K - delay, :, channel]
             taps = delayed @ self.orthogonal(n)
         return taps.permute(1, 2, 0).contiguous(), winding
-
-
-def circular(x: Tensor, kernel: Tensor) -> Tensor:
-    """Convolve as a layer does: an even kernel is padded by k/2 before and k/2 − 1 after."""
-    k = kernel.shape[-1]
-    before, after = k // 2, (k - 1) // 2
-    return F.conv2d(F.pad(x, (before, after, before, after), mode="circular"), kernel)
 
 
 @pytest.fixture
