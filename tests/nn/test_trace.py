@@ -271,25 +271,11 @@ def test_what_a_graph_survives() -> None:
     assert graph(x[:0]).shape == (0, *expected.shape[1:])
 
 
-def test_bad_graphs() -> None:
-    relu, one = {"relu": nn.ReLU()}, ("a", "relu", ["input"])
-    for nodes in ([], [("a", "none", ["input"])], [("a", "relu", ["b"])], [("a", "relu", [])], [one, one]):
-        with pytest.raises(IsoconvError, match="Expected"):
-            Graph(relu, nodes)
-    made = (Concat, 0), (Slice, 1, 2, 2), (Permute, (0, 2)), (Reshape, (0,)), (Translate, 1)
-    for kind, *arguments in made:
-        with pytest.raises(IsoconvError, match="Expected"):
-            kind(*arguments)
-    with pytest.raises(IsoconvError, match="one shape"):
-        Add()(torch.zeros(1, 2), torch.zeros(1, 1))
-    bad_modules = (
-        Concat(3),
-        Slice(1, 0, 9),
-        Slice(3, 0, 1),
-        Permute((1, 0)),
-        Reshape((3,)),
-        Translate(torch.zeros(1, 2)),
-    )
-    for bad in bad_modules:
-        with pytest.raises(IsoconvError, match=type(bad).__name__):
-            lipschitz_bound(bad, (2,))
+@pytest.mark.parametrize(
+    "bad",
+    [Concat(3), Slice(1, 0, 9), Slice(3, 0, 1), Permute((1, 0)), Reshape((3,)), Translate(torch.zeros(1, 2))],
+    ids=lambda module: type(module).__name__,
+)
+def test_modules_that_do_not_fit_the_input(bad: nn.Module) -> None:
+    with pytest.raises(IsoconvError, match=type(bad).__name__):
+        lipschitz_bound(bad, (2,))
