@@ -115,6 +115,19 @@ def test_without_a_script_there_are_still_figures_configuration_and_command(tmp_
     assert texts["code"] == [f"isoconv train digits --model small --epochs 3 --out {tmp_path / 'a'}"]
 
 
+def test_accuracy_on_held_out_images_is_shown_with_the_epoch_that_was_kept(tmp_path):
+    kept = {"best_epoch": 2, "validation": 84.5}
+    stopped = fake_run(tmp_path / "a", config(epochs=9, validation=0.1, patience=1), **kept)
+    text = made(tmp_path, stopped, fake_run(tmp_path / "b"))
+    with_it, without = data_of(text)
+    assert (with_it["validation"], with_it["kept"]) == ([80, 84.5, 83], 2)
+    assert without["validation"] is without["kept"] is None
+    (sentence,) = re.findall(r"<p[^>]*><b>a</b>: (epoch.*?)</p>", text, re.S)
+    assert all(part in sentence for part in ("epoch 2 is kept", "84.5 %", "epoch 3 of 9", "no gain in 1"))
+    before = made(tmp_path, tmp_path / "b")
+    assert "is kept" not in before.split("<script")[0] and "best epoch" not in before and "held-out" in text
+
+
 @pytest.mark.parametrize(
     ("missing", "key", "sentence"),
     [
@@ -210,6 +223,8 @@ CASES = [
     ({"data": "stl10", "input_shape": (3, 64, 64), "patch": 2},
      "isoconv train stl10 --data DIR --size 64 --model small --epochs 3"),
     ({"data": "p", "input_shape": (3, 64, 64)}, "isoconv train p --size 64 --model small --epochs 3 --patch 1"),
+    ({"validation": 0.1, "patience": 3, "skip_broken": True},
+     "isoconv train digits --model small --epochs 3 --validation 0.1 --patience 3 --skip-broken"),
     ({"checkpoint_activations": True}, "isoconv train digits --model small --epochs 3 --checkpoint-activations"),
 ]  # fmt: skip
 

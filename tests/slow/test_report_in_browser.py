@@ -218,6 +218,24 @@ def test_everything_has_a_name_for_who_cannot_see_it(opened):
     assert page.locator("#epsilon").get_attribute("aria-valuetext") == "ε = 1.58"
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_held_out_accuracy_and_the_epoch_that_was_kept_are_drawn(show, tmp_path, size):
+    runs = [fake_run(tmp_path / "a", config(validation=0.1), best_epoch=2, validation=84.5), fake_run(tmp_path / "b")]
+    write_page(runs, tmp_path / "page.html")
+    page = show(tmp_path / "page.html", size).page
+    accuracy, loss = page.locator("#training figure").all()
+    assert [figure.locator("path.dashed").count() for figure in (accuracy, loss)] == [1, 0]
+    assert [figure.locator("circle.kept").count() for figure in (accuracy, loss)] == [1, 1]
+    described = accuracy.locator("svg").get_attribute("aria-label")
+    assert "Epoch 2 is kept, with 84.5 % of the held-out images right" in described
+    assert "held-out images" in page.locator("#training .key").inner_text()
+    accuracy.locator("circle.kept").hover(force=True)
+    assert "92.0 %, held out 84.5 %" in page.locator("#tip").inner_text()
+    write_page(runs[1:], tmp_path / "page.html")
+    page = show(tmp_path / "page.html", size).page
+    assert page.locator("#training circle.kept, #training path.dashed, #training .key *").count() == 0
+
+
 def test_hostile_names_are_shown_and_not_run(show, tmp_path):
     run = fake_run(tmp_path / "run", config(classes=(HOSTILE, '"><img src=x onerror=alert(2)>')))
     write_page([run], tmp_path / "page.html", {str(run): HOSTILE})

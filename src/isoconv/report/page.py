@@ -49,6 +49,7 @@ class RunView:
     def to_script(self) -> dict[str, object]:
         """Return what the page's script draws."""
         run, tested = self.files, self.files.certified or self.files.result
+        held_out = [epoch.validation for epoch in run.epochs]
         return {
             "name": self.name,
             "classes": run.config.classes,
@@ -59,6 +60,8 @@ class RunView:
             "radii": None if run.certified is None else round_radii_down(run.certified.radii),
             "attacks": [{key: getattr(row, key) for key in _OF_AN_ATTACK} for row in run.attacks],
             "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
+            "validation": held_out if any(share is not None for share in held_out) else None,
+            "kept": run.result.best_epoch,
             "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
             "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],
             "pixels": math.prod(run.config.input_shape),
