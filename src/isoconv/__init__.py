@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from isoconv import models as models
     from isoconv import nn as nn
     from isoconv import optim as optim
+    from isoconv import report as report
     from isoconv import theory as theory
     from isoconv import train as train
     from isoconv import wasserstein as wasserstein

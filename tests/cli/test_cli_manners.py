@@ -1,6 +1,7 @@
 """How the command behaves in a shell: help, exit codes, where it writes, colours, Ctrl-C, closed pipes, full disks."""
 
 import errno
+import inspect
 import json
 import os
 import re
@@ -14,11 +15,17 @@ import pytest
 import typer
 
 from cli.conftest import files_in
+from isoconv.certify import Certifier
 from isoconv.cli.app import COMMANDS, load_command
 from isoconv.cli.output import TrainingProgress
 from isoconv.data import ProgressLine
+from isoconv.export import export_onnx
+from isoconv.report import write_demo, write_report
+from isoconv.train import TrainConfig, TrainedRun, attack_run, certify_run, train
 from isoconv.train.run_folder import RunFolder
 from isoconv.version import __version__
+from isoconv.wasserstein import CriticConfig, FiniteSamples, distance_bound, train_generator
+from isoconv.wasserstein.gan import GanConfig
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
 TRAIN = ["train", "pics", "--out", "new", "--model", "small", "--epochs", "1", "--batch-size", "16", "--device", "cpu"]
@@ -76,6 +83,29 @@ def test_help_is_plain_and_does_not_import_torch():
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr) == (0, "set()\n")
     assert COMMANDS["certify"] in done.stdout and "\x1b" not in done.stdout
+
+
+#: The call behind each command, and what takes its `**options`.
+CALLS = {
+    "demo": [write_demo],
+    "train": [train, TrainConfig],
+    "certify": [certify_run, Certifier],
+    "attack": [attack_run],
+    "predict": [TrainedRun.predict],
+    "report": [write_report],
+    "export": [export_onnx],
+    "wasserstein": [distance_bound, CriticConfig, FiniteSamples],
+    "gan": [train_generator, GanConfig],
+}
+#: What has another name in the call, or none: `open_run(run)` comes before it, a format is a function of its own.
+OTHERWISE = {"predict": {"run", "as_csv"}, "export": {"run", "kind", "out"}}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_an_argument_of_its_call(name):
+    arguments = {argument for call in CALLS[name] for argument in inspect.signature(call).parameters}
+    options = {parameter.name for parameter in load_command(name).params} - {"as_json"}
+    assert options - arguments == OTHERWISE.get(name, set())
 
 
 # What goes where ----------------------------------------------------------------------------------------------------

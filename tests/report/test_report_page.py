@@ -12,8 +12,8 @@ import pytest
 from isoconv.cli.output import show_radius
 from isoconv.errors import IsoconvError
 from isoconv.report import page as page_module
-from isoconv.report import read_run_files, write_report
-from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent
+from isoconv.report import read_run_files
+from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent, write_page
 from isoconv.report.run_files import command_of, train_command
 from report.report_runs import RADII, config, fake_run
 
@@ -45,7 +45,7 @@ class Elements(HTMLParser):
 
 
 def made(tmp_path: Path, *runs: Path, **options: object) -> str:
-    write_report(list(runs), tmp_path / "page.html", **options)
+    write_page(list(runs), tmp_path / "page.html", **options)
     return (tmp_path / "page.html").read_text()
 
 
@@ -84,7 +84,7 @@ def test_its_policy_allows_its_own_script_and_style_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("name", [HOSTILE, QUOTES], ids=["script", "quotes"])
 def test_names_of_classes_and_folders_are_text(tmp_path, name):
     run = fake_run(tmp_path / name.replace("/", "∕"), config(classes=(name, "b"), data=f"/pictures/{name}"))
-    text = made(tmp_path, run, notes={run: [name]})
+    text = made(tmp_path, run, notes={str(run): name})
     elements = Elements(text)
     scripts = [attributes for tag, attributes in elements.found if tag == "script"]
     assert scripts == [{"type": "application/json", "id": "data"}, {}]  # the page's own two, and no other
@@ -113,6 +113,19 @@ def test_without_a_script_there_are_still_figures_configuration_and_command(tmp_
     settings = {"digits", "1 × 28 × 28", "a, b", "steepest", "float64 arithmetic", "CPU, 1 threads"}
     assert figures | settings <= set(texts["td"])
     assert texts["code"] == [f"isoconv train digits --model small --epochs 3 --out {tmp_path / 'a'}"]
+
+
+def test_accuracy_on_held_out_images_is_shown_with_the_epoch_that_was_kept(tmp_path):
+    kept = {"best_epoch": 2, "validation": 84.5}
+    stopped = fake_run(tmp_path / "a", config(epochs=9, validation=0.1, patience=1), **kept)
+    text = made(tmp_path, stopped, fake_run(tmp_path / "b"))
+    with_it, without = data_of(text)
+    assert (with_it["validation"], with_it["kept"]) == ([80, 84.5, 83], 2)
+    assert without["validation"] is without["kept"] is None
+    (sentence,) = re.findall(r"<p[^>]*><b>a</b>: (epoch.*?)</p>", text, re.S)
+    assert all(part in sentence for part in ("epoch 2 is kept", "84.5 %", "epoch 3 of 9", "no gain in 1"))
+    before = made(tmp_path, tmp_path / "b")
+    assert "is kept" not in before.split("<script")[0] and "best epoch" not in before and "held-out" in text
 
 
 @pytest.mark.parametrize(
@@ -163,13 +176,13 @@ def test_a_report_is_replaced_and_anything_else_is_not(tmp_path):
     for content in (b"", b"<html>my thesis</html>", b"\x89PNG\xff"):
         (tmp_path / "page.html").write_bytes(content)
         with pytest.raises(IsoconvError, match=r"page.html, which is something else"):
-            write_report([run], tmp_path / "page.html")
+            write_page([run], tmp_path / "page.html")
         assert (tmp_path / "page.html").read_bytes() == content
     for out, words in ((tmp_path, "a folder"), (tmp_path / "no" / "page.html", "no, which does not exist")):
         with pytest.raises(IsoconvError, match=words):
-            write_report([run], out)
+            write_page([run], out)
     with pytest.raises(IsoconvError, match=r"at least one run"):
-        write_report([], tmp_path / "new.html")
+        write_page([], tmp_path / "new.html")
 
 
 def test_bounds_are_rounded_up_radii_and_shares_down():
@@ -210,6 +223,8 @@ CASES = [
     ({"data": "stl10", "input_shape": (3, 64, 64), "patch": 2},
      "isoconv train stl10 --data DIR --size 64 --model small --epochs 3"),
     ({"data": "p", "input_shape": (3, 64, 64)}, "isoconv train p --size 64 --model small --epochs 3 --patch 1"),
+    ({"validation": 0.1, "patience": 3, "skip_broken": True},
+     "isoconv train digits --model small --epochs 3 --validation 0.1 --patience 3 --skip-broken"),
     ({"checkpoint_activations": True}, "isoconv train digits --model small --epochs 3 --checkpoint-activations"),
 ]  # fmt: skip
 

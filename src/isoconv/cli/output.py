@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -20,6 +20,7 @@ from isoconv.cli import print_line
 from isoconv.data import ProgressLine
 
 if TYPE_CHECKING:
+    from isoconv.report.demo import DemoRow
     from isoconv.train.classifier import TrainResult
     from isoconv.train.engine import EpochReport
     from isoconv.train.runs import AttackRecord, CertifiedRecord, Prediction
@@ -128,16 +129,24 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
         print_line(f"The radius{which} is for the resized picture, not for the file.")
 
 
-def print_demo(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_first(predictions: "Sequence[Prediction]") -> None:
+    """Print what a network that comes with isoconv says of digits."""
+    from isoconv.report.demo import SHIPPED
+
+    rows = [[x.image, x.label, show_radius(x.radius, 3)] for x in predictions]
+    print_table(f"{SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
+    print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
+
+
+def print_demo(rows: "Sequence[DemoRow]") -> None:
     """Print the demo's table, and what its columns mean."""
     from isoconv.report.page import show_bound
 
-    count, epsilon = rows[0]["images"], rows[0]["epsilon"]
-    title = f"{count:,} held-out digits: accuracy in percent, attacks within ε = {epsilon}"
+    title = f"{rows[0].images:,} held-out digits: accuracy in percent, attacks within ε = {rows[0].epsilon}"
     lines = []
     for row in rows:
-        figures = [f"{row[name]:.1f}" for name in ("clean", "certified", "pgd", "fgsm")]
-        lines.append([row["network"], *figures, show_bound(row["lipschitz_bound"]), f"{row['train_seconds']:.0f} s"])
+        figures = [f"{percent:.1f}" for percent in (row.clean, row.certified, row.pgd, row.fgsm)]
+        lines.append([row.network, *figures, show_bound(row.lipschitz_bound), f"{row.train_seconds:.0f} s"])
     print_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"), lines)
     print("Certified: proved to stay correct under every perturbation within ε (L2, pixels from 0 to 1).")
     print("PGD, FGSM: correct after that attack; a stronger one may succeed.")
@@ -149,18 +158,11 @@ show_reading = ProgressLine("pictures", 1)
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
-    """Shows epochs, loss, training accuracy, images per second and the time left.
+    """Shows epochs, loss, training accuracy, images per second and the time left."""
 
-    events : a folder for TensorBoard events of the same figures
-    """
-
-    def __init__(self, steps: int, done: int = 0, events: Path | None = None) -> None:
-        self.steps, self.done, self.writer = steps, done, None
+    def __init__(self, steps: int, done: int = 0) -> None:
+        self.steps, self.done = steps, done
         self.line = ProgressLine("steps", 1, interval=_SECONDS_WITHIN_AN_EPOCH)
-        if events is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(str(events))  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         pass
@@ -183,10 +185,6 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         else:
             self.line.shown = time.monotonic()
             print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
-        if self.writer is not None:
-            for name in ("loss", "accuracy", "images_per_second"):
-                self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
-            self.writer.flush()
 
 
 class DifferenceProgress(TrainingProgress):

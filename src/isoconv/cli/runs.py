@@ -1,4 +1,4 @@
-"""isoconv certify, attack, predict, report and export: the commands on networks that have been trained."""
+"""isoconv certify, attack, predict, report and export, of networks that have been trained; demo, which trains some."""
 
 import json
 import sys
@@ -16,6 +16,7 @@ _RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.
 _DATA = "with FILE.py:FUNCTION: its data, as isoconv train takes them; pictures may also be given by --data alone"
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
+_DEMO = Path("isoconv-demo")
 
 
 def certify(
@@ -141,37 +142,40 @@ def report(
 
     Example: isoconv report runs/large runs/small --data DIR
     """
-    from isoconv.data.shards import is_there
-    from isoconv.pretrained import is_pretrained
-    from isoconv.report import check_replaceable, read_run_files, write_report
-    from isoconv.train import complete_run, open_runs
-    from isoconv.train.diagnostics import find_test_images, lacks_images
-    from isoconv.train.distributed import choose_device
+    options = given(locals(), "as_json")
+    from isoconv.report import write_report
 
-    device = choose_device(device)
-    require(folder is None or is_there(folder), "a folder for --data", f"{folder}, which does not exist")
-    check_replaceable(out)
-    trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
-    for run in trained.values():
-        problem = f"{run.folder.name}, which comes with isoconv, without its training curves"
-        require(not is_pretrained(run.folder), "runs of your own", problem)
-        read_run_files(run.folder)  # raises, before any work is done, if something is wrong with one
-    made: dict[str, list[str]] = {}
-    notes: dict[Path, list[str]] = {}
-    for run in () if as_is else trained.values():
-        images = find_test_images(run, folder, download) if lacks_images(run) else None
-        if isinstance(images, str):
-            notes[run.folder] = [f"Some parts are left out: the test images are missing. {images}"]
-            images = None
-        made[str(run.folder)] = complete_run(run, images, device=device, progress=ProgressLine("rounds", 1))
-    folders = [run.folder for run in trained.values()]
-    size = write_report(folders, out, notes)
+    written = write_report(**options, progress=ProgressLine("rounds", 1))
     if as_json:
-        print(json.dumps({"page": str(out), "bytes": size, "runs": [str(path) for path in folders], "made": made}))
+        print(json.dumps(written.to_fields()))
         return
-    for path, sentences in notes.items():
-        print_line(f"{path}: {sentences[0]}")
+    for path, note in written.notes.items():
+        print_line(f"{path}: {note}")
     print_line(f"The report is in {out}: open it in a browser.")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for runs and report; an earlier demo is replaced")] = _DEMO,
+    epochs: Annotated[int, typer.Option(help="passes over the 4,000 training digits")] = 15,
+    images: Annotated[int, typer.Option(help="how many of the 1,000 test digits to certify and attack")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, write an HTML report.
+
+    It takes about a minute on two CPU cores and needs no download. A network that comes with isoconv is shown first.
+
+    Example: isoconv demo
+    """
+    from isoconv.cli.output import print_demo, print_first, print_json
+    from isoconv.report import write_demo
+
+    show_first = None if as_json else print_first
+    rows = write_demo(out, epochs=epochs, images=images, say=print_line, show_first=show_first)
+    if as_json:
+        print_json(rows)
+    else:
+        print_demo(rows)
+    print_line(f"The report is in {out / 'report.html'}: open it in a browser. The runs are in {out}.")
 
 
 def export(

@@ -1,8 +1,6 @@
 """isoconv train"""
 
 import shlex
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +10,6 @@ from isoconv.cli import options as cli
 from isoconv.cli import print_line
 from isoconv.cli.options import list_choices
 from isoconv.data.datasets import DATASETS, NAMES, RESIZES
-from isoconv.errors import IsoconvError
 from isoconv.losses import LOSSES
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS
 from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, SCHEDULES
@@ -86,18 +83,16 @@ def train(
 
     Example: isoconv train cifar10 --data DIR --model large --out runs/large --seeds 0,1,2,3,4
     """
-    options = cli.given(locals(), "tensorboard", "as_json")
+    options = cli.given(locals(), "as_json")
     if loss_options:
         options["loss_options"] = dict(loss_options)
-    if tensorboard and find_spec("tensorboard") is None:
-        raise IsoconvError("--tensorboard needs the package tensorboard: pip install 'isoconv[tensorboard]'.")
     from isoconv.cli.output import TrainingProgress, print_json, print_results, resumable
     from isoconv.train import train as train_networks
     from isoconv.train.distributed import Processes, choose_device
 
     processes = Processes.join(choose_device(device))
     if processes.first:  # the others show nothing
-        options["watch"] = partial(TrainingProgress, events=out if tensorboard else None)
+        options["watch"] = TrainingProgress
     with processes.together(), resumable(out, resume, quiet=not processes.first) as should_stop:
         results, config = train_networks(**options, should_stop=should_stop, say=print_line, processes=processes)
     if not processes.first:

@@ -15,13 +15,17 @@ from importlib.resources import files
 from pathlib import Path
 
 from isoconv.data.datasets import DATASETS, FROM_FILES
-from isoconv.errors import require
+from isoconv.data.shards import is_there
 from isoconv.files import read_bytes, write_text
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS
+from isoconv.pretrained import is_pretrained
+from isoconv.records import Record, require
 from isoconv.report.run_files import RunFiles, command_of, read_run_files
 from isoconv.train.config import TrainConfig
-from isoconv.train.diagnostics import Gallery
+from isoconv.train.diagnostics import Gallery, complete_run, find_test_images, lacks_images
+from isoconv.train.distributed import choose_device
+from isoconv.train.runs import Progress, be_silent, open_runs
 from isoconv.version import __version__
 
 LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, galleries first
@@ -45,6 +49,7 @@ class RunView:
     def to_script(self) -> dict[str, object]:
         """Return what the page's script draws."""
         run, tested = self.files, self.files.certified or self.files.result
+        held_out = [epoch.validation for epoch in run.epochs]
         return {
             "name": self.name,
             "classes": run.config.classes,
@@ -55,6 +60,8 @@ class RunView:
             "radii": None if run.certified is None else round_radii_down(run.certified.radii),
             "attacks": [{key: getattr(row, key) for key in _OF_AN_ATTACK} for row in run.attacks],
             "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
+            "validation": held_out if any(share is not None for share in held_out) else None,
+            "kept": run.result.best_epoch,
             "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
             "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],
             "pixels": math.prod(run.config.input_shape),
@@ -63,10 +70,63 @@ class RunView:
         }
 
 
-def write_report(runs: Sequence[Path], out: Path, notes: Mapping[Path, Sequence[str]] | None = None) -> int:
-    """Write the page about these run folders (one seed's each), and return its size in bytes.
+@dataclass(frozen=True)
+class Report(Record):
+    """A page that was written, its size, and the folders of the runs on it, one seed's each.
 
-    `notes` are sentences to show with a run: why something is missing. An existing file is replaced if it is such a page.
+    made : the files that were computed for it, by run
+    notes : why parts of a run are left out, by run
+    """
+
+    page: str
+    bytes: int
+    runs: tuple[str, ...]
+    made: dict[str, tuple[str, ...]]
+    notes: dict[str, str]
+
+
+def write_report(
+    runs: Sequence[Path | str],
+    out: Path | str = "report.html",
+    *,
+    folder: Path | None = None,
+    download: bool = False,
+    as_is: bool = False,
+    device: str = "auto",
+    progress: Progress = be_silent,
+) -> Report:
+    """Write a report of one or several runs: one HTML file that works offline. An earlier report is replaced.
+
+    Certified radii, singular values, gradient norms and a gallery are computed and stored if a run lacks them and its test
+    images are found. The curves of attacks come from `isoconv.train.attack_run`.
+
+    folder, download : where the data set is, or a user's pictures if they have moved; whether to fetch it
+    as_is : compute nothing; show only what the folders hold
+    """
+    device, out = choose_device(device), Path(out)
+    require(folder is None or is_there(folder), "a folder for --data", f"{folder}, which does not exist")
+    check_replaceable(out)
+    trained = {run.folder.resolve(): run for path in runs for run in open_runs(path)}
+    for run in trained.values():
+        problem = f"{run.folder.name}, which comes with isoconv, without its training curves"
+        require(not is_pretrained(run.folder), "runs of your own", problem)
+        read_run_files(run.folder)  # raises, before any work is done, if something is wrong with one
+    made, notes = dict[str, tuple[str, ...]](), dict[str, str]()
+    for run in () if as_is else trained.values():
+        images = find_test_images(run, folder, download) if lacks_images(run) else None
+        if isinstance(images, str):
+            notes[str(run.folder)] = f"Some parts are left out: the test images are missing. {images}"
+            images = None
+        made[str(run.folder)] = tuple(complete_run(run, images, device=device, progress=progress))
+    folders = [run.folder for run in trained.values()]
+    size = write_page(folders, out, notes)
+    return Report(str(out), size, tuple(map(str, folders)), made, notes)
+
+
+def write_page(runs: Sequence[Path], out: Path, notes: Mapping[str, str] | None = None) -> int:
+    """Write the page about these run folders (one seed's each) as they are, and return its size in bytes.
+
+    `notes` say why something of a run is missing. An existing file is replaced if it is such a page.
     """
     require(len(runs) > 0, "at least one run to report on", "none")
     check_replaceable(out)
@@ -121,10 +181,10 @@ def check_replaceable(out: Path) -> None:
     require(ours, "a new file, or an isoconv report to replace (--out)", f"{out}, which is something else")
 
 
-def _notes(run: RunFiles, notes: Mapping[Path, Sequence[str]]) -> list[str]:
+def _notes(run: RunFiles, notes: Mapping[str, str]) -> list[str]:
     """Return the notes on a run, and the commands that compute what is missing."""
     where = shlex.quote(str(run.path)) + (" --data DIR" if run.config.data in FROM_FILES else "")
-    sentences = list(notes.get(run.path, ()))
+    sentences = [notes[str(run.path)]] if str(run.path) in notes else []
     if run.certified is None and not sentences:
         sentences.append(f"The certified radii are missing: isoconv certify {where} computes them.")
     if not run.attacks:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.errors import IsoconvError
 from isoconv.files import require_ordinary
-from isoconv.records import SLACK, Record, require
+from isoconv.records import SLACK, Percent, Record, require
 from isoconv.train.classifier import TrainResult
 from isoconv.train.config import TrainConfig, default_epsilons, default_patch, recipe_settings
 from isoconv.train.diagnostics import Diagnostics, Gallery
@@ -32,6 +32,7 @@ class Epoch(Record):
     epoch: float
     loss: float
     accuracy: float
+    validation: Percent | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "accumulate", "crop_padding", "flip", "augment", "resize"),
     *("resized_crop", "rand_augment", "colour_jitter", "precision", "patch", "checkpoint_activations"),
+    *("validation", "patience", "skip_broken"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 

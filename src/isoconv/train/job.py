@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from isoconv.train.config import (
     refuse_other_options,
 )
 from isoconv.train.distributed import Processes, choose_device
-from isoconv.train.engine import Diverged, Observer, Silent
+from isoconv.train.engine import Diverged, EpochReport, Observer, Silent
 from isoconv.train.own_model import Build, find_function, hash_graph
 from isoconv.train.passes import is_repeatable
 from isoconv.train.run_folder import RunFolder, open_runs, seed_folders, seeds_in
@@ -48,6 +49,7 @@ def train(
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
+    tensorboard: bool = False,
     watch: Callable[[int, int], AbstractContextManager[Observer]] = lambda steps, done: nullcontext(Silent()),
     should_stop: Callable[[], bool] = lambda: False,
     say: Say = lambda line: None,
@@ -63,11 +65,14 @@ def train(
     stream, workers : whether a user's pictures stay in their files (by default if they do not fit in memory), and how many
         processes decode them; see `isoconv.data.pictures.PictureOptions`. The networks are the same either way
     search : learning rates to try on a validation split first
+    tensorboard : write events of the same figures as the metrics into `out`, too
     watch : called with the number of steps, and of those done before, when training begins; returns who observes it
     say : called with lines worth showing
     settings : fields of `TrainConfig` that differ from the recipe's. `model` may be a network of your own: a function
         without arguments, or with `input_shape` and `classes`, or its name, FILE.py:FUNCTION, which is run
     """
+    if tensorboard and find_spec("tensorboard") is None:
+        raise IsoconvError("--tensorboard needs the package tensorboard: pip install 'isoconv[tensorboard]'.")
     device, out, build = choose_device(device), Path(out), None
     if not isinstance(named := settings.get("model", ""), str) or is_own(named):
         settings["model"], build = find_function(named)
@@ -144,10 +149,27 @@ def train(
     options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
     options |= {"validation": held_out, "resume": resume}
     with watch(steps, done[0]) as observer:
+        observer = _Events(out, observer) if tensorboard and processes.first else observer
         results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
     for result in results if results[0].best_epoch is not None else ():
         say(f"Seed {result.seed}: epoch {result.best_epoch} is kept, with {result.validation:.2f} % in validation.")
     return results, first
+
+
+class _Events:
+    """Writes TensorBoard events of each epoch's figures, and passes everything on to another observer."""
+
+    def __init__(self, folder: Path, observer: Observer) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer, self.observer = SummaryWriter(str(folder)), observer  # type: ignore[no-untyped-call]
+        self.step = observer.step
+
+    def epoch(self, report: EpochReport) -> None:
+        self.observer.epoch(report)
+        for name in ("loss", "accuracy", "images_per_second"):
+            self.writer.add_scalar(f"train/{name}", getattr(report, name), report.epoch)
+        self.writer.flush()
 
 
 def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:

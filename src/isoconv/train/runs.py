@@ -40,8 +40,8 @@ _FEW = 100  # the paper's number of images for attacks that ask thousands of que
 Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
 
 
-def _be_silent(title: str, done: int, total: int) -> None:
-    pass
+def be_silent(title: str, done: int, total: int) -> None:
+    """Show no progress."""
 
 
 # What is known of a run -------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class TrainedRun:
         *,
         certificate: Path | None = None,
         device: str | torch.device = "cpu",
-        progress: Progress = _be_silent,
+        progress: Progress = be_silent,
         processes: Processes | None = None,
         **options: Any,
     ) -> tuple[RobustAccuracy, CertifiedRecord]:
@@ -186,7 +186,7 @@ class TrainedRun:
         epsilon: float | None,
         certified: RobustAccuracy,
         *,
-        progress: Progress = _be_silent,
+        progress: Progress = be_silent,
         **settings: Any,
     ) -> AttackRecord:
         """Attack the network on the first images of those that `certified` is about.
@@ -215,7 +215,7 @@ class TrainedRun:
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
     def predict(
-        self, images: Sequence[Path], device: str = "auto", *, progress: Progress = _be_silent
+        self, images: Sequence[Path], device: str = "auto", *, progress: Progress = be_silent
     ) -> list[Prediction]:
         """Classify pictures, resized to the network's input, each with its certified radius.
 
@@ -385,7 +385,7 @@ def certify_run(
     download: bool = False,
     images: int | None = None,
     device: str = "auto",
-    progress: Progress = _be_silent,
+    progress: Progress = be_silent,
     say: Callable[[str], None] = lambda line: None,
     processes: Processes | None = None,
     **options: str,
@@ -450,7 +450,7 @@ def attack_run(
     restarts: int = 1,
     seed: int = 0,
     device: str = "auto",
-    progress: Progress = _be_silent,
+    progress: Progress = be_silent,
 ) -> list[AttackRecord]:
     """Attack each network of a run on its test images, and keep the results in its attacks.json.
 

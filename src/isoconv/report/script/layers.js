@@ -116,19 +116,48 @@ function training() {
   const one = (figure, name, y, show) => chart(figure, () => ({
     x: { low: 1, high: epochs, label: "epoch" },
     y,
-    describe: `${name} by epoch. ` + known().map(([run]) => `${run.name}: ${show(run.metrics[name].at(-1))} at the end.`).join(" "),
-    layers: (scale) => known().map(([run, index]) => drawn("g", { class: colour(index) }, drawn("path", { class: "line",
-      d: path(run.metrics.epoch.map((epoch, k) => [scale.across(epoch), scale.up(run.metrics[name][k])])) }),
-      ...(run.metrics.epoch.length === 1 ? [drawn("circle", { class: "dot", cx: scale.across(run.metrics.epoch[0]), cy: scale.up(run.metrics[name][0]), r: 4 })] : []))),
+    describe: `${name} by epoch. ` + known().map(([run]) => `${run.name}: ${show(run.metrics[name].at(-1))} at the end.${keptWords(run)}`).join(" "),
+    layers: (scale) => known().map(([run, index]) => drawn("g", { class: colour(index) }, ...curve(scale, run, run.metrics[name], "line", "dot"),
+      ...(heldOut(run, name) ? curve(scale, run, heldOut(run, name), "thin dashed", "point") : []), ...keptMark(scale, run, heldOut(run, name) || run.metrics[name]))),
   }), (event, epoch, scale) => {
     const near = Math.round(epoch);
     const here = known().map(([run, index]) => [run, index, run.metrics.epoch.indexOf(near)]).filter(([, , k]) => k >= 0);
-    showTip(event, "epoch " + near, here.map(([run, index, k]) => [index, run.name, show(run.metrics[name][k])]));
+    const held = (run, k) => (heldOut(run, name) && heldOut(run, name)[k] !== null ? `, held out ${show(heldOut(run, name)[k])}` : "");
+    showTip(event, "epoch " + near, here.map(([run, index, k]) => [index, run.name + (run.kept === near ? ", kept" : ""), show(run.metrics[name][k]) + held(run, k)]));
     return crosshair(scale, near, here.map(([run, index, k]) => [index, near, run.metrics[name][k]]));
   });
-  const lowest = Math.min(...all.flatMap((run) => run.metrics.accuracy));
+  const lowest = Math.min(...all.flatMap((run) => [...run.metrics.accuracy, ...(run.validation || []).filter((share) => share !== null)]));
   one(accuracy, "accuracy", { low: Math.max(0, Math.floor((lowest - 2) / 10) * 10), high: 100, percent: true }, (value) => percent(value));
   const losses = all.flatMap((run) => run.metrics.loss);
   const high = Math.max(...losses), low = Math.min(...losses, 0);
   one(loss, "loss", { low, high: high > low ? high * 1.04 : low + 1 }, short);
+  if (!all.some((run) => run.validation)) return;
+  document.querySelector("#training .key").append(
+    keyEntry("training batches", drawn("path", { class: "line", d: "M0 6L30 6" })),
+    keyEntry("held-out images", drawn("path", { class: "thin dashed", d: "M0 6L30 6" })),
+    keyEntry("the epoch that was kept", drawn("circle", { class: "point", cx: 15, cy: 6, r: 5 })));
+}
+
+/** Accuracy on held-out images by epoch; null where the chart is of something else, or none were held out. */
+const heldOut = (run, name) => (name === "accuracy" ? run.validation : null);
+
+function curve(scale, run, values, line, dot) {
+  const points = run.metrics.epoch.map((epoch, k) => [epoch, values[k]]).filter(([, value]) => value !== null)
+    .map(([epoch, value]) => [scale.across(epoch), scale.up(value)]);
+  return [drawn("path", { class: line, d: path(points) }),
+    ...(points.length === 1 ? [drawn("circle", { class: dot, cx: points[0][0], cy: points[0][1], r: 4 })] : [])];
+}
+
+/** A ring at the epoch whose network is the run's, and a line down to the axis. */
+function keptMark(scale, run, values) {
+  const value = values[run.metrics.epoch.indexOf(run.kept)];
+  if (value === undefined || value === null) return [];
+  const x = scale.across(run.kept), y = scale.up(value);
+  return [drawn("line", { class: "thin dotted", x1: x, x2: x, y1: y, y2: scale.inner.bottom }),
+    drawn("circle", { class: "point kept", cx: x, cy: y, r: 5 })];
+}
+
+function keptWords(run) {
+  const share = run.validation && run.validation[run.metrics.epoch.indexOf(run.kept)];
+  return run.kept ? ` Epoch ${run.kept} is kept${share ? `, with ${percent(share)} of the held-out images right` : ""}.` : "";
 }
