@@ -252,9 +252,11 @@ def test_an_update_of_ones_own(tmp_path):
 
     model = nn.ModuleList([nn.Linear(64, 1), nn.Linear(64, 1)])
     expected = copy.deepcopy(model)
-    fit(model, BATCHES, None, "adam", update=alternate, epochs=2, schedule="constant", folder=tmp_path / "run")
-    optimiser = torch.optim.Adam(expected.parameters(), lr=torch.tensor(0.01))
-    for x, y in BATCHES * 2:
+    fit(model, BATCHES, None, "adam", update=alternate, epochs=2, folder=tmp_path / "run")
+    rate = torch.tensor(0.0)
+    optimiser = torch.optim.Adam(expected.parameters(), lr=rate)
+    for step, (x, y) in enumerate(BATCHES * 2):
+        rate.fill_(0.01 * (1 - step / 10))
         alternate(expected, optimiser, x, y)
     assert same(model, expected)
 
