@@ -101,12 +101,15 @@ def test_a_data_set_gives_the_batches_of_its_loader(source, size, expected):
     assert one.metrics["accuracy"] == other.metrics["accuracy"]
 
 
-def test_a_loaders_own_generator_decides_the_order_and_stays_as_it_was():
-    models, loaders = (network(), network()), (loader(5), loader(6))
-    for model, batches in zip(models, loaders, strict=True):
-        fit(model, batches, cross_entropy, "adam", epochs=1)
-    assert not same(*models)
-    assert torch.equal(loaders[0].generator.get_state(), torch.Generator().manual_seed(5).get_state())
+def test_the_seed_or_a_loaders_own_generator_decides_the_order():
+    """And the generator stays as it was."""
+    own = loader(5)
+    for pairs in (((own, 0), (loader(6), 0)), ((loader(), 0), (loader(), 1))):
+        models = network(), network()
+        for model, (batches, seed) in zip(models, pairs, strict=True):
+            fit(model, batches, cross_entropy, "adam", epochs=1, seed=seed)
+        assert not same(*models)
+    assert torch.equal(own.generator.get_state(), torch.Generator().manual_seed(5).get_state())
 
 
 # Going on -------------------------------------------------------------------------------------------------------------

@@ -147,20 +147,16 @@ def processes_in(folder: Path) -> list[Path]:
 STOP_AT_DIFFERENT_STEPS = """
 import os
 from pathlib import Path
+from isoconv.train import RunFolder, Stopped
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import Stopped
-from train.toys import stop_after, toy, toy_config, Watcher
-from isoconv.train.classifier import train_classifiers
-from isoconv.train.run_folder import RunFolder
+from train.toys import stop_after, toy_config, train_toy
 
-processes = Processes.join("cpu")
-config, folder = toy_config(), RunFolder(Path("run"))
+processes, run = Processes.join("cpu"), Path("run")
 if processes.first:
-    folder.start(config, overwrite=False)
+    RunFolder(run).start(toy_config(), overwrite=False)
 processes.wait()
 try:
-    train_classifiers([config], [folder], toy(), None, [0.1], Watcher(), processes=processes,
-                      should_stop=stop_after(3 + processes.rank))
+    train_toy(run, toy_config(), resume=True, processes=processes, should_stop=stop_after(3 + processes.rank))
 except Stopped:
     Path(f"stopped-{processes.rank}").touch()
 processes.leave()
