@@ -94,7 +94,7 @@ CASES: list[tuple[dict[str, Any], list[int]]] = [
     ({"conv": "ossn", "optimiser": "rmsprop"}, [4]),
     (SVCM, [6]),
     (AUGMENTED, [11]),
-    (OPERATED | {"colour_jitter": (0.4, 0.4, 0.0)}, [2, 5]),
+    (OPERATED | {"colour_jitter": (0.4, 0.4, 0.0), "batch_size": 32, "accumulate": 2}, [2, 5]),
 ]
 
 
