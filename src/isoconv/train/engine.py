@@ -507,7 +507,7 @@ class _Loop:
     def _run_epoch(self, epoch: int) -> None:
         started, before = time.monotonic(), [learner.done for learner in self.learners]
         first, last = epoch * self.steps, (epoch + 1) * self.steps
-        samples, taken, stopping = [0] * len(self.learners), 0, False
+        samples, taken, stopping, saving = [0] * len(self.learners), 0, False, False
         torch.manual_seed(epoch_generator(self.seed, epoch, "fit").initial_seed())
         self._open_streams(epoch, (min(before) - first) * self.accumulate)
         for step in range(first, last):
@@ -536,7 +536,7 @@ class _Loop:
                 self.lines[k]["validation"] = self._validate(k, epoch + 1)
             if self.processes.first and self.folders:
                 self.folders[k].append_metrics(self.lines[k])
-        if any(self.processes.any(stopping, self._save_is_due(), self._is_over(epoch + 1))):
+        if any(self.processes.any(stopping, self._save_is_due() or saving, self._is_over(epoch + 1))):
             self._save(epoch + 1)
             self.processes.wait()
         seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
