@@ -1,6 +1,7 @@
 """A user's own network: built by a function, trained as any other, kept as data that runs no code."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -108,9 +109,8 @@ def test_every_kind_is_kept():
             assert type(read.a.b) is type(module) and torch.equal(read(x), graph(x)), module
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_kept_computes_the_same(dtype):
-    for build in BUILDERS:
+def test_what_is_kept_computes_the_same():
+    for build, dtype in itertools.product(BUILDERS, (torch.float32, torch.float64)):
         model, config = build(), config_of()
         shape = (64,) if isinstance(model, nn.Linear) else (1, 8, 8)
         model(torch.rand(2, *shape))
