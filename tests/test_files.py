@@ -14,14 +14,8 @@ from isoconv.files import read_json, read_tensors, write_files, write_tensors, w
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
-    tensors = {
-        "a": torch.randn(3, 4),
-        "b/c": torch.randn(4, 3).T,
-        "count": torch.tensor(7),
-        "half": torch.randn(2).bfloat16(),
-        "empty": torch.zeros(0, 3),
-        "graph": nn.Parameter(torch.ones(2)),
-    }
+    tensors = {"a": torch.randn(3, 4), "b/c": torch.randn(4, 3).T, "count": torch.tensor(7)}
+    tensors |= {"half": torch.randn(2).bfloat16(), "empty": torch.zeros(0, 3), "graph": nn.Parameter(torch.ones(2))}
     write_tensors(tmp_path / "x.safetensors", tensors, {"format": "pt"})
     read = read_tensors(tmp_path / "x.safetensors")
     assert read.keys() == tensors.keys()
@@ -45,17 +39,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(error, failing,
         assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_takes_its_place_only_when_all_are_complete(tmp_path, monkeypatch):
-    """None is replaced before all are on disk."""
-    seen = []
-    replace = os.replace
+def test_no_file_takes_its_place_before_all_are_on_disk(tmp_path, monkeypatch):
+    seen, synced, replace = [], [], os.replace
 
-    def watched(source: str, target: Path) -> None:
+    def watch(source: str, target: Path) -> None:
         seen.append((Path(source).read_text(), Path(target).exists(), len(synced)))
         replace(source, target)
 
-    synced = []
-    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(os, "replace", watch)
     monkeypatch.setattr(os, "fsync", synced.append)
     write_files({tmp_path / "x": b"all of it", tmp_path / "y": b"and this"})
     assert seen == [("all of it", False, 2), ("and this", False, 2)]
@@ -65,23 +56,18 @@ def test_a_file_takes_its_place_only_when_all_are_complete(tmp_path, monkeypatch
 
 
 WHOLE = save({"a": torch.zeros(1000)})
+BROKEN = [
+    (read_tensors, (b"", b"\xff" * 100, WHOLE[:-1], None), "weights in the safetensors file"),
+    (read_json, (b"", b"{", b"{'a': 1}", b"\xff", None), "JSON in"),
+    (read_json, (b"[1]", b"3", b"null"), "a JSON object in"),
+]
 
 
-@pytest.mark.parametrize(
-    ("read", "content", "expected"),
-    [
-        *(
-            (read_tensors, content, "weights in the safetensors file")
-            for content in (b"", b"\xff" * 100, WHOLE[:-1], None)
-        ),
-        *((read_json, content, "JSON in") for content in (b"", b"{", b"{'a': 1}", b"\xff", None)),
-        *((read_json, content, "a JSON object in") for content in (b"[1]", b"3", b"null")),
-    ],
-)
-def test_a_broken_or_missing_file_is_named_in_one_line(read, content, expected, tmp_path):
+@pytest.mark.parametrize(("read", "contents", "expected"), BROKEN)
+def test_a_broken_or_missing_file_is_named_in_one_line(read, contents, expected, tmp_path):
     path = tmp_path / "broken"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(IsoconvError, match=f"^Expected {expected} {re.escape(str(path))}. Got") as caught:
-        read(path)
-    assert "\n" not in str(caught.value)
+    for content in contents:
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(IsoconvError, match=f"^Expected {expected} {re.escape(str(path))}. Got") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)

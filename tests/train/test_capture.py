@@ -215,14 +215,8 @@ def test_who_is_alike() -> None:
 
 def defect(update: SharedUpdate) -> float:
     """The largest ‖UᵀU − I‖₂ of the parameters as they are."""
-    found = 0.0
-    for stack in update.stacks:
-        for source in stack.wholes or stack.layers[0]._sources():
-            matrix = source.detach().double()
-            tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
-            error = tall.mT @ tall - torch.eye(tall.shape[-1], dtype=torch.float64)
-            found = max(found, float(torch.linalg.matrix_norm(error, 2).max()))
-    return found
+    matrices = [source for stack in update.stacks for source in stack.wholes or stack.layers[0]._sources()]
+    return max(float((torch.linalg.svdvals(matrix.detach().double()) ** 2 - 1).abs().max()) for matrix in matrices)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +244,6 @@ def test_matrices_that_are_used_are_as_near_the_manifold_as_promised(model, lr, 
     update.stacks[-1].build = watch  # the last one: all have been settled by then
     settled = set(advance([one], range(3, 80), update)[1:])  # the first comes back from anywhere
     assert settled == kinds and max(used) <= most and len(used) == 77
-
     matrix = one.model.eval()[-1].weight.double()  # and it is evaluated exactly
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-6)
 

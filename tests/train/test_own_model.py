@@ -1,6 +1,7 @@
 """A user's own network: built by a function, trained as any other, kept as data that runs no code."""
 
 import copy
+import itertools
 import json
 import random
 
@@ -74,8 +75,7 @@ KINDS = {
         nn.AdaptiveAvgPool1d(4), nn.BatchNorm1d(4), nn.Dropout1d(0.1),
     ],
 }  # fmt: skip
-BUILDERS = {"mine": Mine, "tied": tied, "shared": shared, "small": lambda: Small((1, 8, 8), 4)}
-BUILDERS["one module"] = lambda: nn.Linear(64, 4)
+BUILDERS = [Mine, tied, shared, lambda: Small((1, 8, 8), 4), lambda: nn.Linear(64, 4)]
 
 
 def config_of(shape=(1, 8, 8), classes=4):
@@ -109,17 +109,13 @@ def test_every_kind_is_kept():
             assert type(read.a.b) is type(module) and torch.equal(read(x), graph(x)), module
 
 
-@pytest.mark.parametrize("name", BUILDERS)
-def test_what_is_kept_computes_the_same(name):
-    for dtype in (torch.float32, torch.float64):
-        torch.manual_seed(0)
-        shape, model, config = ((64,) if name == "one module" else (1, 8, 8)), BUILDERS[name](), config_of()
+def test_what_is_kept_computes_the_same():
+    for build, dtype in itertools.product(BUILDERS, (torch.float32, torch.float64)):
+        model, config = build(), config_of()
+        shape = (64,) if isinstance(model, nn.Linear) else (1, 8, 8)
         model(torch.rand(2, *shape))
         object.__setattr__(config, "input_shape", shape)
         assert_kept(model.to(dtype), shape, config)
-
-
-def test_random_graphs_are_kept():
     for seed in range(8):
         assert_kept(RandomGraph(seed, steps=3 + seed), (4, 3, 3), config_of((4, 3, 3), 3))
 
@@ -209,22 +205,20 @@ def test_seeds_side_by_side_learn_and_keep_what_they_learned(device, pictures, t
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run that was not trained but looks as if."""
+def kept(tmp_path_factory):
+    """A run that was not trained but looks as if, and what its graph.json holds."""
     torch.manual_seed(0)
     folder, config = RunFolder(tmp_path_factory.mktemp("own") / "run"), config_of()
     folder.start(config, overwrite=False)
     folder.finish(Mine().eval(), {"seed": 0}, config)
     folder.unlock()
-    return folder
+    return folder, folder.graph.read_text()
 
 
 @pytest.fixture
-def whole(run):
-    """What graph.json holds, and holds again after the test."""
-    text = run.graph.read_text()
-    yield text
-    run.graph.write_text(text)
+def run(kept):
+    kept[0].graph.write_text(kept[1])
+    return kept[0]
 
 
 def test_a_run_runs_no_code(run, tmp_path, monkeypatch):
@@ -255,7 +249,8 @@ BROKEN = {
 }
 
 
-def test_bad_files_are_refused(run, whole):
+def test_bad_files_are_refused(run):
+    whole = run.graph.read_text()
     contents = ["", "{}", "[" * 10**5, whole[: len(whole) // 2], "[]", None]
     for (*path, last), value in BROKEN.values():
         graph = inner = json.loads(whole)
@@ -270,9 +265,9 @@ def test_bad_files_are_refused(run, whole):
         assert "\n" not in str(error.value) and "graph.json" in str(error.value), content
 
 
-def test_whatever_a_graph_says_it_is_read_or_refused_in_one_line(run, whole):
+def test_whatever_a_graph_says_it_is_read_or_refused_in_one_line(run):
     """Settings are replaced at random; what is still a network for these weights and classes must run."""
-    draw, read, refused = random.Random(0), 0, []
+    draw, read, refused, whole = random.Random(0), 0, [], run.graph.read_text()
     values = [0, -1, 1, 2, 3, 10**12, 0.5, -0.5, 1e308, True, None, "zeros", "same"]
     values += [[1, 2], [], [2, 2, 2, 2], [0], [[1]]]
     names = ["factor", "dim", "start", "stop", "order", "size", "kernel_size", "stride", "padding", "bias"]

@@ -93,14 +93,14 @@ def test_with_weights_that_are_built_ahead(compiled: bool, monkeypatch: pytest.M
 def test_fewer_activations_are_kept() -> None:
     """Of 40 layers those of the last segment, and the inputs of the others."""
     model, kept = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(40))), []
-    for layer in model:
-        layer.register_forward_hook(lambda module, inputs, output: kept.append(weakref.ref(output)))
+    for k, layer in enumerate(model):
+        layer.register_forward_hook(lambda module, inputs, output, k=k: kept.append((k, weakref.ref(output))))
     for again, fewest, most in ((False, 40, 40), (True, 6, 13)):
         kept.clear()
         result = run_in_pieces(model, checkpointed=again)(torch.rand(2, 4))
-        assert fewest <= sum(output() is not None for output in kept) <= most and len(kept) == 40
+        assert fewest <= sum(output() is not None for _, output in kept) <= most and len(kept) == 40
         result.sum().backward()
-    assert 40 < len(kept) < 80  # and the last segment was not computed twice
+    assert 20 < max(k for k, _ in kept[40:]) < 35  # the last segment is not computed twice
 
 
 class Attention(nn.MultiheadAttention):

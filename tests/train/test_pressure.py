@@ -80,7 +80,7 @@ def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
 
 
 class Timed(Watcher):
-    """A clock on which steps take three seconds, one a day; and the seconds that a kill would have lost at worst."""
+    """A clock on which steps take six seconds, one a day; and the seconds that a kill would have lost at worst."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ class Timed(Watcher):
 
     def step(self, steps: int) -> None:
         super().step(steps)
-        self.now += 86400.0 if self.steps == 6 else 3.0  # as if the machine had slept
-        self.lost = max(self.lost, 3.0 * (self.steps - steps_done(self.path)))
+        self.now += 86400.0 if self.steps == 6 else 6.0  # as if the machine had slept
+        self.lost = max(self.lost, 6.0 * (self.steps - steps_done(self.path)))
 
 
 def test_a_kill_loses_at_most_ten_seconds_and_a_clock_that_jumps_changes_nothing(whole, tmp_path, monkeypatch):
-    """Epochs of four steps and steps of three seconds: a state is on disk before ten seconds are at stake."""
+    """Epochs of four steps and steps of six seconds: a state is on disk before ten seconds are at stake."""
     watcher, chance = Timed(tmp_path / "run"), random.Random(0)
     monkeypatch.setattr(time, "monotonic", lambda: watcher.now)
     monkeypatch.setattr(time, "time", lambda: chance.uniform(-1e12, 1e12))

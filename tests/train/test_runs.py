@@ -1,5 +1,9 @@
-"""Run folders: what is in them, where they may begin, how they go on bit for bit, and how the model comes out again."""
+"""Runs and their folders: what is in them, where they may begin, how they go on bit for bit, how the model comes out again.
 
+And `train`, from pictures to folders: the best epoch is kept, runs are given more epochs, broken pictures are left out.
+"""
+
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,17 +12,17 @@ import pytest
 import torch
 
 from isoconv.certify import robust_accuracy
-from isoconv.data import as_float
+from isoconv.data import as_float, hold_out, read_folder
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors, write_tensors
 from isoconv.pretrained import pretrained_folder
-from isoconv.train import job
-from isoconv.train.classifier import TrainResult
+from isoconv.train import certify_run, job, train, train_classifiers
+from isoconv.train.classifier import TrainResult, measure_accuracy
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, load_run, seed_folders
-from train.toys import Watcher, losses, same_run, stop_after, toy, toy_config, train_toy
+from train.toys import Watcher, losses, same_run, same_weights, stop_after, toy, toy_config, train_toy, write_pictures
 
 NAMES = {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
 
@@ -90,7 +94,7 @@ CASES: list[tuple[dict[str, Any], list[int]]] = [
     ({"conv": "ossn", "optimiser": "rmsprop"}, [4]),
     (SVCM, [6]),
     (AUGMENTED, [11]),
-    (OPERATED | {"colour_jitter": (0.4, 0.4, 0.0)}, [2, 5]),
+    (OPERATED | {"colour_jitter": (0.4, 0.4, 0.0), "batch_size": 32, "accumulate": 2}, [2, 5]),
 ]
 
 
@@ -218,11 +222,11 @@ def find(rates, **options):
 
 
 def test_the_better_rate_is_chosen_on_a_part_of_the_training_set_that_is_not_trained_on(tmp_path, monkeypatch):
-    calls, train_classifiers = [], job.train_classifiers
+    calls = []
 
-    def watch(configs, folders, train, test, *args, **options):
-        calls.append((configs[0].lr, train, test))
-        return train_classifiers(configs, folders, train, test, *args, **options)
+    def watch(configs, folders, kept, held_out, *args, **options):
+        calls.append((configs[0].lr, kept, held_out))
+        return train_classifiers(configs, folders, kept, held_out, *args, **options)
 
     monkeypatch.setattr(job, "train_classifiers", watch)
     monkeypatch.chdir(tmp_path)
@@ -231,9 +235,9 @@ def test_the_better_rate_is_chosen_on_a_part_of_the_training_set_that_is_not_tra
     assert scores.keys() == {1e-7, 1e-2, 1e-6} and scores[1e-2] > scores[1e-7]
     assert all(0 <= robust <= clean <= 100 for clean, robust in scores.values())
     assert [lr for lr, _, _ in calls] == [1e-7, 1e-2, 1e-6]
-    for _, train, test in calls:
-        kept, held_out, all_ = ({image.numpy().tobytes() for image in part.images} for part in (train, test, toy()))
-        assert kept | held_out == all_ and not kept & held_out and len(test) == 26
+    for _, *parts in calls:
+        kept, held_out, both = ({image.numpy().tobytes() for image in part.images} for part in (*parts, toy()))
+        assert kept | held_out == both and not kept & held_out and len(parts[1]) == 26
 
 
 def test_rates_that_diverge_are_skipped_and_those_that_are_none_refused():
@@ -241,3 +245,87 @@ def test_rates_that_diverge_are_skipped_and_those_that_are_none_refused():
     assert best == 1e-3 and scores.keys() == {1e-3}
     refused(r"1e\+20, 1e\+25 diverged", find, [1e20, 1e25], conv="standard", loss="cross-entropy")
     refused("positive", find, [1e-3, 0.0])
+
+
+# From pictures -------------------------------------------------------------------------------------------------------
+
+OPTIONS = {"model": "small", "batch_size": 16, "device": "cpu", "flip": False}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "pictures")
+
+
+def test_the_epoch_that_is_best_in_validation_is_kept(pictures, tmp_path):
+    options = OPTIONS | {"epochs": 9, "validation": 0.25, "patience": 2, "lr": 0.03}
+    lines = []
+    (result,), _ = train(str(pictures), tmp_path / "run", say=lines.append, **options)
+    assert "16 of them for validation" in lines[0] and f"epoch {result.best_epoch} is kept" in lines[-1]
+    scores = [line["validation"] for line in RunFolder(tmp_path / "run").read_metrics()]
+    assert result.best_epoch == scores.index(max(scores)) + 1 and result.validation == max(scores)
+    assert result.epochs == len(scores) == min(9, result.best_epoch + 2) < 9  # it would not gain any more
+    _, held_out = hold_out(read_folder(pictures).train, 0.25)
+    assert measure_accuracy(load_run(tmp_path / "run")[0], held_out, torch.device("cpu")) == max(scores)
+    train(str(pictures), tmp_path / "both", seeds=[0, 1], **options)
+    assert same_weights(tmp_path / "both" / "seed-0", tmp_path / "run")  # whatever the other one gains
+    # Resumed anywhere, it keeps the same network.
+    for steps in (2, 4, 3 * result.best_epoch, 3 * result.best_epoch + 2):
+        out = tmp_path / f"stopped-{steps}"
+        with pytest.raises(Stopped):
+            train(str(pictures), out, should_stop=stop_after(steps), **options)
+        (again,), _ = train(out=out, resume=True, device="cpu")
+        assert again.best_epoch == result.best_epoch and same_weights(out, tmp_path / "run")
+    assert train(out=tmp_path / "run", resume=True, device="cpu")[0][0].best_epoch == result.best_epoch
+
+
+def test_validation_does_not_disturb_training(pictures, tmp_path):
+    """Its images apart: with them held out, each epoch is that of a run on the others."""
+    train(str(pictures), tmp_path / "run", seeds=[0, 1], epochs=3, validation=0.25, **OPTIONS)
+    kept, _ = hold_out(read_folder(pictures).train, 0.25)
+    for seed in (0, 1):
+        config = TrainConfig.read(tmp_path / "run" / f"seed-{seed}" / "config.json")
+        folder = RunFolder(tmp_path / f"alone-{seed}")
+        folder.start(config, overwrite=False)
+        train_classifiers([config], [folder], kept, None, [])
+        alone = [line["loss"] for line in folder.read_metrics()]
+        assert [line["loss"] for line in RunFolder(tmp_path / "run" / f"seed-{seed}").read_metrics()] == alone
+
+
+def test_a_run_that_is_resumed_with_more_epochs_is_prolonged(pictures, tmp_path):
+    for name in ("run", "killed"):
+        train(str(pictures), tmp_path / name, epochs=2, **OPTIONS)
+    certify_run(tmp_path / "run")
+    with pytest.raises(IsoconvError, match="2 epochs"):
+        train(out=tmp_path / "run", resume=True, epochs=1, device="cpu")
+    (result,), config = train(out=tmp_path / "run", resume=True, epochs=4, device="cpu")
+    assert (config.epochs, config.prolonged, result.epochs) == (4, ((2, 8),), 4)
+    assert TrainConfig.read(tmp_path / "run" / "config.json") == config
+    assert [line["epoch"] for line in RunFolder(tmp_path / "run").read_metrics()] == [1, 2, 3, 4]
+    assert not same_weights(tmp_path / "run", tmp_path / "killed")
+    assert not (tmp_path / "run" / "certified.json").exists()  # it was about the shorter run
+    RunFolder(tmp_path / "killed").prolong(config)  # and then it was killed
+    train(out=tmp_path / "killed", resume=True, device="cpu")
+    assert same_weights(tmp_path / "killed", tmp_path / "run")
+    settings = json.loads((tmp_path / "killed" / "config.json").read_text())
+    (tmp_path / "killed" / "config.json").write_text(json.dumps(settings | {"epochs": 6}))
+    with pytest.raises(IsoconvError, match="changed"):
+        train(out=tmp_path / "killed", resume=True, device="cpu")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_broken_pictures_are_left_out_by_every_command(pictures, tmp_path, stream):
+    paths = [pictures / "b" / "001.png", pictures / "c" / "002.png"]
+    for path in paths:
+        path.write_bytes(b"")
+    options, lines = OPTIONS | {"epochs": 1, "stream": stream, "workers": 0}, []
+    with pytest.raises(IsoconvError, match=r"b/001\.png" if not stream else "cannot be read"):
+        train(str(pictures), tmp_path / "run", **options)
+    (result,), _ = train(str(pictures), tmp_path / "skip", skip_broken=True, say=lines.append, **options)
+    assert all(str(path) in lines[0] for path in paths)
+    (record,) = certify_run(tmp_path / "skip", device="cpu")
+    assert record.images == result.images and (record.clean, record.robust) == (result.clean, result.robust)
+    for path in (pictures / "d").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(IsoconvError, match="none of d"):
+        train(str(pictures), tmp_path / "none", skip_broken=True, **options)

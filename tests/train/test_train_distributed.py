@@ -102,19 +102,25 @@ main()
 
 
 def test_a_run_whose_processes_die_goes_on_with_any_number_of_them(tmp_path):
+    """Also where each decodes its own part of each batch, with workers of its own, which outlive nobody."""
     data, run = str(write_split(tmp_path / "data", 64, 16)), tmp_path / "run"
-    settings = {"model": "small", "epochs": 3, "batch_size": 16, "device": "cpu"}
-    train(data, tmp_path / "alone", **settings)
-    begun = f"train {data} --out run --model small --epochs 3 --batch-size 16 --device cpu".split()
-    assert_died(run, 0, 3, 2, *begun)
+    train(data, tmp_path / "alone", model="small", epochs=3, batch_size=16, device="cpu", stream=False)
+    streamed = ["--out", "run", "--device", "cpu", "--stream", "--workers", "1"]
+    assert_died(run, 0, 3, 2, *f"train {data} --model small --epochs 3 --batch-size 16".split(), *streamed)
     with pytest.raises(Stopped):
         train(out=run, resume=True, device="cpu", should_stop=stop_after(3))
     assert RunFolder(run).updates_done() == 6
-    assert_died(run, 2, 9, 4, "train", "--resume", "--out", "run", "--device", "cpu")
-    train(out=run, resume=True, device="cpu")
+    assert_died(run, 2, 9, 4, "train", "--resume", *streamed)
+    launch("-m", "isoconv", "train", "--resume", *streamed, cwd=tmp_path)
     assert same_network(tmp_path / "alone", run)
     for one, other in zip(losses(tmp_path / "alone"), losses(run), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (tmp_path / "alone", run)]
+    assert results[0]["clean"] == results[1]["clean"]
+    end = time.monotonic() + 30
+    while processes_in(tmp_path) and time.monotonic() < end:  # torch's workers look for their parent every five seconds
+        time.sleep(0.2)
+    assert not processes_in(tmp_path)
 
 
 def assert_died(run: Path, rank: int, update: int, count: int, *words: str) -> None:
@@ -129,28 +135,6 @@ def assert_died(run: Path, rank: int, update: int, count: int, *words: str) -> N
     assert RunFolder(run).updates_done() == update
 
 
-def test_processes_that_stream_train_like_one_also_after_one_was_killed(tmp_path):
-    """Each decodes its own part of each batch, with workers of its own, which outlive nobody."""
-    data, run = str(write_split(tmp_path / "data", 64, 16)), tmp_path / "run"
-    train(data, tmp_path / "alone", model="small", epochs=3, batch_size=16, device="cpu", stream=False)
-    streamed = ["--device", "cpu", "--stream", "--workers", "1"]
-    begun = [*f"train {data} --model small --epochs 3 --batch-size 16".split(), *streamed, "--out"]
-    launch("-m", "isoconv", *begun, "whole", cwd=tmp_path, count=2)
-    assert same_network(tmp_path / "alone", tmp_path / "whole")
-    assert_died(run, 1, 6, 2, *begun, "run")
-    launch("-m", "isoconv", "train", "--resume", *streamed, "--out", "run", cwd=tmp_path, count=4)
-    assert same_network(tmp_path / "alone", run)
-    for one, two, other in zip(*(losses(tmp_path / name) for name in ("alone", "whole", "run")), strict=True):
-        assert one == pytest.approx(two, rel=1e-4)
-        assert one == pytest.approx(other, rel=1e-4)
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("alone", "whole", "run")]
-    assert len({result["clean"] for result in results}) == 1
-    end = time.monotonic() + 30
-    while processes_in(tmp_path) and time.monotonic() < end:  # torch's workers look for their parent every five seconds
-        time.sleep(0.2)
-    assert not processes_in(tmp_path)
-
-
 def processes_in(folder: Path) -> list[Path]:
     """Return the processes, as folders in /proc, that work in a folder."""
     found = []
@@ -163,20 +147,16 @@ def processes_in(folder: Path) -> list[Path]:
 STOP_AT_DIFFERENT_STEPS = """
 import os
 from pathlib import Path
+from isoconv.train import RunFolder, Stopped
 from isoconv.train.distributed import Processes
-from isoconv.train.engine import Stopped
-from train.toys import stop_after, toy, toy_config, Watcher
-from isoconv.train.classifier import train_classifiers
-from isoconv.train.run_folder import RunFolder
+from train.toys import stop_after, toy_config, train_toy
 
-processes = Processes.join("cpu")
-config, folder = toy_config(), RunFolder(Path("run"))
+processes, run = Processes.join("cpu"), Path("run")
 if processes.first:
-    folder.start(config, overwrite=False)
+    RunFolder(run).start(toy_config(), overwrite=False)
 processes.wait()
 try:
-    train_classifiers([config], [folder], toy(), None, [0.1], Watcher(), processes=processes,
-                      should_stop=stop_after(3 + processes.rank))
+    train_toy(run, toy_config(), resume=True, processes=processes, should_stop=stop_after(3 + processes.rank))
 except Stopped:
     Path(f"stopped-{processes.rank}").touch()
 processes.leave()

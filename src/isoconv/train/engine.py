@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -147,11 +147,8 @@ class FitConfig(Settings):
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields as plain data; without those that a folder means where it does not have them."""
-        fields, names = super().to_fields(), PAPERS_PROJECTIONS.keys()
-        paper = {name: fields[name] for name in names} == PAPERS_PROJECTIONS
-        absent = {*(names if paper else ()), *(("accumulate",) if self.accumulate == 1 else ())}
-        absent |= set() if self.checkpoint_activations else {"checkpoint_activations"}
-        return {name: value for name, value in fields.items() if name not in absent}
+        meant = {field.name: field.default for field in fields(self) if field.name != "precision"}
+        return {name: value for name, value in super().to_fields().items() if value != meant.get(name, MISSING)}
 
 
 @dataclass(eq=False)
@@ -361,7 +358,7 @@ def fit(
     sources = [_split(source, batch_size) for source in _listed(batches, several)]
     count, steps = len(networks), _steps_per_epoch(sources, accumulate)
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
-    processes = processes or Processes()
+    processes, observer = processes or Processes(), observer or Silent()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
     shared = momentum, epochs, steps, project_every, project_iterations, precision, update, torch.device(device)
     last = processes.wrap, accumulate, checkpoint_activations
@@ -378,20 +375,8 @@ def fit(
         for learner, run in zip(learners, folders, strict=True) if resume else ():
             run.load(learner, writes=processes.first)
             _divide_sums(learner, processes)
-        best = [run.read_best() if resume and validate is not None else None for run in folders]
         loop = _Loop(
-            learners,
-            sources,
-            folders,
-            seed,
-            observer or Silent(),
-            processes,
-            should_stop,
-            save_every,
-            captured,
-            validate,
-            patience,
-            best or [None for _ in learners],
+            learners, sources, folders, seed, observer, processes, should_stop, save_every, captured, validate, patience
         )
         loop.run()
         for learner, kept in zip(learners, loop.best, strict=True):
@@ -471,7 +456,6 @@ class _Loop:
     captured: bool
     validate: Callable[[nn.Module], float] | None
     patience: int
-    best: list[BestEpoch | None]
 
     def __post_init__(self) -> None:
         self.steps, self.epochs = self.learners[0].steps_per_epoch, self.learners[0].epochs
@@ -479,6 +463,8 @@ class _Loop:
         self.stepper = Stepper(self.learners, captured=self.captured and self.processes.count == 1)
         metrics = [folder.read_metrics() for folder in self.folders] or [[] for _ in self.learners]
         self.lines: list[dict[str, float]] = [lines[-1] if lines else {} for lines in metrics]
+        self.best: list[BestEpoch | None] = [folder.read_best() if self.validate else None for folder in self.folders]
+        self.best = self.best or [None for _ in self.learners]
         self.read = self.saved = self.stepped = time.monotonic()  # the clock, the state, the last step
         self.pause = min(_FIRST_SAVE, self.save_every)
         self.streams: list[Iterator[Any]] = []
@@ -489,7 +475,7 @@ class _Loop:
     def run(self) -> None:
         try:
             for epoch in range(min(learner.done for learner in self.learners) // self.steps, self.epochs):
-                if all(self._gains_no_more(k, epoch) for k in range(len(self.learners))):
+                if self._is_over(epoch):
                     break
                 self._run_epoch(epoch)
             self._read_clock()
@@ -521,7 +507,7 @@ class _Loop:
     def _run_epoch(self, epoch: int) -> None:
         started, before = time.monotonic(), [learner.done for learner in self.learners]
         first, last = epoch * self.steps, (epoch + 1) * self.steps
-        samples, taken, stopping = [0] * len(self.learners), 0, False
+        samples, taken, stopping, saving = [0] * len(self.learners), 0, False, False
         torch.manual_seed(epoch_generator(self.seed, epoch, "fit").initial_seed())
         self._open_streams(epoch, (min(before) - first) * self.accumulate)
         for step in range(first, last):
@@ -550,8 +536,7 @@ class _Loop:
                 self.lines[k]["validation"] = self._validate(k, epoch + 1)
             if self.processes.first and self.folders:
                 self.folders[k].append_metrics(self.lines[k])
-        ending = epoch + 1 == self.epochs or all(self._gains_no_more(k, epoch + 1) for k in range(len(self.learners)))
-        if any(self.processes.any(stopping, self._save_is_due(), ending)):
+        if any(self.processes.any(stopping, self._save_is_due() or saving, self._is_over(epoch + 1))):
             self._save(epoch + 1)
             self.processes.wait()
         seconds, share = time.monotonic() - started, max(taken / self.steps, 1e-9)
@@ -596,6 +581,10 @@ class _Loop:
         """Return True if a network has not gained for `patience` epochs when so many epochs are done."""
         best = self.best[k]
         return self.patience > 0 and best is not None and epoch - best.epoch >= self.patience
+
+    def _is_over(self, epoch: int) -> bool:
+        """Return True if no network has anything to gain when so many epochs are done."""
+        return epoch == self.epochs or all(self._gains_no_more(k, epoch) for k in range(len(self.learners)))
 
     # Saving -------------------------------------------------------------------------------------------------------
 
