@@ -13,18 +13,10 @@ from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
-from isoconv.wasserstein.critic import (
-    CriticTask,
-    DistanceBound,
-    PairBatches,
-    critic_config,
-    make_critic,
-    train_critics,
-    typical_scale,
-)
+from isoconv.wasserstein import DistanceBound, DrawnSamples, FiniteSamples, GeneratedSamples, NearestAnchor
+from isoconv.wasserstein.critic import CriticTask, PairBatches, critic_config, make_critic, train_critics, typical_scale
 from isoconv.wasserstein.distance import open_samples
-from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples, read_samples
-from isoconv.wasserstein.vector_critic import NearestAnchor
+from isoconv.wasserstein.samples import read_samples
 from known_distances import exact_distance, funnel_pair, translation
 from train.toys import stop_after
 
@@ -121,8 +113,7 @@ def test_upsampling_is_counted_and_the_paper_recipe_is_the_papers():
 
 def test_two_critics_side_by_side_are_what_they_are_alone(tmp_path):
     samples = drawn(translation(4, 1.0))
-    configs = [vectors(width=16, depth=1, seed=seed) for seed in (0, 1)]
-    folders = [RunFolder(tmp_path / str(config.seed)) for config in configs]
+    configs, folders = [vectors(width=16, depth=1, seed=k) for k in (0, 1)], [RunFolder(tmp_path / k) for k in "01"]
     for folder, config in zip(folders, configs, strict=True):
         folder.start(config, overwrite=False)
     first, second = (trained.bound for trained in train_critics(configs, folders, *samples))
@@ -144,8 +135,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(model, stop, tmp_path)
     with pytest.raises(Stopped):
         run("cut", should_stop=stop_after(stop))
     resumed = run("cut", resume=True)
-    for name, value in whole.critic.state_dict().items():
-        assert torch.equal(value, resumed.critic.state_dict()[name]), name
+    torch.testing.assert_close(resumed.critic.state_dict(), whole.critic.state_dict(), rtol=0, atol=0)
     assert replace(resumed.bound, train_seconds=0.0) == replace(whole.bound, train_seconds=0.0)
     one, other = ([line["loss"] for line in RunFolder(tmp_path / run).read_metrics()] for run in ("whole", "cut"))
     assert one == other and len(one) == 3
@@ -170,13 +160,11 @@ def test_what_is_held_out_is_never_trained_on_and_depends_on_the_seed_alone():
 
 def test_each_pass_over_a_whole_distribution_shows_all_of_it_and_epochs_may_be_cut_anywhere():
     samples = FiniteSamples("numbers", torch.arange(12.0)[:, None], whole=True)
-    long = list(samples.batches(0, 0, 9, 4, "first", CPU))
-    parts = list(itertools.chain(*(samples.batches(0, epoch, 3, 4, "first", CPU) for epoch in range(3))))
-    assert all(torch.equal(a, b) for a, b in zip(long, parts, strict=True))
-    for k in range(0, 9, 3):
-        assert sorted(torch.cat(long[k : k + 3]).flatten().tolist()) == list(range(12))
-    assert not torch.equal(torch.cat(long[:3]), torch.cat(long[3:6]))
-    assert samples.judged(0, "first", CPU)[0].flatten().tolist() == list(range(12))
+    long = torch.cat(list(samples.batches(0, 0, 9, 4, "first", CPU)))
+    parts = [torch.cat(list(samples.batches(0, epoch, 3, 4, "first", CPU))) for epoch in range(3)]
+    assert torch.equal(long, torch.cat(parts)) and not torch.equal(parts[0], parts[1])
+    for part in (*parts, samples.judged(0, "first", CPU)[0]):
+        assert sorted(part.flatten().tolist()) == list(range(12))
 
 
 def test_batches_come_from_seed_and_epoch_and_the_two_sides_differ():

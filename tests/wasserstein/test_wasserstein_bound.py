@@ -66,15 +66,6 @@ def test_on_the_same_samples_no_critic_exceeds_the_exact_distance(name):
     assert found.lower <= found.estimate <= truth < 20 * found.estimate
 
 
-def test_pot_agrees_where_it_is_installed():
-    ot = pytest.importorskip("ot")
-    xs, ys = translation(5, 1.0).draw(50)
-    cost = torch.cdist(xs.double(), ys.double(), compute_mode="donot_use_mm_for_euclid_dist").numpy()
-    truth = float(ot.emd2([], [], cost))
-    assert truth == pytest.approx(exact_distance(xs, ys), rel=1e-9)
-    assert wasserstein_lower_bound(FCCritic(5, 32, 1), xs, ys, whole=WHOLE).estimate <= truth
-
-
 @pytest.mark.parametrize("support", [True, False], ids=["betting", "asymptotic"])
 def test_at_its_confidence_the_bound_exceeds_the_truth_no_more_often_than_it_may(support):
     """With the best critic there is: its value is the distance itself, so nothing but the confidence keeps it below."""
