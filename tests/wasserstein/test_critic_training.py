@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.known_distances import exact_distance, funnel_pair, translation
 from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.engine import Stopped
@@ -17,7 +18,6 @@ from isoconv.wasserstein import DistanceBound, DrawnSamples, FiniteSamples, Gene
 from isoconv.wasserstein.critic import CriticTask, PairBatches, critic_config, make_critic, train_critics, typical_scale
 from isoconv.wasserstein.distance import open_samples
 from isoconv.wasserstein.samples import read_samples
-from known_distances import exact_distance, funnel_pair, translation
 from train.toys import stop_after
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ import torch
 from scipy.stats import binom, norm, t, ttest_ind
 from torch import nn
 
+from benchmarks.known_distances import exact_distance, funnel_pair, make_funnels, radial_pairs, translation
 from isoconv.certify import lipschitz_bound
 from isoconv.errors import IsoconvError
 from isoconv.models import Small
 from isoconv.nn import Scale, plain
 from isoconv.wasserstein.bound import betting_lower_bound, critic_bounds, student_quantile, wasserstein_lower_bound
 from isoconv.wasserstein.vector_critic import AnchorCritics, FCCritic, NearestAnchor
-from known_distances import exact_distance, funnel_pair, make_funnels, radial_pairs, translation
 
 WHOLE = (True, True)
 
