@@ -4,20 +4,17 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.known_distances import exact_distance, funnel_pair, translation
-from isoconv.errors import IsoconvError
 from isoconv.models.generator import Generator
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein import DistanceBound, DrawnSamples, FiniteSamples, GeneratedSamples, NearestAnchor
-from isoconv.wasserstein.critic import CriticTask, PairBatches, critic_config, make_critic, train_critics, typical_scale
+from isoconv.wasserstein.critic import CriticTask, PairBatches, critic_config, train_critics, typical_scale
 from isoconv.wasserstein.distance import open_samples
-from isoconv.wasserstein.samples import read_samples
 from train.toys import stop_after
 
 CPU = torch.device("cpu")
@@ -193,45 +190,3 @@ def test_named_data_sets_give_their_training_or_their_test_images():
     assert (len(train.train), len(test.train)) == (4000, 1000) and train.shape == (1, 8, 8)
     part = open_samples("digits:train", reading={"size": 8}, held_out=0.1)
     assert len(part.readings[0]) == 400 and part.observations == 400 and train.observations is None
-
-
-# Bad input --------------------------------------------------------------------------------------------------------
-
-X = torch.arange(60.0).reshape(20, 3)
-A, B, FLAT = FiniteSamples("a", X), FiniteSamples("b", X[:, :2]), FiniteSamples("flat", 0 * X, whole=True)
-GREY, COLOUR = FiniteSamples("a", pictures(4)), FiniteSamples("b", pictures(4, shape=(3, 8, 8)))
-
-
-@pytest.mark.parametrize(
-    ("call", "word"),
-    [
-        (lambda: vectors(model="vgg"), "vgg"),
-        (lambda: vectors(epochs=0), "epochs"),
-        (lambda: vectors(lr=-1.0), "lr"),
-        (lambda: vectors(seed=-1), "seed"),
-        (lambda: vectors(model="dcgan"), "images"),
-        (lambda: vectors(upsample=2), "images"),
-        (lambda: vectors(recipe="fast"), "fast"),
-        (lambda: FiniteSamples("few", X[:1]), "few"),
-        (lambda: FiniteSamples("a", X, held_out=1.0), "hold out"),
-        (lambda: FiniteSamples("a", X, repeats="never"), "never"),
-        (lambda: FiniteSamples("a", 0 * X, repeats="copies"), "distinct samples in a. Got 1"),
-        (lambda: read_samples(X.bfloat16(), "a"), "bfloat16"),
-        (lambda: read_samples(X.to_sparse(), "a"), "sparse"),
-        *((partial(read_samples, np.zeros(shape), "a"), f"{shape}"[1:-1]) for shape in ((5,), (2, 3, 4), (0, 3))),
-        (lambda: read_samples(np.full((40, 2), 1e30), "a"), r"1e\+30"),
-        (lambda: read_samples(torch.where(X % 6 > 4, torch.nan, X), "a"), "in 10 of 20 rows .first: row 1"),
-        (lambda: read_samples(np.ma.masked_less(X.numpy(), X.mean().item()), "a"), "masked"),
-        (lambda: read_samples(np.zeros((4, 1, 8, 8), object), "a"), "object"),
-        (lambda: next(A.batches(0, 0, 1, 64, "first", CPU)), "in a. Got 15"),
-        (lambda: PairBatches(A, B, vectors()), "dimension 3 in a"),
-        (lambda: PairBatches(GREY, COLOUR, vectors()), "grey images of 16×16 in a and colour images of 8×8 in b"),
-        (lambda: typical_scale(FLAT, FLAT, vectors(features=3, batch_size=4)), "apart"),
-        (lambda: make_critic(vectors(conv="standard"), A, A), "standard"),
-        (lambda: GeneratedSamples("g", Generator((1, 8, 8)), count=10), "batch of 64"),
-        (lambda: GeneratedSamples("g", Generator((1, 8, 8)), batch=1), "at least 2 images"),
-    ],
-)
-def test_refused(call, word):
-    with pytest.raises(IsoconvError, match=word):
-        call()

@@ -167,20 +167,3 @@ def test_runs_that_are_no_generators_and_states_that_cannot_be_resumed(tmp_path)
         (tmp_path / "begun" / "state.safetensors").write_bytes(content)
         with pytest.raises(IsoconvError, match=word):
             trained(tmp_path / "begun", resume=True)
-
-
-@pytest.mark.parametrize(
-    ("call", "word"),
-    [
-        (lambda: replace(CONFIG, epochs=0), "epochs"),
-        (lambda: replace(CONFIG, batch_size=1), "batch"),
-        (lambda: replace(CONFIG, lr=0.0), "lr"),
-        (lambda: replace(CONFIG, seed=-1), "seed"),
-        (lambda: Generator((3, 30, 32)), "30×32"),
-        (lambda: Discriminator((3, 30, 32)), "30×32"),
-        (lambda: Generator((3, 32)), "input_shape"),
-    ],
-)
-def test_refused(call, word):
-    with pytest.raises(IsoconvError, match=word):
-        call()
