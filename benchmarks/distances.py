@@ -1,11 +1,10 @@
 """Critics against distances that are known: how close they come, and that no proved bound exceeds the truth.
 
 Two kinds of critic are trained, fc, an orthogonal network, and anchors, minima of distances to learned points. The settings
-were chosen on funnels of seed 0; those measured have seed 1. The pairs with their proofs are the tests' oracle.
+were chosen on funnels of seed 0; those measured have seed 1. The pairs with their proofs are the tests' oracle too.
 """
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,16 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from benchmarks.known_distances import KnownPair, funnel_pair, line_pairs, make_funnels, radial_pairs, translation
 from isoconv.data import epoch_generator
 from isoconv.wasserstein.bound import wasserstein_lower_bound
 from isoconv.wasserstein.critic import TrainedCritic, critic_config, train_critics, typical_scale
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, Samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
-from reproduction.cells import ROOT, Cell, Figures, Outcome, Results
+from reproduction.cells import Cell, Figures, Outcome, Results
 from reproduction.frames import Table
-
-sys.path.append(str(ROOT / "tests"))
-from known_distances import KnownPair, funnel_pair, line_pairs, make_funnels, radial_pairs, translation
 
 if TYPE_CHECKING:
     from reproduction.measure import Session

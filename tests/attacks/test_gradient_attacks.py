@@ -8,7 +8,7 @@ import torch
 from attacks import attack_reference as given
 from attacks.attack_reference import GRADIENT_ATTACKS, assert_norms, grey_images, lead, linear_problem, small_problem
 from isoconv.attacks import apgd, fgsm, pgd
-from isoconv.attacks.gradient import checkpoints, nearest, random_starts
+from isoconv.attacks.gradient import AutoAscent, checkpoints, nearest, random_starts
 from isoconv.attacks.search import Search
 from isoconv.certify import Certifier
 
@@ -62,6 +62,20 @@ def test_targets_find_the_nearest_of_many_classes():
     strong = partial(apgd, model, images, labels, loss="targeted-margin", targets=5, steps=40)
     assert bool(strong(epsilon=distances * 1.001).success.all())
     assert not bool(strong(epsilon=distances * (1 - 1e-9)).success.any())
+
+
+@pytest.mark.parametrize("rank", [None, 0, 2])
+def test_the_loss_is_dlr(rank):
+    """Croce and Hein: (y_j − y_t)/(y_(1) − y_(3)), j the wrong class ahead; with a target j, half of y_(4) beside y_(3)."""
+    model, images, labels, _ = linear_problem(6, 5, 4)
+    search = Search(model, images, labels, 0.1)
+    for scaled in (False, True):
+        loss = AutoAscent(search, torch.arange(6), 0 * images, 10, scaled, rank).loss(search.logits(images.float()))
+        for value, row, t in zip(loss.tolist(), given.logits64(model, images).tolist(), labels.tolist(), strict=True):
+            ordered = sorted(row, reverse=True)  # the label's logit is the first
+            lead = ordered[1 + (rank or 0)] - row[t]
+            third = ordered[2] if rank is None else (ordered[2] + ordered[3]) / 2
+            assert value == pytest.approx(lead / (ordered[0] - third) if scaled else lead, rel=1e-4)
 
 
 def test_more_steps_and_restarts_only_add():

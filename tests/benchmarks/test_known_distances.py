@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from known_distances import Funnels, exact_distance, funnel_pair, line_pairs, make_funnels, radial_pairs, translation
+from benchmarks import known_distances as known
+from benchmarks.known_distances import exact_distance, funnel_pair, make_funnels, radial_pairs
 
 
-def box(funnels, n, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    dimension = funnels.centres.shape[1]
-    return 5 * torch.rand(n, dimension, generator=generator, dtype=torch.float64) - 2.5
+def box(funnels, n):
+    return 5 * torch.rand(n, funnels.centres.shape[1], dtype=torch.float64) - 2.5
 
 
 def in_support(pair, n=20_000):
@@ -34,7 +33,7 @@ def test_on_finite_samples_the_map_along_the_rays_is_the_cheapest_assignment():
     x = box(funnels, 300)
     y = funnels.transport(x)
     assert exact_distance(x, y) == pytest.approx(float(torch.linalg.vector_norm(x - y, dim=1).mean()), rel=1e-9)
-    still = Funnels(funnels.centres, funnels.offsets, power=1.0)  # which moves nothing
+    still = known.Funnels(funnels.centres, funnels.offsets, power=1.0)  # which moves nothing
     torch.testing.assert_close(still.transport(x), x, atol=1e-12, rtol=0)
 
 
@@ -56,13 +55,13 @@ def test_a_funnel_pair_draws_from_its_two_distributions_in_its_support():
 
 @pytest.mark.parametrize("base", ["normal", "uniform", "mixture"])
 def test_translations(base):
-    pair = translation(6, 2.5, base)
+    pair = known.translation(6, 2.5, base)
     draws = (draw(200, torch.Generator().manual_seed(3)) for draw in (pair.first, pair.second))  # the same, and moved
     assert exact_distance(*draws) == pytest.approx(2.5, rel=1e-5)
     assert pair.distance == 2.5 and in_support(pair)
 
 
-@pytest.mark.parametrize("pair", line_pairs(), ids=lambda pair: pair.name)
+@pytest.mark.parametrize("pair", known.line_pairs(), ids=lambda pair: pair.name)
 def test_line_pairs_against_sorted_samples(pair):
     xs, ys = (side.double().sort(dim=0).values for side in pair.draw(2**17))
     assert float((xs - ys).abs().mean()) == pytest.approx(pair.distance, rel=0.02)

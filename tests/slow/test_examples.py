@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
 
 
-def lines_of(name: str, *options: str, place: Path) -> list[str]:
+def lines_of(name, *options, place):
     """What an example prints; any warning or error fails the test."""
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / name, *options],
@@ -23,18 +23,15 @@ def lines_of(name: str, *options: str, place: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def number_after(text: str, lines: list[str]) -> float:
+def number_after(text, lines):
     """The number behind a text, which must occur once."""
     (line,) = (line for line in lines if line.startswith(text))
-    found = re.search(r"-?\d+(\.\d+)?", line.removeprefix(text))
-    assert found is not None
-    return float(found.group())
+    return float(re.search(r"-?\d+(\.\d+)?", line.removeprefix(text)).group())
 
 
 def test_no_example_is_forgotten():
-    assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")} == {
-        "own_model.py", "point_clouds.py", "certify_any_model.py", "theory.ipynb",
-    }  # fmt: skip
+    names = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert names == {"own_model.py", "point_clouds.py", "certify_any_model.py", "theory.ipynb"}
 
 
 def test_own_model(tmp_path):
@@ -43,8 +40,7 @@ def test_own_model(tmp_path):
     assert 1 <= number_after("Lipschitz bound:", lines) < 1.0001
     clean = number_after("clean accuracy:", lines)
     certified = [number_after(f"certified against every change of L2 norm up to {e}:", lines) for e in (0.5, 1.0, 1.58)]
-    assert 70 < clean < 100 and clean >= certified[0] >= certified[1] >= certified[2]
-    assert certified[0] > 40
+    assert 70 < clean < 100 and clean >= certified[0] >= certified[1] >= certified[2] and certified[0] > 40
 
 
 def test_point_clouds(tmp_path):

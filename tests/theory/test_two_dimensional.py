@@ -147,9 +147,9 @@ def test_all_components_become_one(draw, n, K):
         assert theory.orthogonality_residual(path(0.4)) < 1e-13
 
 
-@pytest.mark.parametrize("m", [1, 4])
-def test_a_network(draw, m):
-    n, ranks = 4, [(1, 3), (0, 4), (2, 1), (4, 2)]
+@pytest.mark.parametrize(("m", "n"), [(1, 4), (4, 4), (2, 6)])
+def test_a_network(draw, m, n):
+    ranks = [(1, 3), (0, n), (2, 1), (n, 2)]
     first, *rest = (draw.factors(n, *ranks[k : k + size - 1]) for k, size in ((0, 2), (1, 3), (3, 2)))
     network = theory.BCOPNetwork(first._replace(H=first.H[:m]), rest, draw.orthogonal(n * 4 * 4)[:5])
     doubled = theory.double_network(network)

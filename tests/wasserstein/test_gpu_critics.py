@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.known_distances import translation
 from isoconv.data import ImageSet
 from isoconv.train.capture import Stepper
 from isoconv.train.engine import Learner, Silent
@@ -11,7 +12,6 @@ from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.critic import CriticConfig, CriticTask, critic_config, make_critic, train_critics
 from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, train_gan, update_gan
 from isoconv.wasserstein.samples import DrawnSamples, FiniteSamples, GeneratedSamples
-from known_distances import translation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -1,13 +1,12 @@
 """What is said holds: repeated rows prove nothing, an asymptotic interval is an estimate, each assumption is stated."""
 
-import contextlib
 import math
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
 
 from isoconv.data import load_splits
 from isoconv.errors import IsoconvError
@@ -24,10 +23,6 @@ QUICK = {**TWO, "width": 16, "depth": 1}
 CPU = torch.device("cpu")
 
 
-def interrupt(config, updates_done):
-    raise KeyboardInterrupt
-
-
 def uniform(n, seed, dimension=8):
     return torch.rand(n, dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -36,12 +31,19 @@ def uniform(n, seed, dimension=8):
 
 
 def test_rows_that_were_copied_fifty_times_prove_nothing():
-    """Taken for independent draws they "prove" a distance that is not there: the other readings are not idle."""
+    """Taken for independent draws they "prove" a distance that is not there: the other readings are not idle.
+
+    Where there is one, copies prove it.
+    """
     a, b = (uniform(40, seed).repeat_interleave(50, dim=0) for seed in (0, 1))
     options = {"value_range": (0, 1), **ANCHORS, "batch_size": 16, "confidence": 0.9999}
     either, copies, draws = (distance_bound(a, b, repeats=name, **options) for name in ("either", "copies", "draws"))
     assert either.lower == copies.lower == 0 and either.method == "betting" and draws.lower > 0.3
     assert any("1,960 of 2,000 samples in a repeat" in warning for warning in either.warnings)
+    a, b = (uniform(400, k).repeat_interleave(3, dim=0) / 2 + k / 2 for k in (0, 1))
+    for repeats in ("either", "copies"):
+        result = distance_bound(a, b, value_range=(0, 1), repeats=repeats, **ANCHORS)
+        assert 0.3 < result.lower < math.sqrt(2)
 
 
 @pytest.mark.parametrize(("dimension", "offset"), [(1, 0.0), (8, 1e5), (512, 0.0)])
@@ -54,7 +56,7 @@ def test_copies_that_were_rounded_differently_are_copies(dimension, offset):
 
 def test_a_rare_value_that_leaves_nothing_to_train_on_is_said():
     for seed in range(40):
-        with contextlib.suppress(IsoconvError):
+        with suppress(IsoconvError):
             samples = FiniteSamples("a", torch.eye(12)[:, :1], seed=seed)
             assert len(samples.train) and min(map(len, samples.readings))
 
@@ -66,13 +68,6 @@ def test_images_in_any_layout_are_the_same_images():
         assert read_samples(layout, "a").fingerprint() == expected
     one, other = (read_samples(part, "a").fingerprint() for part in ((images / 255).astype(">f8"), images / 255))
     assert one == other
-
-
-@pytest.mark.parametrize("repeats", ["either", "copies"])
-def test_copies_of_different_distributions_are_still_told_apart(repeats):
-    a, b = (uniform(400, k).repeat_interleave(3, dim=0) / 2 + k / 2 for k in (0, 1))
-    result = distance_bound(a, b, value_range=(0, 1), repeats=repeats, **ANCHORS)
-    assert 0.3 < result.lower < math.sqrt(2)
 
 
 def test_no_copy_of_a_judged_row_is_trained_on_and_each_counts_once():
@@ -106,22 +101,6 @@ def test_a_law_with_atoms_is_bounded_if_its_repeats_may_be_either():
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.poisson(torch.full((n, 3), 1.5), generator=generator).clamp(max=9).double() for n in (4000, 200))
     assert distance_bound(a, b, value_range=(0, 9), **ANCHORS).lower == 0
-
-
-def test_at_its_confidence_a_bound_from_copies_exceeds_the_truth_no_more_often_than_it_may():
-    """One distribution, copied a random number of times: every positive bound is false."""
-    trials, confidence, false = 16, 0.8, 0
-    options = {"value_range": (0, 1), "critic": "anchors", "anchors": 16, "epochs": 1, "steps_per_epoch": 15}
-
-    def copied(generator):
-        rows = torch.rand(60, 2, generator=generator, dtype=torch.float64)
-        return rows.repeat_interleave(torch.randint(1, 20, (60,), generator=generator), dim=0)
-
-    for trial in range(trials):
-        generator = torch.Generator().manual_seed(trial)
-        samples = copied(generator), copied(generator)
-        false += distance_bound(*samples, confidence=confidence, seed=trial, batch_size=64, **options).lower > 0
-    assert false <= binom.ppf(0.9999, trials, 1 - confidence)
 
 
 def test_too_few_distinct_rows_are_said_to_be_too_few():
@@ -170,20 +149,6 @@ def test_heavy_tails_and_a_variance_of_zero_are_warnings(n):
     assert not warnings(normal, other + 1) and not warnings(rare, normal.clamp(-1, 1), value_range=(-1, 1))
 
 
-def test_rare_events_fool_the_estimate_but_never_without_a_warning():
-    """One of a hundred is 1, the others 0, and the mean is known: the interval fails far too often, and says so."""
-    trials, n, rare = 60, 100, 0.005
-    generator, critic = torch.Generator().manual_seed(0), NearestAnchor(torch.ones(1, 1))  # the distance from 1
-    known = torch.ones(1000, 1) * rare  # at the mean
-    failures = unwarned = 0
-    for _ in range(trials):
-        xs = (torch.rand(n, 1, generator=generator) < rare).float()
-        found = wasserstein_lower_bound(critic, xs, known, whole=(False, True))
-        failures += found.interval[0] > 0 or found.interval[1] < 0
-        unwarned += not found.warnings
-    assert failures > 0.3 * trials and unwarned == 0
-
-
 # One call ---------------------------------------------------------------------------------------------------------
 
 
@@ -225,8 +190,8 @@ def test_vectors_have_two_critics_at_half_the_risk_each_which_are_resumed_where_
     kept = (run / "fc" / "state.safetensors").stat().st_mtime_ns
     again = distance_bound(a, b, folder=run, confidence=0.9, resume=True, **TWO)
     assert again.critics == first.critics and (run / "fc" / "state.safetensors").stat().st_mtime_ns == kept
-    with pytest.raises(KeyboardInterrupt):  # a run that is started anew has no result until it ends
-        distance_bound(a, b, folder=run, overwrite=True, watch=interrupt, **TWO)
+    with pytest.raises(ZeroDivisionError):  # a run that is started anew has no result until it ends
+        distance_bound(a, b, folder=run, overwrite=True, watch=lambda config, done: 1 / 0, **TWO)
     assert not (run / "result.json").exists()
     distance_bound(a, b, folder=tmp_path / "one", **QUICK)
     for folder, words, options in (
