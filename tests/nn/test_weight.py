@@ -9,45 +9,20 @@ import torch
 from torch import Tensor
 
 from helpers import (
-    CONVOLUTIONS,
     LAYERS,
-    SHAPES_2D,
     convolution,
-    convolved,
     is_built,
     linear_part,
     made,
-    named,
-    padding_modes,
 )
 from isoconv.linalg import bcop_kernel
 from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
-from isoconv.nn.torus import TorusConv2d
 
-TOLERANCE = 1e-12  # of sums of at most a few hundred products of order 1, in float64
 layers = pytest.mark.parametrize("name", LAYERS)
-modes = pytest.mark.parametrize("padding_mode", ["circular", "zeros"])
-LINEAR = [kind for kind in CONVOLUTIONS if kind not in ("sll", "cpl")]  # those are residual layers
 
 
 def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-@modes
-@pytest.mark.parametrize("row", SHAPES_2D, ids=named(SHAPES_2D))
-@torch.no_grad()
-def test_an_independent_convolution_with_weight(row, padding_mode):
-    (c_in, c_out, k, s), size = row[:4], row[4:]
-    options, small = {"padding_mode": padding_mode, "dtype": torch.float64}, [n // s for n in size]
-    x = double(2, c_in, *size)
-    for kind in [kind for kind in LINEAR if padding_mode in padding_modes(kind)]:
-        layer = convolution(kind, *row, **options).eval()
-        taps = small if isinstance(layer, TorusConv2d) and k > s else [k // s for _ in size]
-        assert layer.weight.shape == (c_out, c_in * s ** len(size), *taps)
-        expected = convolved(x, layer.weight, layer.bias, s, padding_mode)
-        assert layer(x).shape == expected.shape == (2, c_out, *small)
-        assert (layer(x) - expected).abs().max() <= TOLERANCE
 
 
 def test_a_layer_and_its_adjoint_train_together():
