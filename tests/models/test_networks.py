@@ -200,25 +200,20 @@ def test_the_usual_patches():
     assert MODELS["shift-s"].choose_patch(100, 30) == 8 and MODELS["fc3"].choose_patch(224, 224) == 0
 
 
+@pytest.mark.parametrize("side", [64, 96, 128, 224])
 @pytest.mark.parametrize(
     ("name", "weights"), [("small", 0.7e6), ("large", 6.9e6), ("shift-s", 0.6e6), ("shift-m", 17.7e6)]
 )
-def test_networks_for_large_images_stay_small(name, weights):
-    for side in (64, 96, 128, 224):
-        with torch.device("meta"):
-            model = MODELS[name].make((3, side, side), 10, patch=MODELS[name].choose_patch(side, side))
-        assert sum(p.numel() for p in model.parameters()) <= weights
-
-
-@pytest.mark.parametrize("side", [64, 96, 128, 224])
-@pytest.mark.parametrize("name", ["small", "shift-s"])
-def test_networks_for_large_images(name, side):
-    """Their logits, their slope along a segment, and the gradient of every weight that is trained."""
-    torch.manual_seed(side)
-    model = MODELS[name].make((3, side, side), 5, patch=MODELS[name].choose_patch(side, side))
-    x, y = torch.rand(2, 1, 3, side, side)
-    logits = model(x)
-    logits.logsumexp(1).sum().backward()
-    slope = (logits - model(y)).detach().norm() / (x - y).norm()
-    assert logits.shape == (1, 5) and float(slope) <= 1 + 1e-5
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters() if p.requires_grad)
+def test_networks_for_large_images_stay_small(name, weights, side):
+    """Also their logits, their slope along a segment, and the gradient of every weight that is trained."""
+    small = weights < 1e6
+    with torch.device("cpu" if small else "meta"):
+        model = MODELS[name].make((3, side, side), 5, patch=MODELS[name].choose_patch(side, side))
+    assert sum(p.numel() for p in model.parameters()) <= weights
+    if small:
+        x, y = torch.rand(2, 1, 3, side, side)
+        logits = model(x)
+        logits.logsumexp(1).sum().backward()
+        slope = (logits - model(y)).detach().norm() / (x - y).norm()
+        assert logits.shape == (1, 5) and float(slope) <= 1 + 1e-5
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters() if p.requires_grad)
