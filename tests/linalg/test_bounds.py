@@ -111,25 +111,22 @@ def test_adversaries(device):
             assert proved(matrix, matrix_norm_bound(matrix.to(device))), name
 
 
+# How far above the norm for an orthonormal matrix of a precision; bfloat16's rounding leaves neither a multiple of I nor
+# a gap to feed on, and what the Gram iteration promises.
+FLAT = {torch.float64: 1e-10, torch.float32: 1e-6, torch.float16: 5e-3, torch.bfloat16: 256**2.0**-14 - 1}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(10, 10), (100, 300), (256, 256)], ids=str)
-@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-6), (torch.float16, 5e-3)])
-def test_orthonormal_and_random_matrices_are_bounded_tightly(shape, dtype, within, device):
-    a = orthonormal(*shape).to(device, dtype)
-    for scale in (1.0, 1.001, 1e-8):
-        scaled = a.double() * scale
+def test_orthonormal_and_random_matrices_are_bounded_tightly(shape, device):
+    for (dtype, within), scale in product(FLAT.items(), (1.0, 1.001, 1e-8)):
+        scaled = orthonormal(*shape).to(device, dtype).double() * scale
         true, bound = spectral_norm(scaled), matrix_norm_bound(scaled)
         assert true * (1 - 1e-13) <= bound <= true * (1 + within)
     random = normal(*shape, seed=8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         true, bound = spectral_norm(random), matrix_norm_bound(torch.nn.Parameter(random.to(device)))
     assert true * (1 - 1e-13) <= bound <= true * (min(shape) ** 2.0**-15 + 1e-10)
-
-
-def test_half_precision_of_an_orthonormal_matrix_stays_within_the_promise_of_the_gram_iteration():
-    """A spectrum that is flat but for bfloat16's rounding: neither near a multiple of I nor with a gap to feed on."""
-    a = orthonormal(256, 256).bfloat16()
-    assert spectral_norm(a) <= matrix_norm_bound(a) <= spectral_norm(a) * 256**2.0**-14
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -246,7 +243,9 @@ def test_without_a_size_it_holds_at_the_worst_frequency():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "within"), list(zip(DTYPES, (1e-10, 1e-6, 1e-2, 6e-2), strict=True)))
-@pytest.mark.parametrize(("c_out", "c_in", "K"), [(1, 1, 3), (3, 16, 3), (32, 32, 3), (16, 16, 5), (64, 64, 1)])
+@pytest.mark.parametrize(
+    ("c_out", "c_in", "K"), [(1, 1, 3), (3, 16, 3), (32, 32, 3), (16, 16, 5), (64, 64, 1), (3, 9, 2)]
+)
 def test_orthogonal_kernels_are_bounded_tightly_for_every_size(c_out, c_in, K, dtype, within, device):
     kernel = orthogonal_kernel(c_out, c_in, K).to(dtype)
     for scale in (1.0, 1.001, 1e-3):
@@ -254,16 +253,11 @@ def test_orthogonal_kernels_are_bounded_tightly_for_every_size(c_out, c_in, K, d
         true = max(float(circular_singular_values(scaled, n)[0]) for n in (5, 8))
         bounds = [conv_norm_bound(each.to(device)) for each in (scaled, scaled.transpose(0, 1))]
         assert true * (1 - 1e-13) <= min(bounds) <= max(bounds) <= true * (1 + within)
-
-
-@pytest.mark.parametrize(("c_out", "c_in", "s"), [(8, 2, 2), (4, 2, 2), (9, 1, 3), (4, 1, 3)])
-def test_strided_orthogonal_kernels_are_bounded_tightly(c_out, c_in, s):
-    """A kernel that is orthogonal on the unshuffled image, written back as a strided one."""
-    folded = orthogonal_kernel(c_out, c_in * s * s, 2).float()
-    strided = F.pixel_shuffle(folded, s)
-    assert torch.equal(fold_stride(strided, (s, s)), folded)
-    true = np.linalg.norm(dense_convolution(strided.double().numpy(), [3 * s, 2 * s], [s, s]), 2)
-    assert true * (1 - 1e-13) <= conv_norm_bound(strided, s) <= true * (1 + 1e-6)
+    for s in (2, 3):  # the same kernel, of an unshuffled image, written back as a strided one
+        if c_in % s**2 == 0:
+            strided = F.pixel_shuffle(kernel.double(), s).to(device)
+            assert torch.equal(fold_stride(strided, (s, s)), kernel.double().to(device))
+            assert conv_norm_bound(strided, s) == conv_norm_bound(kernel.to(device))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -294,13 +288,12 @@ def test_random_kernels_with_a_size(shape, stride, size, padding, device):
 # Any numbers
 
 
-@pytest.mark.parametrize(("dtype", "scale"), SCALES)
-def test_convolutions_of_any_scale_exactly(dtype, scale):
-    for shape, (mode, zeros) in product([(2, 2, 3), (1, 2, 2, 2)], [("circular", None), ("zeros", [1, 1])]):
+def test_convolutions_of_any_scale_exactly():
+    for (dtype, scale), shape, zeros in product(SCALES, [(2, 2, 3), (1, 2, 2, 2)], (False, True)):
         kernel, axes = (scale * normal(*shape, seed=12)).to(dtype), len(shape) - 2
-        operator = dense_convolution(exact(kernel), [3] * axes, None, zeros and zeros[:axes])
+        operator = dense_convolution(exact(kernel), [3] * axes, None, [1] * axes if zeros else None)
         assert norm_at_most(operator, conv_norm_bound(kernel))
-        assert norm_at_most(operator, conv_norm_bound(kernel, 1, 3, mode))
+        assert norm_at_most(operator, conv_norm_bound(kernel, 1, 3, "zeros" if zeros else "circular"))
 
 
 def test_random_exponents_exactly():

@@ -38,11 +38,6 @@ def projectors(n: int, ranks: list[int], seed: int = 0) -> list[Tensor]:
     return [random_projector(n, rank, generator=generator, dtype=torch.float64) for rank in ranks]
 
 
-def assert_orthogonal(kernel: Tensor, size: tuple[int, ...], tolerance: float = 1e-14) -> None:
-    operator = dense_convolution(kernel.double().numpy(), size)
-    np.testing.assert_allclose(operator @ operator.T, np.eye(len(operator)), rtol=0, atol=tolerance)
-
-
 # Block convolution
 
 
@@ -146,7 +141,8 @@ def test_equals_equations_1_and_2_and_is_orthogonal_at_every_size(c_out, c_in, K
         rounded = bcop_kernel(H.float(), [p.float() for p in P], [q.float() for q in Q])
         torch.testing.assert_close(rounded, kernel.float(), rtol=0, atol=1e-5)
     for size in [(1, 1), (2, 3), (4, 5), (1,), (3,), (9,)]:
-        assert_orthogonal(kernel if len(size) == 2 else line, size, 1e-13)
+        operator = dense_convolution((kernel if len(size) == 2 else line).numpy(), size)
+        np.testing.assert_allclose(operator @ operator.T, np.eye(len(operator)), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("taps", "dim"), [((1,), -3), ((3,), -3), ((1, 1), -4), ((2, 3), -4), ((2, 3), -3)], ids=str)
@@ -168,36 +164,33 @@ CASES = [((2, 3, 3), (5,)), ((3, 2, 4), (8,)), ((2, 2, 7), (3,)), ((2, 1, 6), (1
 CASES += [((2, 3, 3, 3), (4, 4)), ((2, 2, 2, 4), (6, 5)), ((2, 2, 5, 5), (3, 3)), ((1, 2, 6, 4), (2, 3))]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(("shape", "size"), CASES, ids=str)
-def test_singular_values_equal_the_dense_operators(shape, size, dtype, device):
-    kernel = normal(*shape, seed=1, dtype=dtype)
-    expected = np.linalg.svd(dense_convolution(kernel.double().numpy(), size), compute_uv=False)
-    values = circular_singular_values(kernel.to(device), size)
-    assert values.dtype == dtype
-    tolerance = 10 * sum(shape) * torch.finfo(dtype).eps * expected[0]
-    np.testing.assert_allclose(values.cpu().double().numpy(), expected, rtol=0, atol=tolerance)
-    if len(set(size)) == 1:
-        assert torch.equal(circular_singular_values(kernel.to(device), size[0]), values)
-
-
-@pytest.mark.parametrize(("shape", "size"), CASES, ids=str)
-def test_the_symbol_is_its_definition_and_folding_adds_up_taps_modulo_the_size(shape, size):
-    kernel = normal(*shape, seed=2).requires_grad_()
-    symbol, taps = circular_symbol(kernel, size), kernel.detach().numpy()
-    assert symbol.shape == (*size, *shape[:2])
-    expected, folded = np.zeros(symbol.shape, dtype=complex), np.zeros((*shape[:2], *np.minimum(shape[2:], size)))
+def test_singular_values_symbols_and_folded_kernels(shape, size):
+    """Those of the dense operator; Σ_t W_t e^(−2πi⟨ω, t⟩/n); and taps added up modulo the size."""
+    kernel = normal(*shape, seed=2)
+    dense = np.linalg.svd(dense_convolution(kernel.numpy(), size), compute_uv=False)
+    for dtype, device in product(PRECISIONS, DEVICES):
+        given = kernel.to(device, dtype, copy=True).requires_grad_()
+        values = circular_singular_values(given, size)
+        assert values.dtype == dtype
+        tolerance = 10 * sum(shape) * torch.finfo(dtype).eps * dense[0]
+        np.testing.assert_allclose(values.detach().cpu().double().numpy(), dense, rtol=0, atol=tolerance)
+        assert len(set(size)) > 1 or torch.equal(circular_singular_values(given, size[0]), values)
+        values.sum().backward()
+        assert bool(torch.isfinite(given.grad).all())
+    symbol, taps = circular_symbol(kernel, size), kernel.numpy()
+    expected, folded = (
+        np.zeros((*size, *shape[:2]), dtype=complex),
+        np.zeros((*shape[:2], *np.minimum(shape[2:], size))),
+    )
     for tap in np.ndindex(*shape[2:]):
         matrix = taps[(slice(None), slice(None), *tap)]
         folded[(slice(None), slice(None), *[t % n for t, n in zip(tap, size, strict=True)])] += matrix
         for frequency in np.ndindex(*size):
             turns = sum(w * t / n for w, t, n in zip(frequency, tap, size, strict=True))
             expected[frequency] += matrix * np.exp(-2j * np.pi * turns)
-    np.testing.assert_allclose(symbol.detach().numpy(), expected, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(fold_kernel(kernel, size).detach().numpy(), folded, rtol=0, atol=1e-14)
-    circular_singular_values(kernel, size).sum().backward()
-    assert bool(torch.isfinite(kernel.grad).all())
+    np.testing.assert_allclose(symbol.numpy(), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(fold_kernel(kernel, size).numpy(), folded, rtol=0, atol=1e-14)
 
 
 # Folding a stride

@@ -89,16 +89,17 @@ def test_retract_is_the_polar_factor_and_idempotent_to_the_bit(shape, dtype, dev
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_retract_and_is_orthonormal_agree(dtype):
-    """What counts as orthonormal is not touched, and what does not is moved: there is no third thing."""
-    u = retract(normal(40, 20, seed=9, dtype=dtype))
-    found = set()
-    for i in range(60):
-        start = u * (1 + i * torch.finfo(dtype).eps)
-        touched = retract(start).data_ptr() != start.data_ptr()
-        assert touched != is_orthonormal(start)
-        found.add(touched)
-    assert found == {True, False}
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_orthonormal_is_not_touched_and_what_is_not_is_moved(shape, dtype):
+    """There is no third thing."""
+    u, eps = retract(orthonormal(*shape).to(dtype)), torch.finfo(dtype).eps
+    stretched = u * (1 + 1e3 * eps)
+    assert is_orthonormal(u) and is_orthonormal(stretched, tolerance=3e3 * eps * min(shape) ** 0.5)
+    for matrix in (stretched, torch.zeros_like(u), torch.full_like(u, torch.nan), torch.stack([u, 2 * u])):
+        assert not is_orthonormal(matrix)
+    starts = [u * (1 + i * eps) for i in range(60)]
+    touched = [retract(start).data_ptr() != start.data_ptr() for start in starts]
+    assert touched == [not is_orthonormal(start) for start in starts] and True in touched and False in touched
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -164,28 +165,8 @@ def test_blind_steps_never_diverge(dtype, exponents):
             assert spectral_norm(retract((10.0**exponent * start).to(dtype), steps)) <= 1 + 1e-3
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_blind_steps_repeated_reach_the_polar_factor_from_anywhere(dtype):
-    start = back = (1e3 * normal(20, 8, seed=14)).to(dtype)
-    for _ in range(10):
-        back = retract(back, 3)
-    assert orthonormality_error(back) <= PROMISED[dtype]
-    torch.testing.assert_close(back.double(), polar_by_svd(start), rtol=0, atol=1e3 * torch.finfo(dtype).eps)
-    assert torch.equal(retract(back, 0), back)
-
-
 def test_what_a_tracer_has_seen_is_not_taken_for_numbers():
     start = orthonormal(41, 37)  # of a size that no other test has
     with FakeTensorMode() as mode:
         assert retract(mode.from_tensor(start), 2).shape == (41, 37)
     torch.testing.assert_close(retract(start, 2), start)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_is_orthonormal(shape, dtype):
-    u, eps = orthonormal(*shape).to(dtype), torch.finfo(dtype).eps
-    stretched = u * (1 + 1e3 * eps)
-    assert is_orthonormal(u) and is_orthonormal(stretched, tolerance=3e3 * eps * min(shape) ** 0.5)
-    for matrix in (stretched, torch.zeros_like(u), torch.full_like(u, torch.nan), torch.stack([u, 2 * u])):
-        assert not is_orthonormal(matrix)

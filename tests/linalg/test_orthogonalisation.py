@@ -61,8 +61,16 @@ def test_bjorck_is_the_papers_formula(shape):
         torch.testing.assert_close(*results, rtol=0, atol=tolerance)
         gradients = [torch.autograd.grad(result, a, cotangent)[0] for result in results]
         torch.testing.assert_close(*gradients, rtol=0, atol=10 * tolerance * float(cotangent.norm()))
-    expected = literal(17 * a / norm_upper_bound(17 * a)[..., None, None], 4, 1)
-    torch.testing.assert_close(bjorck(17 * a, 4), expected, rtol=0, atol=1e3 * torch.finfo(a.dtype).eps)
+    # The matrices of a batch differ in scale a lot: each gets its own. One is zero, with a finite gradient.
+    scales = torch.logspace(-6, 6, a[..., 0, 0].numel(), dtype=a.dtype)
+    scales[1:2] = 0
+    scaled = (a.detach() * scales.reshape(*shape[:-2], 1, 1)).requires_grad_()
+    bounds = norm_upper_bound(scaled.detach())[..., None, None]
+    expected = literal(scaled.detach() / torch.where(bounds > 0, bounds, 1), 4, 1)
+    for gram_space in (None, False, True):
+        found = bjorck(scaled, 4, gram_space=gram_space)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e3 * torch.finfo(a.dtype).eps)
+        assert bool(torch.autograd.grad(found, scaled, cotangent)[0].isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -86,23 +94,6 @@ def test_bjorck_of_ill_conditioned_matrices_of_any_scale(shape, dtype):
             ours = bjorck(a, iterations, order, gram_space=gram_space).double()
             assert spectral_norm(ours) <= 1 + 4 * n * eps
             assert spectral_norm(ours - (left * values) @ right) <= 40 * n**0.5 * eps * slope
-
-
-@pytest.mark.parametrize("gram_space", [None, False, True])
-@pytest.mark.parametrize("shape", [(3, 8, 5), (2, 3, 4, 4), (2, 2, 9)], ids=str)
-def test_batched_equals_looped_and_wide_equals_transposed_tall(shape, gram_space):
-    """The matrices of a batch differ in scale a lot: each must get its own. One is zero, with a finite gradient."""
-    a = normal(*shape, seed=7, dtype=torch.float32)
-    a = a * torch.logspace(-6, 6, a[..., 0, 0].numel()).reshape(*shape[:-2], 1, 1)
-    a.view(-1, *shape[-2:])[1] = 0
-    tolerance = 50 * max(shape) * torch.finfo(a.dtype).eps
-    batched, bounds = bjorck(a.requires_grad_(), 5, gram_space=gram_space), norm_upper_bound(a)
-    for index in np.ndindex(*shape[:-2]):
-        torch.testing.assert_close(batched[index], bjorck(a[index], 5, gram_space=gram_space), rtol=0, atol=tolerance)
-        torch.testing.assert_close(bounds[index], norm_upper_bound(a[index]), rtol=tolerance, atol=0)
-    torch.testing.assert_close(bjorck(a.mT, 5, gram_space=gram_space).mT, batched, rtol=0, atol=tolerance)
-    batched.sum().backward()
-    assert not batched.view(-1, *shape[-2:])[1].any() and bool(torch.isfinite(a.grad).all())
 
 
 # The bound that everything is scaled by

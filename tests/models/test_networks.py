@@ -78,20 +78,15 @@ SIZES = [(Small, (1, 8, 12)), (Large, (3, 4, 4)), (FC3, (2, 4, 5))]
 
 @pytest.mark.parametrize("number", range(len(CONVOLUTIONS)))
 def test_any_convolution_activation_and_size(number):
-    """And it can be saved: another network that loads it is the same function."""
     conv, activation, (model, shape) = CONVOLUTIONS[number], list(ACTIVATIONS)[number // 2 % 3], SIZES[number % 3]
     if conv == "rko":
         model, shape = DCGANCritic, (1, 16, 32)
     options = {"conv": conv, "activation": activation, **({} if model is DCGANCritic else {"classes": 4})}
-    network, other = (model(shape, **options).eval() for _ in range(2))
-    x = torch.rand(3, *shape)
+    network, x = model(shape, **options).eval(), torch.rand(3, *shape)
     assert network(x).shape == (3, options.get("classes", 1))
     found = {type(module) for module in network.modules()}
     assert (MaxMin in found, nn.ReLU in found) == (activation == "maxmin", activation == "relu")
     assert (OrthogonalLinear in found, nn.Linear in found) == (conv != "standard", conv == "standard")
-    assert not torch.equal(network(x), other(x))
-    other.load_state_dict(network.state_dict())
-    assert torch.equal(network(x), other(x))
     assert_plain(network, x)
 
 
@@ -138,28 +133,16 @@ def test_the_network_of_the_comparison_keeps_both_of_a_pair():
 
 
 def test_bcop_fixed_trains_its_linear_layers_only():
-    network = Large(TINY, classes=4, conv="bcop-fixed")
-    before = {k: p.detach().clone() for k, p in network.named_parameters()}
-    fixed = {id(p) for m in network.modules() if isinstance(m, BCOPConv2d) for p in m.parameters()}
-    descent = torch.optim.Adam(network.parameters(), lr=0.1)
-    for _ in range(3):
-        descent.zero_grad()
-        nn.functional.cross_entropy(network(torch.rand(8, *TINY)), torch.arange(8) % 4).backward()
-        descent.step()
-    for name, p in network.named_parameters():
-        if id(p) in fixed:
-            assert p.grad is None and not p.requires_grad and torch.equal(p, before[name]), name
-        else:
-            assert p.grad is not None and not torch.allclose(p, before[name], atol=1e-3), name
-    assert 0 < len(fixed) < len(before)
+    for module in Large(TINY, classes=4, conv="bcop-fixed"):
+        assert all(p.requires_grad != isinstance(module, BCOPConv2d) for p in module.parameters())
 
 
 @pytest.mark.parametrize(("model", "conv"), [(Small, "bcop"), (Large, "rko")])
 def test_both_orthogonalisations(model, conv):
-    networks = [model(TINY, classes=4, conv=conv, orthogonalisation=o).eval() for o in ("manifold", "bjorck")]
-    networks[1].load_state_dict(networks[0].state_dict())
+    first, second = (model(TINY, classes=4, conv=conv, orthogonalisation=o).eval() for o in ("manifold", "bjorck"))
+    second.load_state_dict(first.state_dict())
     x = torch.rand(2, *TINY)
-    assert torch.allclose(networks[0](x), networks[1](x), atol=1e-5)
+    assert torch.allclose(first(x), second(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -217,25 +200,20 @@ def test_the_usual_patches():
     assert MODELS["shift-s"].choose_patch(100, 30) == 8 and MODELS["fc3"].choose_patch(224, 224) == 0
 
 
+@pytest.mark.parametrize("side", [64, 96, 128, 224])
 @pytest.mark.parametrize(
     ("name", "weights"), [("small", 0.7e6), ("large", 6.9e6), ("shift-s", 0.6e6), ("shift-m", 17.7e6)]
 )
-def test_networks_for_large_images_stay_small(name, weights):
-    for side in (64, 96, 128, 224):
-        with torch.device("meta"):
-            model = MODELS[name].make((3, side, side), 10, patch=MODELS[name].choose_patch(side, side))
-        assert sum(p.numel() for p in model.parameters()) <= weights
-
-
-@pytest.mark.parametrize("side", [64, 96, 128, 224])
-@pytest.mark.parametrize("name", ["small", "shift-s"])
-def test_networks_for_large_images(name, side):
-    """Their logits, their slope along a segment, and the gradient of every weight that is trained."""
-    torch.manual_seed(side)
-    model = MODELS[name].make((3, side, side), 5, patch=MODELS[name].choose_patch(side, side))
-    x, y = torch.rand(2, 1, 3, side, side)
-    logits = model(x)
-    logits.logsumexp(1).sum().backward()
-    slope = (logits - model(y)).detach().norm() / (x - y).norm()
-    assert logits.shape == (1, 5) and float(slope) <= 1 + 1e-5
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters() if p.requires_grad)
+def test_networks_for_large_images_stay_small(name, weights, side):
+    """Also their logits, their slope along a segment, and the gradient of every weight that is trained."""
+    small = weights < 1e6
+    with torch.device("cpu" if small else "meta"):
+        model = MODELS[name].make((3, side, side), 5, patch=MODELS[name].choose_patch(side, side))
+    assert sum(p.numel() for p in model.parameters()) <= weights
+    if small:
+        x, y = torch.rand(2, 1, 3, side, side)
+        logits = model(x)
+        logits.logsumexp(1).sum().backward()
+        slope = (logits - model(y)).detach().norm() / (x - y).norm()
+        assert logits.shape == (1, 5) and float(slope) <= 1 + 1e-5
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters() if p.requires_grad)

@@ -69,15 +69,12 @@ def test_the_layers_of_a_network():
     assert isinstance(head, OrthogonalLinear) and (head.in_features, head.out_features) == (64, 7)
 
 
-def test_the_plain_form_and_saved_weights():
-    model, other = (ShiftNet((1, 8, 8), 4, channels=16, blocks=(1, 1)).eval() for _ in range(2))
-    x = torch.rand(3, 1, 8, 8)
+def test_the_plain_form():
+    model, x = ShiftNet((1, 8, 8), 4, channels=16, blocks=(1, 1)).eval(), torch.rand(3, 1, 8, 8)
     plain = isoconv.plain(model)
     assert type(plain) is nn.Sequential and torch.allclose(plain(x), model(x), atol=1e-6)
     ours = {type(m) for m in plain.modules() if type(m).__module__.startswith("isoconv")}
     assert ours == {ChannelShift, PositionBias, HalfAbs, L2NormPool2d}
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other(x), model(x))
 
 
 def test_it_trains_in_every_layer():
@@ -93,14 +90,6 @@ def test_it_trains_in_every_layer():
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
     assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == ["1.O"]  # adds zeros
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_compiled_and_side_by_side():
-    model, x = ShiftNet((1, 8, 8), 4, channels=16, blocks=(1, 1)).eval(), torch.rand(5, 1, 8, 8)
-    torch.compiler.reset()
-    assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), atol=1e-6)
-    assert torch.allclose(torch.vmap(lambda one: model(one[None])[0])(x), model(x), atol=1e-6)
 
 
 # By name ----------------------------------------------------------------------------------------------------------

@@ -35,17 +35,6 @@ def check_norm(network: nn.Module, x: Tensor, least: float = 0.0, slack: float =
     assert least <= norm <= bound + 1e-6 and norm <= 1 + slack and bound <= 1.001
 
 
-def step(network: nn.Module, x: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the loss before and after one step of torch's SGD along the gradient, with the same draws of dropout."""
-    losses, optimiser = [], torch.optim.SGD(network.train().parameters(), lr=0.05)
-    for _ in range(2):
-        torch.manual_seed(1)
-        losses.append(F.cross_entropy(network(x), labels))
-        losses[-1].backward()
-        optimiser.step()
-    return losses[0].item(), losses[1].item()
-
-
 def vgg() -> nn.Sequential:
     features = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
@@ -72,7 +61,7 @@ class Split(nn.Module):
 
 
 def test_a_sequential() -> None:
-    """A report and a conversion leave the model alone, and agree; the new network learns, and its weights can be loaded."""
+    """A report and a conversion leave the model alone, and agree; the new network's weights can be loaded."""
     model, shape = vgg().train(), (3, 8, 8)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     report = convert(model, input_shape=shape, report_only=True)
@@ -83,8 +72,6 @@ def test_a_sequential() -> None:
     assert len(table.rows) == 13 and not table.refused
     assert [row.after for row in table.rows] == [row.after for row in report.rows]
     x = torch.rand(6, *shape)
-    before, after = step(network, x, torch.arange(6) % 5)
-    assert after < before
     check_norm(network, x[0])
     again = convert(model, input_shape=shape, carry_weights=False)[0]
     again.load_state_dict(network.state_dict())
@@ -99,8 +86,12 @@ def test_a_resnet() -> None:
     assert len(sums) == 8 and len([row for row in table.rows if row.after and row.after.startswith("BCOP")]) == 21
     norms = gradient_norms(network, x)
     assert norms["layer1.0.add"] > 1 / 16, "less than eight unrelated sums would leave"
-    before, after = step(network, x, torch.arange(4))
-    assert after < before
+    losses, optimiser = [], torch.optim.SGD(network.parameters(), lr=0.05)
+    for _ in range(2):
+        losses.append(F.cross_entropy(network(x), torch.arange(4)))
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[1] < losses[0]
     assert lipschitz_bound(network.eval(), shape).value <= 1.001
 
 
@@ -333,10 +324,12 @@ def test_modules_used_twice() -> None:
     check_norm(network, torch.rand(4, 5, 5))
 
 
-def test_a_network_of_ours_stays() -> None:
-    model = nn.Sequential(RKOConv2d(3, 4, 3), MaxMin(), nn.Flatten(), isoconv.nn.OrthogonalLinear(64, 3)).eval()
+def test_a_network_of_ours_stays_and_one_module_becomes_a_sequence() -> None:
+    model = nn.Sequential(RKOConv2d(3, 4, 3), MaxMin(), nn.Flatten(), OrthogonalLinear(64, 3)).eval()
     x = torch.rand(2, 3, 4, 4)
     assert torch.equal(convert(model, input_shape=(3, 4, 4))[0](x), model(x))
+    converted, table = convert(nn.Linear(4, 3), input_shape=(4,))
+    assert type(converted[0]) is OrthogonalLinear and len(table.rows) == 1
 
 
 REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
@@ -368,14 +361,13 @@ def test_bad_input() -> None:
     for model, method, match in (
         (vgg(), "standard", "standard"),
         (vgg(), "x", "'x'"),
-        (Unknown(), "bcop", "test_convert"),
+        (Unknown(), "bcop", "test_conv"),
     ):
         with pytest.raises(IsoconvError, match=match):
             convert(model, method, input_shape=(3, 8, 8))
     integers = nn.Linear(4, 2)
     integers.weight = nn.Parameter(torch.ones(2, 4, dtype=torch.int32), requires_grad=False)
-    others = nn.Linear(4, 2, device="meta"), nn.Linear(4, 2, dtype=torch.complex64), integers
-    for layer in others:
+    for layer in (nn.Linear(4, 2, device="meta"), nn.Linear(4, 2, dtype=torch.complex64), integers):
         with pytest.raises(IsoconvError, match=r"Got 0\.weight"):
             convert(nn.Sequential(layer), input_shape=(4,))
 
@@ -392,8 +384,3 @@ def test_where_tensors_have_no_numbers(name: str) -> None:
                     call(model, input_shape=(3, 8, 8))
     finally:
         torch.set_default_device(None)
-
-
-def test_a_network_that_is_one_module() -> None:
-    converted, table = convert(nn.Linear(4, 3), input_shape=(4,))
-    assert type(converted[0]) is OrthogonalLinear and len(table.rows) == 1

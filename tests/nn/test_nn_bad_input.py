@@ -135,6 +135,11 @@ ARGUMENTS: list[tuple[Callable[..., Any], list[Any], str]] = [
         )
         for kind in (OSSNConv2d, ours.SVCMConv2d, ours.CayleyConv2d)
     ],
+    # What the layer was built for follows from its arguments: its forward and its plain form would no longer agree.
+    (partial(setattr, BCOPConv2d(2, 4, 3), "padding_mode"), ["reflect"], "padding_mode"),
+    (partial(setattr, BCOPConv2d(2, 4, 3), "dilation"), [(2, 2)], "dilation"),
+    (partial(setattr, ours.CayleyConv2d(2, 4, 3, input_size=5), "padding_mode"), ["zeros"], "padding_mode"),
+    (partial(setattr, BCOPConv1d(2, 4, 3), "groups"), [2], "groups"),
     # Parts of graphs.
     (partial(ours.Graph, relu), [[("a", "none", ["input"])], [("a", "relu", ["b"])], [("a", "relu", [])]], "nodes"),
     (partial(ours.Graph, relu), [[once, once]], "names of their own"),

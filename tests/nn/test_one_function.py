@@ -168,39 +168,18 @@ def test_an_ensemble(name: str) -> None:
 
 
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
-def test_dual_parameters_are_refused_and_dual_inputs_are_not(context: Callable[[], Any]) -> None:
-    layer, x = made("bcop", dtype=torch.float64)
-    values = {name: p.detach() for name, p in layer.eval().named_parameters()}
+@pytest.mark.parametrize("name", ["bcop", "sll", "cpl s2"])
+def test_dual_inputs_of_layers_work_and_dual_parameters_are_refused(name: str, context: Callable[[], Any]) -> None:
+    layer, x = made(name, dtype=torch.float64)
+    network = nn.Sequential(layer, BCOPConv2d(layer.out_channels, 3, 3, dtype=torch.float64)).eval()
+    values = {key: p.detach() for key, p in network.named_parameters()}
+    expected = torch.func.jvp(network, (x,), (x,))[1]
     with context(), forward_ad.dual_level():
-        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x))).tangent
-        assert_close(found.detach(), (layer(2 * x) - layer(x)).detach(), 10)
-        dual = {name: forward_ad.make_dual(value, torch.ones_like(value)) for name, value in values.items()}
-        with pytest.raises(NotImplementedError, match="forward mode"):
-            functional_call(layer, dual, (x,))
-
-
-def test_dual_inputs_of_a_layer_behind_another() -> None:
-    for name in ("bcop", "sll", "cpl s2"):
-        layer, x = made(name, dtype=torch.float64)
-        network = nn.Sequential(layer, BCOPConv2d(layer.out_channels, 3, 3, dtype=torch.float64))
-        with forward_ad.dual_level():
-            found = forward_ad.unpack_dual(network(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
-        expected = torch.func.jvp(network, (x,), (torch.ones_like(x),))[1]
+        found = forward_ad.unpack_dual(network(forward_ad.make_dual(x, x))).tangent
         assert_close(found.detach(), expected.detach(), 10)
-
-
-def test_arguments_that_are_changed_afterwards_are_refused() -> None:
-    """What the layer was built for follows from them; its forward and its plain form would no longer agree."""
-    for name, argument, value in (
-        ("bcop", "padding_mode", "reflect"),
-        ("bcop", "dilation", (2, 2)),
-        ("cayley", "padding_mode", "zeros"),
-        ("1d", "groups", 2),
-    ):
-        layer, x = made(name)
-        with pytest.raises(IsoconvError, match=argument):
-            setattr(layer, argument, value)
-        assert torch.allclose(layer.eval()(x), plain(layer)(x), atol=1e-5)
+        dual = {key: forward_ad.make_dual(value, torch.ones_like(value)) for key, value in values.items()}
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            functional_call(network, dual, (x,))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -262,11 +262,8 @@ def test_what_a_graph_survives() -> None:
     expected, double = graph(x), copy.deepcopy(graph).double()
     assert torch.allclose(double(x.double()).float(), expected, atol=1e-6)
     double.load_state_dict(graph.state_dict())
-    exported, compiled = (
-        torch.export.export(graph, (x,)).module(),
-        torch.compile(graph, backend="eager", fullgraph=True),
-    )
-    for form in (torch.fx.symbolic_trace(graph), torch.jit.trace(graph, x), exported, compiled, double.float()):
+    forms = torch.export.export(graph, (x,)).module(), torch.compile(graph, backend="eager", fullgraph=True)
+    for form in (*forms, torch.fx.symbolic_trace(graph), torch.jit.trace(graph, x), double.float()):
         assert torch.equal(form(x), expected)
     assert graph(x[:0]).shape == (0, *expected.shape[1:])
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from isoconv.nn.bcop import BCOPConv1d as BCOPConv1d
     from isoconv.nn.bcop import BCOPConv2d as BCOPConv2d
     from isoconv.nn.bcop import BCOPConvTranspose2d as BCOPConvTranspose2d
+    from isoconv.nn.bcop import orthogonal_conv_ as orthogonal_conv_
     from isoconv.nn.bro import BROConv2d as BROConv2d
     from isoconv.nn.built_weight import fixed_weights as fixed_weights
     from isoconv.nn.cayley import CayleyConv2d as CayleyConv2d
@@ -23,23 +24,24 @@ if TYPE_CHECKING:
     from isoconv.nn.conversion import convert as convert
     from isoconv.nn.convolution import StandardConv2d as StandardConv2d
     from isoconv.nn.cpl import CPLConv2d as CPLConv2d
-    from isoconv.nn.dense import AOLLinear as AOLLinear
-    from isoconv.nn.dense import BROLinear as BROLinear
-    from isoconv.nn.dense import CayleyLinear as CayleyLinear
-    from isoconv.nn.dense import CPLLinear as CPLLinear
-    from isoconv.nn.dense import SLLLinear as SLLLinear
     from isoconv.nn.downsampling import InvertibleDownsampling as InvertibleDownsampling
     from isoconv.nn.downsampling import InvertibleUpsampling as InvertibleUpsampling
     from isoconv.nn.graph import Add as Add
     from isoconv.nn.graph import Concat as Concat
+    from isoconv.nn.graph import ConvexSum as ConvexSum
     from isoconv.nn.graph import Graph as Graph
     from isoconv.nn.graph import Permute as Permute
     from isoconv.nn.graph import Reshape as Reshape
+    from isoconv.nn.graph import Residual as Residual
     from isoconv.nn.graph import Slice as Slice
     from isoconv.nn.graph import Translate as Translate
-    from isoconv.nn.initialisation import orthogonal_conv_ as orthogonal_conv_
+    from isoconv.nn.linear import AOLLinear as AOLLinear
+    from isoconv.nn.linear import BROLinear as BROLinear
+    from isoconv.nn.linear import CayleyLinear as CayleyLinear
+    from isoconv.nn.linear import CPLLinear as CPLLinear
     from isoconv.nn.linear import NormalisedLinear as NormalisedLinear
     from isoconv.nn.linear import OrthogonalLinear as OrthogonalLinear
+    from isoconv.nn.linear import SLLLinear as SLLLinear
     from isoconv.nn.methods import ACTIVATIONS as ACTIVATIONS
     from isoconv.nn.methods import METHODS as METHODS
     from isoconv.nn.ossn import OSSNConv2d as OSSNConv2d
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from isoconv.nn.potential import ConvexPotential2d as ConvexPotential2d
     from isoconv.nn.reshaped import RKL2NEConv2d as RKL2NEConv2d
     from isoconv.nn.reshaped import RKOConv2d as RKOConv2d
-    from isoconv.nn.residual import ConvexSum as ConvexSum
-    from isoconv.nn.residual import Residual as Residual
     from isoconv.nn.shift import ChannelShift as ChannelShift
     from isoconv.nn.shift import HalfAbs as HalfAbs
     from isoconv.nn.shift import PositionBias as PositionBias

@@ -31,13 +31,24 @@ from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.built_weight import require_numbers
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import StandardConv2d
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Relation, Translate, check_shape, meet, relate
+from isoconv.nn.graph import (
+    INPUT,
+    Add,
+    Concat,
+    ConvexSum,
+    Graph,
+    GraphNode,
+    Relation,
+    Translate,
+    check_shape,
+    meet,
+    relate,
+)
 from isoconv.nn.linear import NormalisedLinear
 from isoconv.nn.methods import METHODS, Method, load
 from isoconv.nn.nearest_weight import begin_as_identity, carry_weight
 from isoconv.nn.plain_model import is_chain, unwrap
 from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
-from isoconv.nn.residual import ConvexSum
 from isoconv.nn.shift import HalfAbs
 from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, modules_of, number, our_kinds, trace
 from isoconv.records import require

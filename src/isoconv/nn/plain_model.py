@@ -15,11 +15,10 @@ from isoconv.errors import IsoconvError
 from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
-from isoconv.nn.graph import check_shape
+from isoconv.nn.graph import ConvexSum, Residual, check_shape
 from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
-from isoconv.nn.residual import ConvexSum, Residual
 from isoconv.nn.trace import describe_error, find_probe, is_leaf, modules_of, trace
 from isoconv.records import require
 
