@@ -117,7 +117,7 @@ def test_sets_that_are_not_complete(tmp_path):
     fakes.write_mnist(tmp_path / "raw")
     (tmp_path / "raw/t10k-labels-idx1-ubyte.gz").unlink()
     refused("MNIST is not complete … raw … t10k-labels", MNIST.read, tmp_path)
-    path, record = fakes.write_cifar10(tmp_path, "bin")
+    path, record = fakes.write_cifar(tmp_path, "cifar10", "bin")
     (path / "test_batch.bin").unlink()
     (path / "data_batch_2.bin").unlink()
     refused("CIFAR-10 is not complete … -bin … data_batch_2.bin, test_batch.bin", record.read, tmp_path)
@@ -186,7 +186,7 @@ LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
 def test_damaged_files(tmp_path, name, change, words):
     fakes.write_mnist(tmp_path, packed=name.endswith(".gz"))
     fakes.write_stl10(tmp_path)
-    _, cifar10 = fakes.write_cifar10(tmp_path, "bin.tar.gz" if name.endswith(".tar.gz") else "bin")
+    _, cifar10 = fakes.write_cifar(tmp_path, "cifar10", "bin.tar.gz" if name.endswith(".tar.gz") else "bin")
     record = MNIST if "idx" in name else STL10 if name.startswith("train") else cifar10
     (path,) = tmp_path.rglob(name)
     path.write_bytes(change(path.read_bytes()))
@@ -195,7 +195,7 @@ def test_damaged_files(tmp_path, name, change, words):
 
 def test_a_strange_pickle_is_never_opened(tmp_path):
     """This one would leave a file behind if it were."""
-    path, record = fakes.write_cifar10(tmp_path, "py")
+    path, record = fakes.write_cifar(tmp_path, "cifar10", "py")
     trace = tmp_path / "trace"
     (path / "data_batch_2").write_bytes(b"cbuiltins\nopen\n(V" + str(trace).encode() + b"\nVw\ntR.")
     refused("data_batch_2 … not opened … md5", record.read(tmp_path).load)
@@ -211,7 +211,7 @@ OFFICIAL = {
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_only_the_official_files_are_opened(tmp_path, name):
     for form, words in (OFFICIAL[name] | {"bin": "bytes"}).items():
-        (fakes.write_cifar10 if name == "cifar10" else fakes.write_cifar100)(tmp_path / form, form)
+        fakes.write_cifar(tmp_path / form, name, form)
         refused(words, data.DATASETS[name].read(tmp_path / form).load)
 
 

@@ -10,24 +10,18 @@ import numpy as np
 import pytest
 import torch
 
+from data import fakes
 from data.fakes import (
     WNIDS,
-    cifar10_batches,
-    cifar10_pickle,
-    cifar100_parts,
+    cifar_parts,
+    cifar_pickle,
     idx,
     random_bytes,
     save_picture,
-    stl10_files,
     write,
-    write_cifar10,
-    write_cifar100,
-    write_imagenet,
+    write_cifar,
     write_mnist,
-    write_stl10,
-    write_stl10_archive,
-    write_tiny_imagenet,
-)  # fmt: skip
+)
 from isoconv.data import DATASETS, OWN_IMAGES, DataSet, load_splits
 from isoconv.data.datasets import Version
 from isoconv.data.readers import unpickle_batch
@@ -71,13 +65,9 @@ FORMS = ["bin", "py", "bin.tar.gz", "py.tar.gz"]
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_every_form_of_cifar_gives_the_same_images(tmp_path, name, form):
     """Of CIFAR-100 with the fine labels."""
-    if name == "cifar10":
-        path, record = write_cifar10(tmp_path, form)
-        *train, test = cifar10_batches().values()
-        parts = [[np.concatenate(arrays) for arrays in zip(*train, strict=True)], test]
-    else:
-        path, record = write_cifar100(tmp_path, form)
-        parts = list(cifar100_parts().values())
+    path, record = write_cifar(tmp_path, name, form)
+    *train, test = cifar_parts(name).values()
+    parts = [[np.concatenate(arrays) for arrays in zip(*train, strict=True)], test]
     for images, (pixels, labels, *_) in zip(record.read(tmp_path), parts, strict=True):
         assert images.shape == (3, 32, 32) and images.name == name
         assert np.array_equal(images.images.numpy().reshape(-1, 3072), pixels)
@@ -95,16 +85,16 @@ def test_the_classes_of_cifar():
 
 
 def test_what_is_complete_goes_before_what_is_not(tmp_path):
-    path, _ = write_cifar10(tmp_path, "bin")
+    path, _ = write_cifar(tmp_path, "cifar10", "bin")
     (path / "data_batch_3.bin").unlink()
-    _, record = write_cifar10(tmp_path, "py.tar.gz")
+    _, record = write_cifar(tmp_path, "cifar10", "py.tar.gz")
     assert len(record.read(tmp_path).train) == 20
 
 
 @pytest.mark.parametrize("fortran", [False, True])
 def test_the_careful_unpickler_reads_what_pickle_reads_and_resolves_nothing_else(fortran):
-    pixels, labels = cifar10_batches()["test_batch"]
-    data = cifar10_pickle(pixels, labels, fortran)
+    pixels, labels = cifar_parts("cifar10")["test_batch"]
+    data = cifar_pickle(pixels, labels, fortran=fortran)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions of numpy warn of pickles as old as CIFAR-10's
         reference = pickle.loads(data, encoding="bytes")
@@ -121,7 +111,7 @@ def test_the_careful_unpickler_reads_what_pickle_reads_and_resolves_nothing_else
 
 @pytest.mark.parametrize("folder", ["tiny-imagenet-200", "", "tiny-imagenet"])
 def test_every_layout_of_tiny_imagenet(tmp_path, monkeypatch, folder):
-    monkeypatch.setitem(DATASETS, "tiny-imagenet", write_tiny_imagenet(tmp_path / folder))
+    monkeypatch.setitem(DATASETS, "tiny-imagenet", fakes.write_tiny_imagenet(tmp_path / folder))
     train, test = load_splits("tiny-imagenet", tmp_path)
     assert (len(train), len(test), train.shape, train.name) == (6, 3, (3, 64, 64), "tiny-imagenet")
     assert train.classes == test.classes == WNIDS
@@ -132,7 +122,7 @@ def test_every_layout_of_tiny_imagenet(tmp_path, monkeypatch, folder):
 
 
 def test_test_pictures_of_tiny_imagenet_that_were_sorted_into_classes(tmp_path):
-    record = write_tiny_imagenet(tmp_path)
+    record = fakes.write_tiny_imagenet(tmp_path)
     expected = record.read(tmp_path).test
     (tmp_path / "val" / "val_annotations.txt").unlink()
     for k, wnid in enumerate(WNIDS):
@@ -143,7 +133,7 @@ def test_test_pictures_of_tiny_imagenet_that_were_sorted_into_classes(tmp_path):
 
 
 def test_imagenet(tmp_path, monkeypatch):
-    monkeypatch.setitem(DATASETS, "imagenet", write_imagenet(tmp_path / "imagenet"))
+    monkeypatch.setitem(DATASETS, "imagenet", fakes.write_imagenet(tmp_path / "imagenet"))
     train, test = load_splits("imagenet", tmp_path, size=(48, 32))
     assert (len(train), len(test), train.shape, train.classes) == (6, 3, (3, 48, 32), WNIDS)
     for part in (train, test):
@@ -157,31 +147,31 @@ def test_imagenet(tmp_path, monkeypatch):
 @pytest.mark.parametrize("folder", ["stl10_binary", "", "archive"])
 def test_every_layout_of_stl10(tmp_path, folder):
     if folder == "archive":
-        write_stl10_archive(tmp_path)
+        fakes.write_stl10_archive(tmp_path)
     else:
-        write_stl10(tmp_path / folder)
+        fakes.write_stl10(tmp_path / folder)
     train, test = STL10.read(tmp_path)
     assert (len(train), len(test), train.shape) == (5, 3, (3, 96, 96))
     assert train.labels.tolist() == [0, 1, 2, 3, 4]
     assert (train.classes[0], train.classes[7]) == ("airplane", "monkey")
-    stored = np.frombuffer(stl10_files()["train_X.bin"], dtype=np.uint8).reshape(5, 3, 96, 96)
+    stored = np.frombuffer(fakes.stl10_files()["train_X.bin"], dtype=np.uint8).reshape(5, 3, 96, 96)
     assert np.array_equal(train.images.numpy(), stored.transpose(0, 1, 3, 2))  # column by column
     assert train.images.is_contiguous()
 
 
 def test_the_archive_is_read_no_further_than_needed(tmp_path):
     """The 2.6 GB of unlabelled images at its end need not even be there."""
-    archive = write_stl10_archive(tmp_path, **{"unlabeled_X.bin": np.random.RandomState(0).bytes(1 << 22)})
+    archive = fakes.write_stl10_archive(tmp_path, **{"unlabeled_X.bin": np.random.RandomState(0).bytes(1 << 22)})
     archive.write_bytes(archive.read_bytes()[:-100])
     assert len(STL10.read(tmp_path).test) == 3
 
 
 def test_stl10_without_the_test_files(tmp_path):
     """A complete archive goes before an unpacked training set."""
-    write_stl10(tmp_path / "stl10_binary", "test_X.bin", "test_y.bin")
+    fakes.write_stl10(tmp_path / "stl10_binary", "test_X.bin", "test_y.bin")
     splits = STL10.read(tmp_path)
     assert not splits.has_test and len(splits.train) == 5
-    write_stl10_archive(tmp_path, prefix="./")
+    fakes.write_stl10_archive(tmp_path, prefix="./")
     assert len(STL10.read(tmp_path).test) == 3
 
 
