@@ -1,5 +1,6 @@
 """For the tests of the command: tiny pictures, runs on them, and the command itself in this process or one of its own."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,6 +25,12 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+    @property
+    def json(self) -> Any:
+        """What `--json` has printed, without any failure."""
+        assert self.code == 0 and self.out.count("\n") == 1, self
+        return json.loads(self.out)
 
     def is_refused(self, *named: object, code: int = 2) -> bool:
         """Return True if it failed with one line on stderr, which names these things, and nothing on stdout."""

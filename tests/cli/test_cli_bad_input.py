@@ -18,17 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from cli.conftest import files_in
-from isoconv.cli.options import (
-    parse_colours,
-    parse_interval,
-    parse_number,
-    parse_numbers,
-    parse_operations,
-    parse_seeds,
-    parse_setting,
-    parse_share,
-    parse_size,
-)  # fmt: skip
+from isoconv.cli import options
 from isoconv.errors import IsoconvError
 from isoconv.train.distributed import Processes
 
@@ -221,20 +211,20 @@ def test_one_line_that_names_the_thing_and_nothing_half_written(case, world, iso
     assert files_in(world) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("run-7/model.safetensors", ["predict", "run-7", "photo.png"]),
-        ("run-7/config.json", ["certify", "run-7"]),
-        ("pipe.png", ["predict", "run-7", "pipe.png"]),
-        ("a.npy", ["wasserstein", "a.npy", "a.npy"]),
-    ],
-)
-def test_a_pipe_that_nobody_writes_to(name, words, start, world):
+PIPES = {
+    "run-7/model.safetensors": "predict run-7 photo.png",
+    "run-7/config.json": "certify run-7",
+    "pipe.png": "predict run-7 pipe.png",
+    "a.npy": "wasserstein a.npy a.npy",
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_that_nobody_writes_to(name, start, world):
     """In a process of its own: a library that opens it waits for ever, whatever signal comes."""
     (world / name).unlink(missing_ok=True)
     os.mkfifo(world / name)
-    with start(*words) as process:
+    with start(*PIPES[name].split()) as process:
         try:
             _, err = process.communicate(timeout=100)
         finally:
@@ -267,21 +257,21 @@ def test_what_goes_wrong_after_the_first_lines(isoconv, world):
 
 
 VALUES = {
-    parse_number: ({"36/255": 36 / 255, " 0.1 ": 0.1, "1e-3": 1e-3, "0": 0.0}, "x|1/0|inf|nan|-0.1|1e400|1,2|"),
-    parse_numbers: ({"1e-3,1/4": [1e-3, 0.25]}, "0.1,y|1e400|"),
-    parse_seeds: ({"0": [0], "3, 1,2": [3, 1, 2]}, f"a||0,,1|0,0|1,-1|{9**20}"),
-    parse_size: ({"32": 32, "32X48": (32, 48), " 8 × 9 ": (8, 9)}, "|x|32x|x32|3.5|1x2x3|32,48|large"),
-    parse_interval: ({"-1,1": (-1.0, 1.0)}, "1|1,0|0,0|0,nan|-1e9,0|0,1,2"),
-    parse_share: ({"0.5": (0.5, 1.0), "0.5,1/4": (0.5, 0.25)}, "|1,2,3"),
-    parse_operations: ({"2": (2, 9.0), "1,14.5": (1, 14.5)}, "|1.5|2,9,1|-1"),
-    parse_colours: ({"0.4": (0.4, 0.4, 0.4), "0.1,1/5,0": (0.1, 0.2, 0.0)}, "|0.1,0.2|1,1,1,1"),
-    parse_setting: ({"margin=0.5": ("margin", 0.5)}, "margin|margin=|margin=x|margin=1,2"),
+    "number": ({"36/255": 36 / 255, " 0.1 ": 0.1, "1e-3": 1e-3, "0": 0.0}, "x|1/0|inf|nan|-0.1|1e400|1,2|"),
+    "numbers": ({"1e-3,1/4": [1e-3, 0.25]}, "0.1,y|1e400|"),
+    "seeds": ({"0": [0], "3, 1,2": [3, 1, 2]}, f"a||0,,1|0,0|1,-1|{9**20}"),
+    "size": ({"32": 32, "32X48": (32, 48), " 8 × 9 ": (8, 9)}, "|x|32x|x32|3.5|1x2x3|32,48|large"),
+    "interval": ({"-1,1": (-1.0, 1.0)}, "1|1,0|0,0|0,nan|-1e9,0|0,1,2"),
+    "share": ({"0.5": (0.5, 1.0), "0.5,1/4": (0.5, 0.25)}, "|1,2,3"),
+    "operations": ({"2": (2, 9.0), "1,14.5": (1, 14.5)}, "|1.5|2,9,1|-1"),
+    "colours": ({"0.4": (0.4, 0.4, 0.4), "0.1,1/5,0": (0.1, 0.2, 0.0)}, "|0.1,0.2|1,1,1,1"),
+    "setting": ({"margin=0.5": ("margin", 0.5)}, "margin|margin=|margin=x|margin=1,2"),
 }
 
 
-@pytest.mark.parametrize("parse", VALUES, ids=lambda parse: parse.__name__)
-def test_values_as_people_write_them(parse):
-    right, wrong = VALUES[parse]
+@pytest.mark.parametrize("name", VALUES)
+def test_values_as_people_write_them(name):
+    (right, wrong), parse = VALUES[name], getattr(options, f"parse_{name}")
     assert {text: parse(text) for text in right} == right
     for text in wrong.split("|"):
         with pytest.raises(IsoconvError, match=re.escape(repr(text))):

@@ -66,7 +66,7 @@ class Branches(nn.Module):
 
 @pytest.fixture
 def files(tmp_path, pictures):
-    """Files of functions, and pictures, in the folder that commands are run in."""
+    """Functions and pictures, in the folder that commands are run in."""
     for name, text in (("net.py", NETWORK), ("beside.py", BESIDE), ("bad.py", BAD), ("broken.py", "def f(:")):
         (tmp_path / name).write_text(text)
     shutil.copytree(pictures, tmp_path / "pics")
@@ -87,12 +87,8 @@ def weights_of(files, function="build"):
 @pytest.mark.parametrize("function", ["build", "chain"])
 def test_certify_with_weights_is_the_library_s_answer_and_has_a_valid_certificate(function, isoconv, files):
     network, before = weights_of(files, function), set(files.iterdir())
-    outcome = isoconv(
-        "certify", f"net.py:{function}", "--weights", "w.safetensors", "--data", "pics", "--epsilon", "0.01",
-        "--certificate", "c.jsonl", "--device", "cpu", "--json",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome
-    (record,) = json.loads(outcome.out)
+    words = ["--data", "pics", "--epsilon", "0.01", "--certificate", "c.jsonl", "--device", "cpu", "--json"]
+    (record,) = isoconv("certify", f"net.py:{function}", "--weights", "w.safetensors", *words).json
     expected = robust_accuracy(network, load_splits(files / "pics").test, [0.01])
     assert record["radii"] == expected.radii.tolist() and record["clean"] == expected.clean
     assert record["robust"] == {"0.01": expected.certified[0.01]}
@@ -104,7 +100,7 @@ def test_certify_with_weights_is_the_library_s_answer_and_has_a_valid_certificat
 
 def test_data_by_name_and_resized(isoconv, files):
     outcome = isoconv("certify", "net.py:build", "digits", "--size", "8", "--images", "5", "--json")
-    assert outcome.code == 0 and json.loads(outcome.out)[0]["images"] == 5 and "--weights" in outcome.err
+    assert outcome.json[0]["images"] == 5 and "--weights" in outcome.err
 
 
 def test_every_command_reads_the_run_and_never_the_function(isoconv, files):
@@ -112,12 +108,12 @@ def test_every_command_reads_the_run_and_never_the_function(isoconv, files):
     assert outcome.code == 0 and "net.py:build" in outcome.out and "bcop" not in outcome.out
     (files / "net.py").write_text("raise SystemExit('ran')")
     assert json.loads((files / "run" / "config.json").read_text())["model"] == "net.py:build"
-    (record,) = json.loads(isoconv("certify", "run", "--certificate", "c.jsonl", "--device", "cpu", "--json").out)
+    (record,) = isoconv("certify", "run", "--certificate", "c.jsonl", "--device", "cpu", "--json").json
     assert record["clean"] == json.loads((files / "run" / "result.json").read_text())["clean"]
     assert check([str(files / "c.jsonl"), str(files / "run")]) == 0
-    (row,) = json.loads(isoconv("attack", "run", "--attack", "fgsm", "--epsilon", "0.1", "--json").out)
+    (row,) = isoconv("attack", "run", "--attack", "fgsm", "--epsilon", "0.1", "--json").json
     assert row["certified"] <= row["accuracy"] <= row["clean"] and row["violations"] == 0
-    (said,) = json.loads(isoconv("predict", "run", "pics/a/000.png", "--json").out)
+    (said,) = isoconv("predict", "run", "pics/a/000.png", "--json").json
     assert said["class"] in "abcd" and said["radius"] >= 0
     assert isoconv("export", "run", "--format", "torch", "--out", "x.safetensors").code == 0
     assert isoconv("report", "run", "--device", "cpu").code == 0
@@ -172,6 +168,6 @@ def test_weights_that_do_not_fit_are_refused(isoconv, files):
     assert isoconv("certify", "net.py:build", "--weights", "w.pt", "--data", "pics").is_refused("w.pt")
     half = nn.Linear(64, 4).half()  # numbers that float32 holds are no other numbers
     save_file({f"1.{name}": tensor for name, tensor in half.state_dict().items()}, files / "w.safetensors")
-    outcome = isoconv("certify", "net.py:chain", "--weights", "w.safetensors", "--data", "pics", "--json")
+    (record,) = isoconv("certify", "net.py:chain", "--weights", "w.safetensors", "--data", "pics", "--json").json
     expected = robust_accuracy(nn.Sequential(nn.Flatten(), half.float()), load_splits(files / "pics").test)
-    assert json.loads(outcome.out)[0]["radii"] == expected.radii.tolist()
+    assert record["radii"] == expected.radii.tolist()

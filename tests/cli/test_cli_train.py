@@ -7,15 +7,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from data.fakes import write_mnist
 from isoconv.cli.output import TrainingProgress
-from isoconv.files import read_tensors
+from isoconv.files import read_json, read_tensors
 from isoconv.nn.methods import METHODS
+from isoconv.train.engine import EpochReport
 from isoconv.train.run_folder import load_run
 
 TINY = ["--model", "small", "--epochs", "2", "--batch-size", "16", "--device", "cpu"]
@@ -49,38 +48,19 @@ def test_progress_on_a_terminal_is_one_line_that_ends_with_the_last_epoch(capsys
         for epoch in (1, 2):
             progress.step(1)
             progress.step(1)
-            figures = {
-                "metrics": {},
-                "loss": 0.5 / epoch,
-                "accuracy": 90.0,
-                "images_per_second": 1e4,
-                "seconds_left": 3.0,
-            }
-            progress.epoch(SimpleNamespace(epoch=epoch, epochs=2, **figures))
+            progress.epoch(EpochReport(epoch, 2, {"loss": 0.5 / epoch, "accuracy": 90.0}, 1e4, 3.0))
     *_, before, last = capsys.readouterr().err.split("\r")
     assert before.startswith("[############    ] training: epoch 1/2  loss 0.5000")
     assert before.rstrip().endswith("s left")
     assert last.startswith("[################] training: epoch 2/2  loss 0.2500") and last.endswith("\n")
 
 
-def test_digits_and_json_that_is_one_document(isoconv):
-    words = ["--size", "8", "--model", "small", "--epochs", "1", "--batch-size", "500", "--out", "run", "--json"]
-    outcome = isoconv("train", "digits", *words)
-    (result,) = json.loads(outcome.out)
-    assert outcome.code == 0 and result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
-    saved = json.loads(Path("run/result.json").read_text())
-    assert {name: saved[name] for name in result} == result
-    model, config = load_run("run")
-    assert config.input_shape == (1, 8, 8) and config.classes == tuple("0123456789")
-    assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-
-
 def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
     outcome = isoconv("train", pictures, "--out", "run", "--seeds", "0,3", "--epsilon", "36/255", *TINY)
     assert outcome.code == 0 and "mean" in outcome.out and "±" in outcome.out and "36/255" in outcome.out
     assert sorted(path.name for path in Path("run").iterdir()) == ["seed-0", "seed-3"]
-    assert json.loads(Path("run/seed-3/config.json").read_text())["seed"] == 3
-    assert [row["seed"] for row in json.loads(isoconv("certify", "run", "--json").out)] == [0, 3]
+    assert read_json(Path("run/seed-3/config.json"))["seed"] == 3
+    assert [row["seed"] for row in isoconv("certify", "run", "--json").json] == [0, 3]
     assert all(Path(f"run/seed-{seed}/certified.json").exists() for seed in (0, 3))
 
 
@@ -102,30 +82,28 @@ def test_several_seeds_have_a_folder_each_and_a_mean(isoconv, pictures):
 def test_options_reach_the_configuration(isoconv, pictures, options, expected):
     words = [part for name, value in options.items() for part in (f"--{name}", value)]
     assert isoconv("train", pictures, "--out", "run", *words, *TINY).code == 0
-    config = json.loads(Path("run/config.json").read_text())
+    config = read_json(Path("run/config.json"))
     options = {name: value for name, value in options.items() if "-" not in name and name not in expected}
     assert {name: config[name] for name in (*options, *expected)} == options | expected
 
 
-def test_a_method_that_was_added_is_known_to_the_command_and_its_recipe(isoconv, pictures, monkeypatch):
-    toy = replace(METHODS["rko"], name="toy", title="Toy", summary="a toy")
-    monkeypatch.setitem(METHODS, "toy", toy)
-    monkeypatch.delitem(sys.modules, "isoconv.cli.train")
-    assert "toy" in isoconv("train", "--help").out
-    assert isoconv("train", pictures, "--out", "run", "--conv", "toy", *TINY).code == 0
-    config = json.loads(Path("run/config.json").read_text())
-    assert (config["conv"], config["optimiser"]) == ("toy", "steepest")
-    assert isoconv("report", "run").code == 0 and "toy" in Path("report.html").read_text()
-
-
-def test_search_says_what_it_chose(isoconv, pictures):
-    words = ["--optimiser", "adam", "--search", "1e-8,1e-2", "--json"]
-    outcome = isoconv("train", pictures, "--out", "run", *words, *TINY)
-    assert outcome.code == 0 and len(json.loads(outcome.out)) == 1
+def test_digits_with_a_rate_that_is_searched(isoconv):
+    words = ["--size", "8", "--epochs", "1", "--batch-size", "500", "--optimiser", "adam", "--search", "1e-8,1e-2"]
+    outcome = isoconv("train", "digits", "--model", "small", *words, "--out", "run", "--json")
     tried = [line for line in outcome.err.splitlines() if "validation" in line]
     assert len(tried) == 2 and "lr 1e-08" in tried[0] and "lr 0.01" in tried[1]
     assert ["chosen" in line for line in tried] == [False, True]
-    assert json.loads(Path("run/config.json").read_text())["lr"] == 1e-2
+    (result,), saved, config = outcome.json, read_json(Path("run/result.json")), load_run("run")[1]
+    assert result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
+    assert {name: saved[name] for name in result} == result
+    assert (config.lr, config.input_shape, config.classes) == (1e-2, (1, 8, 8), tuple("0123456789"))
+
+
+def test_a_method_that_was_added_is_known_to_the_command(isoconv, pictures, monkeypatch):
+    monkeypatch.setitem(METHODS, "toy", replace(METHODS["rko"], name="toy"))
+    monkeypatch.delitem(sys.modules, "isoconv.cli.train")
+    assert "toy" in isoconv("train", "--help").out
+    assert isoconv("train", pictures, "--out", "run", "--conv", "toy", *TINY).code == 0
 
 
 # Stopping -----------------------------------------------------------------------------------------------------------
@@ -160,29 +138,15 @@ def test_a_signal_saves_and_says_how_to_go_on(start, isoconv, pictures, tmp_path
     assert again.code == 0 and epochs_in(tmp_path / "run") == list(range(1, 61)), again.err
 
 
-@pytest.fixture
-def interrupt_at_once(monkeypatch):
-    """Like Ctrl-C in the first step."""
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingProgress, "step", lambda self, steps: signal.raise_signal(signal.SIGINT))
-        yield patch
-
-
-def test_the_command_to_go_on_is_quoted_and_knows_where_the_data_is(isoconv, tmp_path, interrupt_at_once):
+def test_the_command_to_go_on_is_quoted_and_the_radii_are_those_that_are_asked_for(isoconv, tmp_path, monkeypatch):
     write_mnist(tmp_path / "else where", train=32, test=10)
-    outcome = isoconv("train", "mnist", "--data", "else where", "--out", "my run", *TINY)
+    with monkeypatch.context() as patch:  # like Ctrl-C in the first step
+        patch.setattr(TrainingProgress, "step", lambda self, steps: signal.raise_signal(signal.SIGINT))
+        outcome = isoconv("train", "mnist", "--data", "else where", "--out", "my run", "--seeds", "1,2", *TINY)
     assert outcome.code == 130
-    interrupt_at_once.undo()
-    again = isoconv(*resume_command(outcome.err)[1:])
-    assert again.code == 0, again.err
-
-
-def test_after_an_interruption_the_radii_are_those_that_were_asked_for(isoconv, pictures, interrupt_at_once):
-    assert isoconv("train", pictures, "--out", "run", "--seeds", "1,2", *TINY).code == 130
-    interrupt_at_once.undo()
-    again = isoconv("train", "--resume", "--out", "run", "--seeds", "1,2", "--epsilon", "0.2", "--json")
-    assert [result["robust"].keys() for result in json.loads(again.out)] == [{"0.2"}, {"0.2"}]
-    second = isoconv("train", "--resume", "--out", "run", "--seeds", "1,2", "--json")  # finished: its results
-    assert "8 of 8 steps" in second.err
-    for a, b in zip(json.loads(again.out), json.loads(second.out), strict=True):
-        assert (a["clean"], a["robust"]) == (b["clean"], b["robust"])
+    words = [*resume_command(outcome.err)[1:], "--json"]
+    again = isoconv(*words, "--epsilon", "0.2").json
+    assert [result["robust"].keys() for result in again] == [{"0.2"}, {"0.2"}]
+    second = isoconv(*words)  # finished: its results
+    assert "4 of 4 steps" in second.err
+    assert [(x["clean"], x["robust"]) for x in again] == [(x["clean"], x["robust"]) for x in second.json]

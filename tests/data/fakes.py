@@ -67,29 +67,26 @@ def write_mnist(folder: Path, packed: bool = True, train: int = 12, test: int = 
     return contents
 
 
-def cifar10_batches(n: int = 4) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    return {
-        name: (random_bytes(n, 3072, seed=k), ((np.arange(n) + k) % 10).astype(np.uint8))
-        for k, name in enumerate(BATCHES)
-    }
+def cifar_parts(name: str) -> dict[str, tuple[np.ndarray, ...]]:
+    """Return pixels, labels and, of CIFAR-100, coarse labels, by the file that they are in."""
+    if name == "cifar10":
+        labels = [((np.arange(4) + k) % 10).astype(np.uint8) for k in range(6)]
+        return {file: (random_bytes(4, 3072, seed=k), labels[k]) for k, file in enumerate(BATCHES)}
+    counts = {"train": np.arange(6, dtype=np.uint8), "test": np.arange(3, dtype=np.uint8)}
+    return {part: (random_bytes(len(n), 3072, seed=len(n)), n * 16 + 3, n) for part, n in counts.items()}
 
 
-def cifar10_binary(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    return np.concatenate([labels[:, None], pixels], axis=1).tobytes()
-
-
-def cifar10_pickle(
-    pixels: np.ndarray, labels: np.ndarray, fortran: bool = False, name: bytes = b"labels", **others: np.ndarray
-) -> bytes:
-    """As Python 2 and its numpy wrote it, in protocol 2, where strings are bytes; `others` are more lists of labels."""
+def cifar_pickle(pixels: np.ndarray, labels: np.ndarray, *coarse: np.ndarray, fortran: bool = False) -> bytes:
+    """As Python 2 and its numpy wrote it, in protocol 2, where strings are bytes."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
 
     raw = pixels.tobytes("F" if fortran else "C")
-    lists = {name: labels, **{key.encode(): value for key, value in others.items()}}
+    names = (b"fine_labels", b"coarse_labels") if coarse else (b"labels",)
     listed = b"".join(
-        text(key) + b"](" + b"".join(b"K" + bytes([int(n)]) for n in values) + b"e" for key, values in lists.items()
+        text(name) + b"](" + b"".join(b"K" + bytes([int(n)]) for n in values) + b"e"
+        for name, values in zip(names, (labels, *coarse), strict=True)
     )
     shape = b"".join(b"M" + struct.pack("<H", n) for n in pixels.shape) + b"\x86"
     made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R("
@@ -115,48 +112,23 @@ def write_tar(path: Path, members: dict[str, bytes], form: str = "pax") -> Path:
     return path
 
 
-def write_cifar10(folder: Path, form: str) -> tuple[Path, DataSet]:
+def write_cifar(folder: Path, name: str, form: str) -> tuple[Path, DataSet]:
     """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
-    batches, pickled = cifar10_batches(), {name: cifar10_pickle(*batch) for name, batch in cifar10_batches().items()}
-    rows = {f"{name}.bin": cifar10_binary(*batch) for name, batch in batches.items()}
-    path, sums = _write_cifar(folder, form, "cifar-10", "cifar-10-batches", rows, pickled)
-    return path, replace(DATASETS["cifar10"], images_per_file=dict.fromkeys(rows, 4), md5=sums)
-
-
-def cifar100_parts() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return pixels, fine labels and coarse ones."""
-    sizes = {"train": 6, "test": 3}
-    return {
-        part: (random_bytes(n, 3072, seed=n), np.arange(n, dtype=np.uint8) * 16 + 3, np.arange(n, dtype=np.uint8))
-        for part, n in sizes.items()
-    }
-
-
-def write_cifar100(folder: Path, form: str) -> tuple[Path, DataSet]:
-    """Write one of the forms bin, py, bin.tar.gz, py.tar.gz; return where, and the record of these files."""
-    rows, pickled = {}, {}
-    for part, (pixels, fine, coarse) in cifar100_parts().items():
-        rows[f"{part}.bin"] = np.concatenate([coarse[:, None], fine[:, None], pixels], axis=1).tobytes()
-        pickled[part] = cifar10_pickle(pixels, fine, name=b"fine_labels", coarse_labels=coarse)
-    path, sums = _write_cifar(folder, form, "cifar-100", "cifar-100", rows, pickled)
-    return path, replace(DATASETS["cifar100"], images_per_file={"train.bin": 6, "test.bin": 3}, md5=sums)
-
-
-def _write_cifar(
-    folder: Path, form: str, name: str, inside: str, rows: dict[str, bytes], pickled: dict[str, bytes]
-) -> tuple[Path, dict[str, str]]:
-    """Write files of rows or of pickles, in a folder or in an archive of it; return where, and the md5s of a record."""
-    files, title = (rows, "binary") if form.startswith("bin") else (pickled, "python")
-    ending = form.split(".")[0] if inside != name else title
-    path, archive = folder / f"{inside}-{ending}", folder / f"{name}-{title}.tar.gz"
-    sums = {file: md5(data) for file, data in pickled.items()} | {f"{name}-binary.tar.gz": "", archive.name: ""}
+    files = {}
+    for file, (pixels, *labels) in cifar_parts(name).items():
+        rows = np.concatenate([*(column[:, None] for column in labels[::-1]), pixels], axis=1)
+        files |= {f"{file}.bin": rows.tobytes()} if form.startswith("bin") else {file: cifar_pickle(pixels, *labels)}
+    record, sums = DATASETS[name], {file: md5(data) for file, data in files.items()}
+    version = record.versions[form.startswith("py")]
+    path, counts = folder / version.folders[0], {f"{file}.bin": len(x[0]) for file, x in cifar_parts(name).items()}
     if form.endswith(".tar.gz"):
-        members = {"readme.html": b"hello", **files}
-        write_tar(archive, {f"{path.name}/{file}": data for file, data in members.items()})
-        return archive, sums | {archive.name: md5(archive.read_bytes())}
-    for file, data in files.items():
-        write(path / file, data)
-    return path, sums
+        members = {f"{path.name}/{file}": data for file, data in {"readme.html": b"hello", **files}.items()}
+        path = write_tar(folder / version.archive, members)
+        sums[path.name] = md5(path.read_bytes())
+    else:
+        for file, data in files.items():
+            write(path / file, data)
+    return path, replace(record, images_per_file=counts, md5=sums)
 
 
 WNIDS = ("n01443537", "n01629819", "n02123045")

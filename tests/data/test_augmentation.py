@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, pad
 
 from data.fakes import DEVICES, image_set, random_bytes
 from isoconv import data
@@ -40,26 +40,23 @@ def is_uniform(sample, low=0.0, high=1.0):
 # All together
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((3, 8, 6), torch.uint8),
-        ((1, 9, 9), torch.uint8),
-        ((3, 33, 20), torch.float32),
-        ((4, 5, 7), torch.float64),
-        ((2, 1, 3), torch.float32),
-        ((3, 6, 6), torch.float16),
-    ],
-    ids=str,
-)
+KINDS = [((3, 8, 6), "uint8"), ((1, 9, 9), "uint8"), ((2, 1, 3), "float32"), ((4, 5, 7), "float16")]
+
+
+def pixels_of(count, shape, dtype):
+    """Return random images, of bytes or of numbers in [0, 1]."""
+    images = torch.from_numpy(random_bytes(count, *shape))
+    return images if dtype == "uint8" else (images / 255).to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize(("shape", "dtype"), KINDS)
 def test_an_image_depends_on_itself_and_its_numbers_alone(shape, dtype, monkeypatch):
     """In any order and company, in pieces of any size, bit for bit; its type and range are kept."""
-    images = torch.from_numpy(random_bytes(40, *shape))
-    images = images if dtype == torch.uint8 else (images / 255).to(dtype)
+    images = pixels_of(40, shape, dtype)
     drawn, order = EVERYTHING.draw(40, seed=2, epoch=1), torch.randperm(40, generator=torch.Generator().manual_seed(0))
     whole = EVERYTHING(images, drawn)
-    assert whole.dtype == dtype and whole.shape == images.shape
-    assert whole.min() >= 0 and whole.max() <= (255 if dtype == torch.uint8 else 1)
+    assert whole.dtype == images.dtype and whole.shape == images.shape
+    assert whole.min() >= 0 and whole.max() <= (255 if dtype == "uint8" else 1)
     assert torch.equal(EVERYTHING(images[order], drawn, order), whole[order])
     assert torch.equal(EVERYTHING(images.contiguous(memory_format=torch.channels_last), drawn), whole)
     for start, end in pairwise((0, 1, 4, 21, 40)):
@@ -93,26 +90,21 @@ def test_floats_are_changed_as_bytes_are():
         expected = augmentation(images, drawn).double()
         for dtype in (torch.float32, torch.float64):
             assert (255 * augmentation((images / 255).to(dtype), drawn) - expected).abs().max() < 0.501
-    smooth = data.rand_augment(images, uniform(30, 1, 2), 12.0).double() - 255 * data.rand_augment(
-        images / 255, uniform(30, 1, 2), 12.0
-    )
-    assert smooth.abs().max() < 0.501
+    of_bytes, of_floats = (data.rand_augment(x, uniform(30, 1, 2), 12.0).double() for x in (images, images / 255))
+    assert (of_bytes - 255 * of_floats).abs().max() < 0.501
 
 
 def test_nothing_waits_for_numbers_on_the_device():
     """On the meta device there are no numbers: to read one, or a shape that depends on one, is an error."""
-    for shape in ((3, 12, 9), (1, 8, 8)):
-        for augmentation in (EVERYTHING, data.Augmentation(padding=2, flip=True)):
-            images = torch.empty(20, *shape, dtype=torch.uint8, device="meta")
-            drawn = augmentation.draw(100, device="meta")
-            index = torch.empty(20, dtype=torch.int64, device="meta")
-            assert augmentation(images, drawn, index).shape == images.shape
+    for augmentation in (EVERYTHING, data.Augmentation(padding=2, flip=True)):
+        images = torch.empty(20, 3, 12, 9, dtype=torch.uint8, device="meta")
+        drawn, index = augmentation.draw(100, device="meta"), torch.empty(20, dtype=torch.int64, device="meta")
+        assert augmentation(images, drawn, index).shape == images.shape
 
 
 def test_numbers_belong_to_a_seed_an_epoch_and_an_image():
     """Not to how many images there are, and not to what else happens to them."""
     drawn = EVERYTHING.draw(100, seed=3, epoch=5)
-    assert {name: len(numbers) for name, numbers in drawn.items()} == dict.fromkeys(drawn, 100)
     fewer = EVERYTHING.draw(37, seed=3, epoch=5)
     for name in ("boxes", "operations", "colours", "distortions"):
         assert torch.equal(fewer[name], drawn[name][:37])
@@ -129,14 +121,10 @@ def test_numbers_do_not_change():
     padded = data.Augmentation(padding=4, flip=True).draw(4, seed=3, epoch=5)
     drawn = EVERYTHING.draw(4, seed=3, epoch=5) | padded
     assert drawn["flips"].tolist() == [True, True, True, False]
-    for name, values in {
-        "offsets": [4, 0],
-        "boxes": [0.0064873, 0.0541846, 0.8355646, 0.8644441],
-        "operations": [0.0502609, 0.4895932, 0.2139345, 0.7055924],
-        "colours": [0.7094603, 0.3159242, 0.2724378],
-        "distortions": [0.8398288, 0.9772885, 0.0350357, 0.1304524],
-    }.items():
-        assert drawn[name][0].flatten()[:4].tolist() == pytest.approx(values, abs=2e-7), name
+    expected = {"offsets": [4, 0], "boxes": [0.0064873, 0.0541846], "operations": [0.0502609, 0.4895932]}
+    expected |= {"colours": [0.7094603, 0.3159242], "distortions": [0.8398288, 0.9772885]}
+    for name, values in expected.items():
+        assert drawn[name][0].flatten()[:2].tolist() == pytest.approx(values, abs=2e-7), name
 
 
 def test_by_default_nothing_happens():
@@ -171,24 +159,19 @@ def sampled(image, source, outside):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("shape", "dtype", "tolerance"),
-    [((3, 9, 6), torch.uint8, 0.51), ((1, 5, 12), torch.float32, 1e-5), ((2, 7, 7), torch.float64, 1e-13)],
+    [((3, 9, 6), "uint8", 0.51), ((1, 5, 12), "float32", 1e-5), ((2, 7, 7), "float64", 1e-13)],
 )
 def test_a_box_is_stretched_to_the_whole_image(shape, dtype, tolerance, device):
-    images = torch.from_numpy(random_bytes(6, *shape))
-    images = images if dtype == torch.uint8 else images.to(dtype) / 255
+    images = pixels_of(6, shape, dtype)
     boxes = data.draw_boxes(6, (0.1, 0.9), torch.Generator().manual_seed(4))
     result = data.crop_and_resize(images.to(device), boxes.to(device)).cpu().double().numpy()
     (H, W), values = shape[1:], boxes.double().tolist()
-    for image, (top, left, height, width), changed in zip(images, values, result, strict=True):
+    for image, box, changed in zip(images, values, result, strict=True):
 
-        def source(i, j, box=(top, left, height, width)):
+        def source(i, j, box=box):
             return H * (box[0] + box[2] * (i + 0.5) / H) - 0.5, W * (box[1] + box[3] * (j + 0.5) / W) - 0.5
 
         assert np.abs(changed - sampled(image, source, "border")).max() <= tolerance
-    whole = torch.tensor([0.0, 0.0, 1.0, 1.0], device=device).expand(6, 4)
-    assert (data.crop_and_resize(images.to(device), whole).cpu().double() - images.double()).abs().max() <= min(
-        tolerance, 1e-5
-    )
 
 
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.25, 0.5), (0.9, 1.0), (0.3, 0.3)])
@@ -207,28 +190,6 @@ def test_boxes_are_fair(scale):
 
 
 # Colours
-
-
-def enhanced(image, kind, factor):
-    """Return what Pillow makes of (C, H, W): brighter, of more contrast, …"""
-    picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
-    array = np.asarray(kind(picture).enhance(factor))
-    return (array[None] if len(image) == 1 else array.transpose(2, 0, 1)).astype(np.float64)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("number", [0.0, 0.2, 0.999])
-def test_colours_change_as_in_pillow(channels, number):
-    """Up to Pillow's rounding: of the grey, of the mean, and downwards of the result."""
-    image = photograph(channels)
-    kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-    for k, kind in enumerate(kinds[: 3 if channels == 3 else 2]):
-        numbers = torch.full((1, 3), 0.5)
-        numbers[0, k] = number
-        (changed,) = data.jitter_colours(torch.from_numpy(image)[None], numbers, (0.6, 0.6, 0.6)).double().numpy()
-        factor = 1 + 0.6 * (2 * number - 1)
-        assert np.abs(changed - enhanced(image, kind, factor)).max() <= 1.5, kind
-        assert np.abs(changed - image).max() > 5
 
 
 def test_colours_change_one_after_another():
@@ -251,11 +212,18 @@ def test_colours_change_one_after_another():
 # RandAugment
 
 
+def enhanced(image, kind, factor):
+    """Return what Pillow makes of (C, H, W): brighter, of more contrast, …"""
+    picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+    array = np.asarray(kind(picture).enhance(factor))
+    return (array[None] if len(image) == 1 else array.transpose(2, 0, 1)).astype(np.float64)
+
+
 def operated(name, magnitude, sign):
     """Return a function that does one operation to (C, H, W), by Pillow or pixel by pixel, as torchvision documents it."""
     level, kinds = magnitude / 30, {"brightness": ImageEnhance.Brightness, "contrast": ImageEnhance.Contrast}
     kinds |= {"saturation": ImageEnhance.Color, "sharpness": ImageEnhance.Sharpness}
-    angle = math.radians(30 * level) * sign
+    sine, cosine = math.sin(math.radians(30 * level)) * sign, math.cos(math.radians(30 * level))
     if name in kinds:
         return lambda image: enhanced(image, kinds[name], 1 + sign * 0.9 * level)
 
@@ -284,9 +252,7 @@ def operated(name, magnitude, sign):
         "shear_y": move(lambda y, x, H, W: (y + shear * x, x)),
         "translate_x": move(lambda y, x, H, W: (y, x + shift * W)),
         "translate_y": move(lambda y, x, H, W: (y + shift * H, x)),
-        "rotate": move(
-            lambda y, x, H, W: (math.sin(angle) * x + math.cos(angle) * y, math.cos(angle) * x - math.sin(angle) * y)
-        ),
+        "rotate": move(lambda y, x, H, W: (sine * x + cosine * y, cosine * x - sine * y)),
         "posterise": by_pillow(ImageOps.posterize, 8 - round(magnitude / 7.5)),
         "solarise": by_pillow(ImageOps.solarize, 255 * (1 - level)),
         "autocontrast": by_pillow(ImageOps.autocontrast),
@@ -338,12 +304,10 @@ def test_one_colour_only():
 
 def one_by_one(images, offsets, flips, padding):
     """The definition, image by image."""
-    _, C, H, W = images.shape
+    H, W = images.shape[2:]
     result = []
     for image, (top, left), flip in zip(images, offsets.tolist(), flips.tolist(), strict=True):
-        framed = torch.zeros(C, H + 2 * padding, W + 2 * padding, dtype=images.dtype, device=images.device)
-        framed[:, padding : padding + H, padding : padding + W] = image
-        crop = framed[:, top : top + H, left : left + W]
+        crop = pad(image, [padding] * 4)[:, top : top + H, left : left + W]
         result.append(crop.flip(-1) if flip else crop)
     return torch.stack(result)
 
@@ -351,20 +315,14 @@ def one_by_one(images, offsets, flips, padding):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("shape", "padding", "dtype"),
-    [
-        ((1, 1, 1, 1), 9, torch.float64),
-        ((30, 3, 8, 8), 4, torch.uint8),
-        ((17, 1, 5, 9), 9, torch.float32),
-        ((17, 1, 5, 9), 0, torch.uint8),
-        ((9, 2, 12, 3), 1, torch.float64),
-    ],
+    [((1, 1, 1), 9, "float64"), ((3, 8, 8), 4, "uint8"), ((1, 5, 9), 0, "float32"), ((2, 12, 3), 1, "float64")],
 )
 @pytest.mark.parametrize("piece", [1, 700])
 def test_each_image_is_what_the_definition_says(shape, padding, dtype, device, piece, monkeypatch):
     """In pieces of any size, and in any memory format."""
     monkeypatch.setitem(data.transforms._PIECE, device, piece)
-    images = torch.from_numpy(random_bytes(*shape)).to(device, dtype)
-    offsets, flips = data.draw(shape[0], padding, True, torch.Generator(device).manual_seed(1))
+    images = pixels_of(17, shape, dtype).to(device)
+    offsets, flips = data.draw(17, padding, True, torch.Generator(device).manual_seed(1))
     expected = one_by_one(images, offsets, flips, padding)
     for form in (images, images.contiguous(memory_format=torch.channels_last)):
         assert torch.equal(data.crop_and_flip(form, offsets, flips, padding), expected)
@@ -381,12 +339,6 @@ def test_chance_is_fair():
 
 
 # Distortion
-
-
-def test_without_a_share_or_a_strength_images_stay_as_they_are():
-    drawn = torch.rand(50, 11, generator=torch.Generator().manual_seed(0))
-    for share, strength in ((0.0, 2.0), (1.0, 0.0)):
-        assert torch.equal(data.distort(DATA.images, drawn, share, strength), DATA.images)
 
 
 def test_images_are_distorted_as_ever():

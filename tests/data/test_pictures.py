@@ -84,10 +84,8 @@ def test_every_format(tmp_path, ending):
 
 def test_grey_or_colour_is_decided_by_the_pixels(tmp_path):
     grey = random_bytes(4, 5)
-    paths = [
-        save_picture(tmp_path / "l.png", grey),
-        save_picture(tmp_path / "rgb.png", np.repeat(grey[..., None], 3, axis=2)),
-    ]
+    stored = {"l": grey, "rgb": np.repeat(grey[..., None], 3, axis=2)}
+    paths = [save_picture(tmp_path / f"{name}.png", pixels) for name, pixels in stored.items()]
     images = read_pictures(paths)
     assert images.shape == (2, 1, 4, 5) and all(np.array_equal(image[0].numpy(), grey) for image in images)
     assert read_pictures(paths, channels=3).shape == (2, 3, 4, 5)
@@ -101,10 +99,7 @@ def test_grey_or_colour_is_decided_by_the_pixels(tmp_path):
     assert np.array_equal(read_pictures(paths, channels=1)[2, 0].numpy(), expected)
 
 
-def test_palettes_one_bit_and_sixteen_bits(tmp_path):
-    colour = np.full((3, 3, 3), (10, 200, 30), dtype=np.uint8)
-    Image.fromarray(colour).quantize(4).save(tmp_path / "palette.png")
-    assert load_image(tmp_path / "palette.png", (3, 3, 3))[:, 0, 0].tolist() == [10, 200, 30]
+def test_one_bit_and_sixteen_bits(tmp_path):
     Image.fromarray(np.eye(3, dtype=np.uint8) * 255).convert("1").save(tmp_path / "bits.png")
     assert torch.equal(load_image(tmp_path / "bits.png", (1, 3, 3))[0], 255 * torch.eye(3, dtype=torch.uint8))
     wide = np.array([[0, 128, 129], [257, 30_000, 65_535]], dtype=np.uint16)
@@ -124,8 +119,9 @@ def test_what_is_transparent_lies_on_black(tmp_path):
     assert read_pictures([tmp_path / "la.png"]).tolist() == [[[[100, 0]]]]
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
     palette.putpalette([10, 20, 30, 40, 50, 60])
-    palette.save(tmp_path / "p.png", transparency=1)
-    assert load_image(tmp_path / "p.png", (3, 1, 2))[:, 0].T.tolist() == [[10, 20, 30], [0, 0, 0]]
+    for options, second in (({}, [40, 50, 60]), ({"transparency": 1}, [0, 0, 0])):
+        palette.save(tmp_path / "p.png", **options)
+        assert load_image(tmp_path / "p.png", (3, 1, 2))[:, 0].T.tolist() == [[10, 20, 30], second]
 
 
 def test_the_orientation_that_a_camera_wrote_down(tmp_path):
@@ -177,13 +173,8 @@ def test_broken_pictures_are_named_together_or_left_out(tmp_path, stream):
     """What is held out does not depend on which pictures can be read, nor on which part is asked for first."""
     folder = labelled(tmp_path / "pets", cats=6, dogs=9)
     whole = read_folder(folder, size=4)
-    broken = {
-        folder / "cats" / "1.png": b"II*\0 and so on",
-        folder / "dogs" / "2.png": b"",
-        folder / "dogs" / "5.png": b"?",
-    }
-    gone = torch.tensor([11, 22, 25])
-    for path, content in broken.items():
+    broken, gone = [folder / name for name in ("cats/1.png", "dogs/2.png", "dogs/5.png")], torch.tensor([11, 22, 25])
+    for path, content in zip(broken, (b"II*\0 and so on", b"", b"?"), strict=True):
         path.write_bytes(content)
     options = {"size": 4, "stream": stream, "workers": 0}
     with pytest.raises(IsoconvError) as error:

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import tarfile
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,9 +63,7 @@ def test_ways_to_name_shards_and_an_order_that_does_not_depend_on_them(shards, t
         assert torch.equal(splits.train.images, whole.train.images) and splits.listing == whole.listing
     pictures = [picture for shard in sorted(shards.iterdir()) for picture in list_shard(shard)[0]]
     members = {picture.name: picture.path.read_bytes() for picture in pictures}
-    members |= {
-        picture.name.replace("jpg", "cls").replace("png", "cls"): picture.label.encode() for picture in pictures
-    }
+    members |= {f"{Path(picture.name).stem}.cls": picture.label.encode() for picture in pictures}
     joined = load_splits(write_tar(tmp_path / "all.tar", members), size=8)
     assert torch.equal(joined.test.images, whole.test.images) and joined.listing == whole.listing
 
@@ -125,31 +124,21 @@ def test_labels_are_sorted_as_numbers_if_they_are(tmp_path):
     assert splits.train.classes == tuple(map(str, range(12)))
 
 
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("a.tar", ["a.tar"]),
-        ("a-{8..11}", ["a-8", "a-9", "a-10", "a-11"]),
-        ("a-{008..10}", ["a-008", "a-009", "a-010"]),
-        ("{2..0}", ["2", "1", "0"]),
-        ("{a,b{1..2},}/{x,y}", ["a/x", "a/y", "b1/x", "b1/y", "b2/x", "b2/y", "/x", "/y"]),
-        ("a{b}{1..2}", ["a{b}1", "a{b}2"]),
-        ("a}{1..", ["a}{1.."]),
-        ("{{1..2}}", ["{1}", "{2}"]),
-    ],
-)
-def test_braces_mean_what_they_mean_to_a_shell(pattern, names):
-    assert expand_braces(pattern) == names
+BRACES = {
+    "a.tar": "a.tar", "a-{8..11}": "a-8 a-9 a-10 a-11", "a-{008..10}": "a-008 a-009 a-010", "{2..0}": "2 1 0",
+    "{a,b{1..2},}/{x,y}": "a/x a/y b1/x b1/y b2/x b2/y /x /y", "a{b}{1..2}": "a{b}1 a{b}2", "a}{1..": "a}{1..",
+    "{{1..2}}": "{1} {2}",
+}  # fmt: skip
 
 
-def end_of_members(content: bytes) -> int:
-    return -(-len(content.rstrip(b"\0")) // 512) * 512
+def test_braces_mean_what_they_mean_to_a_shell():
+    assert {pattern: " ".join(expand_braces(pattern)) for pattern in BRACES} == BRACES
 
 
 def test_a_shard_that_was_cut_off_anywhere_is_refused(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples("a", "b", "c"))
     content = path.read_bytes()
-    end = end_of_members(content)
+    end = -(-len(content.rstrip(b"\0")) // 512) * 512  # of the members
     assert len(list_shard(path)[0]) == 3
     for length in {*range(0, end + 1, 256), *range(1, end, 331), end + 511}:
         path.write_bytes(content[:length])
@@ -204,19 +193,11 @@ def test_what_is_wrong_in_a_shard_is_said_in_one_line(tmp_path, members, words):
 def test_other_files_are_refused(tmp_path):
     path = write_tar(tmp_path / "a.tar", samples("a", "b"))
     (tmp_path / "twice.tar").write_bytes(2 * path.read_bytes())
-    with pytest.raises(IsoconvError, match="nothing after the end"):
-        read_shards(tmp_path / "twice.tar")
     (tmp_path / "packed.tar").write_bytes(gzip.compress(path.read_bytes() + random_bytes(1000).tobytes()))
-    with pytest.raises(IsoconvError, match="without compression"):
-        read_shards(tmp_path / "packed.tar")
-    (tmp_path / "empty.tar").write_bytes(b"")
-    with pytest.raises(IsoconvError, match="truncated"):
-        read_shards(tmp_path / "empty.tar")
-    for name in ("a-{0..3}.tar", "none.tar"):
-        with pytest.raises(IsoconvError, match="which does not exist"):
-            load_splits(tmp_path / name)
-    with pytest.raises(IsoconvError, match="million"):
-        load_splits(tmp_path / "a-{0..9999999}.tar")
+    refused = {"twice": "nothing after the end", "packed": "without compression", "a-{0..9999999}": "million"}
+    for name, words in (refused | dict.fromkeys(("a-{0..3}", "none"), "which does not exist")).items():
+        with pytest.raises(IsoconvError, match=words):
+            load_splits(tmp_path / f"{name}.tar")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

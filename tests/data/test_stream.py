@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from data.fakes import image_set, same
+from data.fakes import DEVICES, image_set, same
 from isoconv.data import EpochBatches, epoch_generator
 from isoconv.data.stream import fits
 
@@ -76,13 +76,10 @@ def test_generators_are_independent_and_do_not_change():
     assert epoch_generator(3, 5, "order").initial_seed() == 9428001226478652317  # for ever: or no run could be repeated
 
 
-def test_what_fits():
-    assert fits(1 << 60, "cpu")
-    assert EpochBatches(image_set(), 4).resident
-    if torch.cuda.is_available():
-        assert fits(1 << 20, "cuda")
-        assert not fits(1 << 50, "cuda")
-        assert EpochBatches(image_set(), 4, device="cuda").resident
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_fits_stays_on_the_device(device):
+    assert EpochBatches(image_set(), 4, device=device).resident
+    assert fits(1 << 50, device) == (device == "cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -42,16 +42,11 @@ def test_batches_are_those_of_the_set_in_memory(album, workers, options, form):
 
 def test_parts_are_those_of_the_set_in_memory(album):
     expected, splits = read_folder(album, size=9), read_folder(album, size=9, stream=True, workers=0)
-    for of in (
-        lambda x: x.test,
-        lambda x: x.train.take(5),
-        lambda x: x.train.take(0),
-        lambda x: x.train.subset([3, 1, 1]),
-        lambda x: hold_out(x.train, 0.2, seed=3)[1],
-        lambda x: resize(x.test, 4),
-        lambda x: x.test.to("cpu"),
-    ):
-        a, b = of(expected), of(splits)
+    parts = (
+        [x.test, x.train.take(5), x.train.take(0), x.train.subset([3, 1, 1]), hold_out(x.train, 0.2, seed=3)[1],
+         resize(x.test, 4), x.test.to("cpu")] for x in (expected, splits)
+    )  # fmt: skip
+    for a, b in zip(*parts, strict=True):
         assert len(a) == len(b) and (a.shape, a.classes, a.name) == (b.shape, b.classes, b.name)
         assert torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
         assert same(list(a.batches(4)), list(b.batches(4)))
@@ -93,11 +88,15 @@ def test_a_crop_keeps_the_proportions(tmp_path, shape):
     assert np.array_equal(load_image(path, (3, *shape), "crop").permute(1, 2, 0).numpy(), pixels)
 
 
+def write_pictures(folder, count=40, side=6):
+    for k in range(count):
+        save_picture(folder / "ab"[k % 2] / f"{k}.png", random_bytes(side, side, 3, seed=k))
+    return folder
+
+
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_broken_picture_is_named_and_nothing_goes_on_running(album, tmp_path, workers):
-    for k in range(40):
-        save_picture(tmp_path / "ab"[k % 2] / f"{k}.png", random_bytes(6, 6, 3, seed=k))
-    splits = read_folder(tmp_path, size=6, channels=3, stream=True, workers=workers)
+    splits = read_folder(write_pictures(tmp_path), size=6, channels=3, stream=True, workers=workers)
     for path in tmp_path.rglob("*.png"):
         path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(IsoconvError) as error:
@@ -114,9 +113,7 @@ def test_a_broken_picture_is_named_and_nothing_goes_on_running(album, tmp_path, 
 
 def test_a_worker_that_is_killed_is_an_error_of_the_next_batch(tmp_path):
     """Not of whatever this process does when it happens: then it would be a traceback."""
-    for k in range(40):
-        save_picture(tmp_path / "ab"[k % 2] / f"{k}.png", random_bytes(6, 6, 3, seed=k))
-    batches = EpochBatches(read_folder(tmp_path, size=6, stream=True, workers=2).train, 1).epoch(0)
+    batches = EpochBatches(read_folder(write_pictures(tmp_path), size=6, stream=True, workers=2).train, 1).epoch(0)
     next(batches)
     worker = multiprocessing.active_children()[0]
     worker.kill()
@@ -150,8 +147,7 @@ def test_what_does_not_fit_in_memory_is_streamed(album, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("workers", WORKERS)
 def test_memory_is_that_of_a_few_batches(tmp_path, workers):
-    for k in range(1600):
-        save_picture(tmp_path / "ab"[k % 2] / f"{k}.png", random_bytes(4, 4, 3, seed=k))
+    write_pictures(tmp_path, 1600, 4)
     batches = EpochBatches(read_folder(tmp_path, size=320, stream=True, workers=workers).train, 8)
 
     def resident():

@@ -64,11 +64,8 @@ def test_everything_is_in_the_file(tmp_path):
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in elements
     assert "prefers-color-scheme: dark" in text
-
-
-def test_its_policy_allows_its_own_script_and_style_and_nothing_else(tmp_path):
-    text = made(tmp_path, fake_run(tmp_path / "a"))
-    (policy,) = (a["content"] for tag, a in Elements(text).found if a.get("http-equiv") == "Content-Security-Policy")
+    # Its policy allows its own script and style, and nothing else.
+    (policy,) = (a["content"] for tag, a in elements if a.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules.pop("default-src") == rules.pop("base-uri") == rules.pop("form-action") == "'none'"
     assert rules.pop("img-src") == "data:"
@@ -128,27 +125,22 @@ def test_accuracy_on_held_out_images_is_shown_with_the_epoch_that_was_kept(tmp_p
     assert "is kept" not in before.split("<script")[0] and "best epoch" not in before and "held-out" in text
 
 
-@pytest.mark.parametrize(
-    ("missing", "key", "sentence"),
-    [
-        ("certified.json", "radii", "The certified radii are missing: isoconv certify"),
-        ("attacks.json", "attacks", "No attacks yet: isoconv attack"),
-        ("diagnostics.json", "spectra", None),
-        ("gallery.json", "gallery", None),
-    ],
-)
-def test_what_is_missing_is_left_out(tmp_path, missing, key, sentence):
-    text = made(tmp_path, fake_run(tmp_path / "a", without=(missing,)))
-    assert not data_of(text)[0][key]
-    notes = [a for _, a in Elements(text).found if a.get("class") == "note"]
-    assert (sentence in text) if sentence else len(notes) == 1  # the one for who has no script
+MISSING = {
+    "certified.json": ("radii", "isoconv certify"), "attacks.json": ("attacks", "isoconv attack"),
+    "diagnostics.json": ("spectra", ""), "gallery.json": ("gallery", ""),
+}  # fmt: skip
 
 
-def test_a_run_that_was_never_tested(tmp_path):
-    run = fake_run(tmp_path / "a", without=("certified.json", "attacks.json", "diagnostics.json", "gallery.json"))
+def test_what_is_missing_is_left_out_and_there_is_a_command_for_it(tmp_path):
+    for missing, (key, command) in MISSING.items():
+        text = made(tmp_path, fake_run(tmp_path / key, without=(missing,)))
+        assert not data_of(text)[0][key]
+        notes = [a for _, a in Elements(text).found if a.get("class") == "note"]
+        assert len(notes) == 1 + bool(command) and f"{command} {tmp_path / key}" * bool(command) in text
+    run = fake_run(tmp_path / "never tested", without=tuple(MISSING))
     result = json.loads((run / "result.json").read_text())
-    untested = {k: v for k, v in result.items() if k not in ("clean", "robust", "images", "lipschitz_bound")}
-    (run / "result.json").write_text(json.dumps(untested))
+    tested = ("clean", "robust", "images", "lipschitz_bound")
+    (run / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k not in tested}))
     (data,) = data_of(made(tmp_path, run))
     assert data["clean"] is None and data["epsilons"] == []
 
@@ -197,12 +189,8 @@ def test_bounds_are_rounded_up_radii_and_shares_down():
 
 
 def test_runs_have_names_that_tell_them_apart():
-    for paths, names in {
-        "runs/a runs/b": "a b",
-        "one/a two/a": "one/a two/a",
-        "runs/a": "a",
-        "m/seed-0": "m/seed-0",
-    }.items():
+    known = {"runs/a runs/b": "a b", "one/a two/a": "one/a two/a", "runs/a": "a", "m/seed-0": "m/seed-0"}
+    for paths, names in known.items():
         assert name_runs([Path(path) for path in paths.split()]) == names.split()
 
 
