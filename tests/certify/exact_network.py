@@ -137,7 +137,9 @@ def exact_module(module: nn.Module, x: np.ndarray) -> np.ndarray:
             roots = [_fraction(mpmath.sqrt(_real(square))) for square in squares.ravel()]
             return _array(roots, squares.shape if module.kernel_size else squares.shape[:1])
         case nn.MaxPool1d() | nn.MaxPool2d():
-            return windows(module, x, -math.inf).max(axis=0)
+            order = np.sort(x.ravel())  # numbers by their ranks, which torch compares as well
+            ranks = torch.from_numpy(np.searchsorted(order, x.ravel()).reshape(1, *x.shape)).double()
+            return order[module(ranks)[0].long().numpy()]
         case nn.ConstantPad1d() | nn.ConstantPad2d() if not isinstance(module, MOVES):
             return _moved(lambda places: pad(places, module.padding), x, Fraction(module.value))
         case _ if isinstance(module, MOVES):
@@ -248,16 +250,15 @@ def _moved(move: Callable[[Tensor], Tensor], x: np.ndarray, fill: Fraction = Fra
     return np.concatenate([[fill], x.ravel()])[move(places)[0].long().numpy()]
 
 
-def windows(module: Any, values: np.ndarray, fill: float = 0) -> np.ndarray:
-    """(taps, C, …): what lies under each tap of a convolution or a pooling, wherever that stands; `fill` is outside."""
-    assert not getattr(module, "ceil_mode", False)
+def windows(module: Any, values: np.ndarray) -> np.ndarray:
+    """(taps, C, …): what lies under each tap of a convolution, wherever that stands."""
     names = ("kernel_size", "stride", "dilation", "padding")
-    taps, stride, dilation, padding = (_each(getattr(module, name, 1), values.ndim - 1) for name in names)
+    taps, stride, dilation, padding = (_each(getattr(module, name), values.ndim - 1) for name in names)
     spans = [(k - 1) * d + 1 for k, d in zip(taps, dilation, strict=True)]
     pads = [((span - 1) // 2, span // 2) for span in spans] if module.padding == "same" else [(p, p) for p in padding]
-    mode = getattr(module, "padding_mode", "zeros")
+    mode = module.padding_mode
     if mode == "zeros":
-        values = np.pad(values, [(0, 0), *pads], constant_values=np.array(fill, dtype=values.dtype))
+        values = np.pad(values, [(0, 0), *pads], constant_values=np.array(0, dtype=values.dtype))
     else:
         values = np.pad(values, [(0, 0), *pads], mode={"circular": "wrap", "replicate": "edge"}.get(mode, mode))
     under = sliding_window_view(values, spans, axis=tuple(range(1, values.ndim)))

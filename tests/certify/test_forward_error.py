@@ -18,7 +18,7 @@ from certify.exact_network import (
     summed_in_order,
     trained_small,
 )
-from certify.test_kinds import find_norms
+from certify.kinds import find_norms
 from isoconv.certify import Certifier, lipschitz_bound
 from isoconv.nn import Abs, MaxMin, Scale
 

@@ -1,10 +1,12 @@
 """What the checker refuses to read: one line on stderr, exit code 2, nothing on stdout, and never a traceback."""
 
 import json
+import math
 import random
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from check.certificate_maker import DROP, Certificate, Outcome, check, put, weights_hash
+from certify.certificates import read, write, write_all
+from certify.exact_network import images
+from check.certificate_maker import DROP, Certificate, Outcome, check, make_step, put, weights_hash
 from isoconv.check import Malformed, files
 from isoconv.nn import MaxMin
 
@@ -118,16 +122,14 @@ def test_files_that_are_not_there_or_not_certificates(honest, tmp_path):
         require_refused(check(tmp_path / "bad.json", model), message)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "the following arguments are required: FILE, MODEL. Usage: check FILE MODEL"),
-        (["a", "b", "c"], "unrecognized arguments: c. Usage"),
-        (["a", "b", "--images"], "argument --images: expected one argument. Usage"),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-    require_refused(check(*arguments), message)
+def test_wrong_arguments():
+    required = "the following arguments are required: FILE, MODEL. Usage: check FILE MODEL"
+    for arguments, message in {
+        "": required,
+        "a b c": "unrecognized .*: c. Usage",
+        "a b --images": "one argument",
+    }.items():
+        require_refused(check(*arguments.split()), message)
 
 
 def header_of(data: bytes) -> tuple[Table, bytes]:
@@ -173,59 +175,25 @@ def test_broken_models_are_refused(change, message, honest, tmp_path):
     require_refused(check(honest.folder / "certificate.json", tmp_path), message)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(value, tmp_path):
-    model = tiny()
-    certificate = Certificate(tmp_path, model, (2, 4, 3), images=0)
-    model[5].bias.data[1] = value
-    certificate.save_model()
-    certificate.table["weights_sha256"] = weights_hash(model.state_dict())
-    require_refused(certificate.check(), "5.bias holds a number that is not finite")
-
-
-def test_float64_weights_in_a_float32_certificate_are_refused(tmp_path):
-    certificate = Certificate(tmp_path, tiny().double(), (2, 4, 3))
+def test_weights_that_are_not_finite_or_not_of_the_arithmetic_are_refused(tmp_path):
+    model = tiny().double()
+    certificate = Certificate(tmp_path, model, (2, 4, 3))
     message = "Expected float32 weights for float32 arithmetic. Got float64 for 0.1.weight."
     require_refused(certificate.check(put("arithmetic", "float32")), message)
+    for value in (math.nan, math.inf):
+        model[5].bias.data[1] = value
+        certificate.save_model()
+        certificate.table["weights_sha256"] = weights_hash(model.state_dict())
+        require_refused(certificate.check(put("images", [])), "5.bias holds a number that is not finite")
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (np.zeros((2, 2, 4, 3), np.float32), "float64 or uint8. Got '<f4'"),
-        (np.zeros((2, 2, 4, 3), ">f8"), "float64 or uint8. Got '>f8'"),
-        (np.zeros((2, 4, 3)), r"Expected images of shape \[2, 4, 3\] in .*. Got \[2, 4, 3\]."),
-        (np.zeros((1, 3, 4, 2)), r"Expected images of shape \[2, 4, 3\] in .*. Got \[1, 3, 4, 2\]."),
-        (np.zeros(()), r"Expected images of shape \[2, 4, 3\]"),
-    ],
-)
-def test_images_of_another_kind_are_refused(images, message, honest):
-    require_refused(honest.check(images=images), message)
-
-
-def test_files_of_images_that_cannot_be_read(honest, tmp_path):
-    honest.check()
-    arguments = [honest.folder / "certificate.json", honest.model_file, "--images"]
-    require_refused(check(*arguments, tmp_path / "none.npy"), "none.npy cannot be read: No such file or directory.")
-    file = tmp_path / "images.npy"
-    np.save(file, honest.pixels.numpy())
-    data = file.read_bytes()
-    np.savez(tmp_path / "several.npz", a=np.zeros(3))
-    np.save(file, np.array([{}], object), allow_pickle=True)
-    broken = [
-        (tmp_path / "several.npz").read_bytes(),
-        file.read_bytes(),
-        data + b"0",
-        *(data[:n] for n in (0, 4, 40, -1)),
-    ]
-    for old, new in HEADERS:
-        assert old in data[:128]
-        broken.append(data[:128].replace(old, new)[:128] + data[128:])
-    for content in broken:
-        file.write_bytes(content)
-        require_refused(check(*arguments, file), "images.npy")
-
-
+OTHER_IMAGES = [
+    (np.zeros((2, 2, 4, 3), np.float32), "float64 or uint8. Got '<f4'"),
+    (np.zeros((2, 2, 4, 3), ">f8"), "float64 or uint8. Got '>f8'"),
+    (np.zeros((2, 4, 3)), r"Expected images of shape \[2, 4, 3\] in .*. Got \[2, 4, 3\]."),
+    (np.zeros((1, 3, 4, 2)), r"Expected images of shape \[2, 4, 3\] in .*. Got \[1, 3, 4, 2\]."),
+    (np.zeros(()), r"Expected images of shape \[2, 4, 3\]"),
+]
 HEADERS = [
     (b"(", b" "),  # no bracket
     (b"'<f8'", b"a_b_c"),  # a name
@@ -236,6 +204,26 @@ HEADERS = [
     (b"descr", b"desc\xff"),
     (b"\x93NUMPY\x01", b"\x93NUMPY\x09"),
 ]
+
+
+def test_files_of_images_that_cannot_be_read(honest, tmp_path):
+    for array, message in OTHER_IMAGES:
+        require_refused(honest.check(images=array), message)
+    arguments = [honest.folder / "certificate.json", honest.model_file, "--images"]
+    require_refused(check(*arguments, tmp_path / "none.npy"), "none.npy cannot be read: No such file or directory.")
+    file = tmp_path / "images.npy"
+    np.save(file, honest.pixels.numpy())
+    data = file.read_bytes()
+    np.savez(tmp_path / "several.npz", a=np.zeros(3))
+    np.save(file, np.array([{}], object), allow_pickle=True)
+    broken = [(tmp_path / "several.npz").read_bytes(), file.read_bytes(), data + b"0"]
+    broken += [data[:n] for n in (0, 4, 40, -1)]
+    for old, new in HEADERS:
+        assert old in data[:128]
+        broken.append(data[:128].replace(old, new)[:128] + data[128:])
+    for content in broken:
+        file.write_bytes(content)
+        require_refused(check(*arguments, file), "images.npy")
 
 
 def paths(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -297,3 +285,74 @@ def test_an_old_certificate_is_kept_in_memory_once(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) <= 1.3 * peaks[0]
+
+
+# Settings, and what they cost -------------------------------------------------------------------------------------
+
+
+def positions(outputs: int, first: float, step: float) -> list[dict[str, Any]]:
+    return [{"outputs": outputs, "first": first.hex(), "step": step.hex()}]
+
+
+LINEAR_UPSAMPLE = (nn.Upsample(scale_factor=2, mode="linear"), (1, 5))
+TRANSPOSED = (nn.ConvTranspose1d(1, 1, 2), (1, 5))
+SENSELESS: list[tuple[tuple[nn.Module, tuple[int, ...]], str, list[Any]]] = [
+    ((nn.Softplus(), (3,)), "threshold", [(-1.0).hex(), (750.0).hex()]),
+    ((nn.Softplus(), (3,)), "beta", [(0.0).hex()]),
+    ((nn.CELU(), (3,)), "alpha", [(-1.0).hex()]),
+    ((nn.GELU(), (3,)), "approximate", ["erf"]),
+    ((nn.Softmax(1), (3,)), "dim", [0, 2]),
+    ((nn.AdaptiveAvgPool1d(2), (1, 5)), "output_size", [[0], [2, 1]]),
+    (TRANSPOSED, "padding", [[[3, 3]]]),
+    (TRANSPOSED, "stride", [[1 << 20]]),
+    (TRANSPOSED, "groups", [2]),
+    (LINEAR_UPSAMPLE, "factors", [[2, 2], [], {}, [{}], [{"outputs": 10, "first": (0.0).hex()}], [[10, 0, 1]]]),
+    (LINEAR_UPSAMPLE, "factors", [positions(10, *at) for at in ((-9.0, 0.5), (0.0, 1e-9), (0.0, 5.0), (0.4, 0.5))]),
+    (LINEAR_UPSAMPLE, "factors", [positions(5, 0.0, 0.75), positions(1 << 20, 0.0, 1e-5)]),
+]
+
+
+@pytest.mark.parametrize(("case", "name", "values"), SENSELESS, ids=lambda value: str(value)[:40])
+def test_settings_that_make_no_sense(case: Any, name: str, values: list[Any], tmp_path: Path) -> None:
+    module, shape = case
+    arguments = write_all(nn.Sequential(module, nn.Flatten()), images(1, *shape), tmp_path)
+    header, lines = read(Path(arguments[0]))
+    for value in values:
+        header["nodes"][0]["settings"][name] = value
+        write(Path(arguments[0]), header, lines)
+        require_refused(check(*arguments), "")
+
+
+@pytest.mark.parametrize(("padding", "said"), [(9000, "numbers at once"), (1200, "more computation")])
+def test_padding_that_no_image_needs(padding: int, said: str, tmp_path: Path) -> None:
+    """One pixel among very many zeros, of which four are seen: all of them would be kept and moved."""
+    arguments = write_all(nn.Sequential(nn.Conv2d(1, 1, 1, 2, 1), nn.Flatten()), images(60, 1, 1, 1), tmp_path)
+    header, lines = read(Path(arguments[0]))
+    header["nodes"][0]["settings"] |= {"padding": [[padding, padding]] * 2, "stride": [2 * padding] * 2}
+    write(Path(arguments[0]), header, lines)
+    require_refused(check(*arguments), said)
+
+
+def test_the_jump_of_softplus_is_not_in_the_checkers_own_logits() -> None:
+    """In float32 its own error, for float64, leaves the jump out."""
+    x = np.array([20.0, 20.001])
+    assert np.abs(make_step("Softplus", beta=1.0, threshold=20.0).apply(x) - x - np.exp(-x)).max() < 1e-14
+
+
+def test_work_and_memory_in_proportion() -> None:
+    """Pooling and interpolation that would take long are refused before they do; a kernel of ones, before it is made."""
+    for kind, size, settings in (
+        ("AdaptiveAvgPool1d", 1 << 18, {"output_size": (1 << 16,)}),
+        ("Upsample", 1 << 15, {"factors": positions(1 << 16, -0.25, 0.5)}),
+    ):
+        with pytest.raises(Malformed, match="computation"):
+            make_step(kind, (1, size), 1e9, **settings)
+    settings = {"kernel_size": (6001, 6001), "stride": (6001, 6001), "padding": ((3000, 3000),) * 2, "ceil_mode": False}
+    step = make_step("AvgPool2d", (1, 1, 1), 1e11, **settings, count_include_pad=True, divisor_override=1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed, match="computation"):
+            step.prove()
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import isoconv
 from certify.exact_network import error_bound, exact_logits, images, logit_error
-from certify.test_more_kinds import CURVES, LINEAR
+from certify.kinds import CURVES, LINEAR
 from helpers import imported
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.errors import IsoconvError
@@ -203,7 +203,7 @@ def test_the_code_computes_the_same_and_is_as_people_write_it(name, tmp_path):
     assert_same_code(*make(name), tmp_path)
 
 
-MODULES = [(curve, (9,)) for curve in [*CURVES, nn.Softmax(1)]] + [row[:2] for row in LINEAR[1::2]]
+MODULES = [(curve, (9,)) for curve in [*CURVES, nn.Softmax(1)]] + LINEAR[1::2]
 
 
 @pytest.mark.parametrize(("module", "shape"), [*MODULES, (nn.AlphaDropout(), (4,))], ids=lambda value: str(value)[:70])
