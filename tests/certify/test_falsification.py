@@ -114,10 +114,9 @@ def test_attacks_of_the_library(case: Case) -> None:
         assert refuted(case.network, case.x, result.images, case.found.prediction, case.found.radius) == [], name
 
 
-@pytest.mark.parametrize("method", ["bcop", "soc"])
-def test_the_search_has_teeth(method: str) -> None:
+def test_the_search_has_teeth() -> None:
     """At 1.5 times the radius it refutes certificates."""
-    assert Case(method).search(1.5)
+    assert Case("bcop").search(1.5) and Case("soc").search(1.5)
 
 
 @pytest.mark.parametrize("activation", [MaxMin, Abs])
