@@ -69,12 +69,15 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def make_layer(draw: random.Random) -> nn.Module:
+USUAL = ["relu", "in place", "abs", "tanh", "scale", "shift", "halves", "transposed", "reversed axes", "narrow"]
+
+
+def make_layer(draw: random.Random, usual: bool = False) -> nn.Module:
     """Return modules that map images of `SHAPE` to such."""
     stride, flag = draw.choice((1, 2, 3)), draw.random() < 0.5
     groups, taps = draw.choice((1, 2, 4)), draw.choice((1, 2, 3))
     back = draw.choice((nn.AdaptiveAvgPool2d(3), nn.Upsample(size=3, mode="bilinear", align_corners=flag)))
-    mode = draw.choice(("zeros", "circular", "reflect", "replicate"))
+    mode = draw.choice(("zeros", "circular") if usual else ("zeros", "circular", "reflect", "replicate"))
     channels = draw.choice((2, 4))
     choices: list[Callable[[], nn.Module]] = [
         lambda: nn.Conv2d(4, 4, taps, padding="same", groups=groups, padding_mode=mode),
@@ -115,16 +118,18 @@ def make_layer(draw: random.Random) -> nn.Module:
         lambda: inn.BCOPConv2d(4, 4, taps),
         lambda: draw.choice((nn.SiLU, nn.ELU, nn.Hardswish, nn.SELU))(inplace=True),
     ]  # fmt: skip
-    return draw.choice(choices)()
+    return draw.choice(choices[:1] if usual else choices)()
 
 
 class RandomGraph(nn.Module):
     """A forward of random steps on images; each takes some of the values before it."""
 
-    def __init__(self, seed: int, steps: int = 8) -> None:
+    def __init__(self, seed: int, steps: int = 8, usual: bool = False) -> None:
+        """`usual`: of the most usual kinds alone."""
         super().__init__()
+        self.names = USUAL if usual else list(POINTWISE)
         draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-        self.layers = nn.ModuleList(make_layer(draw) for _ in range(min(3, (steps + 1) // 2)))
+        self.layers = nn.ModuleList(make_layer(draw, usual) for _ in range(min(3, (steps + 1) // 2)))
         self.offset = nn.Parameter(torch.randn(4, 1, 3))
         self.head = inn.NormalisedLinear(36, 3) if draw.random() < 0.1 else nn.Linear(36, 3)
         for module in self.modules():
@@ -141,7 +146,7 @@ class RandomGraph(nn.Module):
     def _make_step(self, draw: random.Random, count: int) -> Step:
         """Return a function of the network and of the `count` values so far, from which it takes those it was made for."""
         i, j, k = (draw.randrange(max(0, count - 3), count) for _ in range(3))
-        name, layer, cut = draw.choice(list(POINTWISE)), draw.randrange(len(self.layers)), draw.randrange(1, 4)
+        name, layer, cut = draw.choice(self.names), draw.randrange(len(self.layers)), draw.randrange(1, 4)
 
         def run_layer(net: RandomGraph, v: list[Tensor]) -> Tensor:
             inplace = getattr(net.layers[layer], "inplace", False)
