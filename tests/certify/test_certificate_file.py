@@ -4,7 +4,7 @@ import copy
 import math
 import tracemalloc
 from collections import OrderedDict
-from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -70,21 +70,16 @@ def test_the_checker_finds_them_valid(name: str, tmp_path: Path) -> None:
     assert (Certifier(model, shape).logits(x) - model.eval()(x.float())).abs().max() <= 1e-4
 
 
-LIES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "MaxMin axis": lambda node: node["settings"].update(axis=9),
-    "MaxMin": lambda node: node.update(settings={}),  # other channels: another function
-    "GroupSort": lambda node: node["settings"].update(axis=1),
-    "LayerCentering axes": lambda node: node["settings"].update(axes=[0, 1]),
-    "LayerCentering twice": lambda node: node["settings"].update(axes=[1, 1]),
-    "L2NormPool2d overlap": lambda node: node["settings"].update(stride=[1, 1]),
-    "L2NormPool2d stride": lambda node: node["settings"].update(stride=None),
-    "L2NormPool2d size": lambda node: node["settings"].update(kernel_size=[9, 9], stride=[9, 9]),
-    "ChannelShift": lambda node: node["settings"].update(channels=0),
-    "ChannelShift more": lambda node: node["settings"].update(channels=100),
-    "ConvexPotential2d": lambda node: node["settings"].update(padding_mode="zeros"),
-    "ConvexPotential2d reflected": lambda node: node["settings"].update(padding_mode="reflect"),
-    "ConvexPotential2d bare": lambda node: node["settings"].update(padding=[[0, 0], [0, 0]]),
-}
+LIES: list[tuple[str, dict[str, Any]]] = [
+    *(("MaxMin", {"axis": axis}) for axis in (9, 0)),  # other channels: another function
+    ("GroupSort", {"axis": 1}),
+    *(("LayerCentering", {"axes": axes}) for axes in ([0, 1], [1, 1])),
+    *(("L2NormPool2d", {"stride": stride}) for stride in ([1, 1], None)),  # overlap
+    ("L2NormPool2d", {"kernel_size": [9, 9], "stride": [9, 9]}),
+    *(("ChannelShift", {"channels": count}) for count in (0, 100)),
+    *(("ConvexPotential2d", {"padding_mode": mode}) for mode in ("zeros", "reflect")),
+    ("ConvexPotential2d", {"padding": [[0, 0], [0, 0]]}),
+]
 
 
 def test_lies_about_settings_are_found(tmp_path: Path, capsys: Any) -> None:
@@ -96,35 +91,29 @@ def test_lies_about_settings_are_found(tmp_path: Path, capsys: Any) -> None:
     arguments = write_all(model, images(2, 3, 7, 6), tmp_path)
     assert check(arguments) == 0 and capsys.readouterr().out.startswith("valid")
     header, lines = read(Path(arguments[0]))
-    for name, lie in LIES.items():
+    for kind, change in LIES:
         told = copy.deepcopy(header)
-        lie(next(node for node in told["nodes"] if node["kind"] == name.split()[0]))
+        next(node for node in told["nodes"] if node["kind"] == kind)["settings"] |= change
         write(Path(arguments[0]), told, lines)
-        assert check(arguments) != 0, name
-        assert len("".join(capsys.readouterr()).splitlines()) == 1, name
+        assert check(arguments) != 0, kind
+        assert len("".join(capsys.readouterr()).splitlines()) == 1, kind
     for term in ("error_offset", "error_slope"):
         write(Path(arguments[0]), header | {term: (float.fromhex(header[term]) * 0.2).hex()}, lines)
         assert check(arguments) == 1 and term in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("block", range(3))
-def test_random_networks_are_found_valid(block: int, tmp_path: Path) -> None:
-    """Whatever the certifier accepts has a certificate file, and the checker finds it valid: unequal axes, strides,
-    dilations, paddings, all kinds of modules, names that do not count up, both arithmetics."""
-    accepted, drawn = 0, compare.load(compare.NETWORKS)["networks"][600 * block : 600 * (block + 1) : 23]
-    for spec in (network["spec"] for network in drawn):
-        model, x, seed = build(spec), inputs(spec, 2), spec["seed"]
-        arithmetic = "float32" if seed % 3 == 0 and spec["dtype"] == "float32" else "float64"
-        try:
-            certifier = Certifier(model, tuple(spec["shape"]), arithmetic=arithmetic)
-        except IsoconvError:
-            continue
-        if not certifier.error.offset < torch.inf:
-            continue
-        accepted += 1
-        assert check(write_all(model, x, tmp_path, arithmetic=arithmetic)) == 0, (seed, spec)
-    assert accepted >= 12
+def test_random_networks_are_found_valid(tmp_path: Path) -> None:
+    """Unequal axes, strides, dilations, paddings, all kinds of modules, names that do not count up, both arithmetics."""
+    accepted = 0
+    for spec in (network["spec"] for network in compare.load(compare.NETWORKS)["networks"][:1800:23]):
+        arithmetic = "float32" if spec["seed"] % 3 == 0 and spec["dtype"] == "float32" else "float64"
+        with suppress(IsoconvError):
+            certifier = Certifier(build(spec), tuple(spec["shape"]), arithmetic=arithmetic)
+            if certifier.error.offset < math.inf:
+                accepted += 1
+                assert check(write_all(certifier, inputs(spec, 2), tmp_path)) == 0, spec
+    assert accepted >= 36
 
 
 @pytest.mark.parametrize("arithmetic", ["float64", "float32"])
@@ -164,9 +153,9 @@ def test_nodes_name_their_inputs_and_their_tensors(tmp_path: Path) -> None:
     """Also where a module is called "input", which is the name of the network's own."""
     inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     header, _ = read(Path(write_all(named(input=inner, neck=nn.Identity()), images(1, 4), tmp_path)[0]))
-    names = {node["name"]: (node["inputs"], node["module"]) for node in header["nodes"]}
+    nodes = [(node["name"], node["module"], node["inputs"]) for node in header["nodes"]]
     inputs = {"input.0": "input", "input.1": "input.0", "neck": "input.1"}
-    assert names == {name: ([source], name) for name, source in inputs.items()}
+    assert nodes == [(name, name, [source]) for name, source in inputs.items()]
     assert header["output"] == "neck" and len(header["assumptions"]) == 1
     header, _ = read(Path(write_all(named(input=nn.Linear(4, 4)), images(1, 4), tmp_path)[0]))
     assert header["nodes"][0]["name"] != "input" == header["nodes"][0]["module"] and header["assumptions"] == []
@@ -196,44 +185,31 @@ def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
     assert peak(40) < 1.2 * peak(2)
 
 
-def test_fewer_images_than_promised_leave_what_was_there(tmp_path: Path) -> None:
-    certifier = Certifier(nn.Sequential(nn.Linear(4, 2)), (4,))
-    (tmp_path / "c").write_text("old")
-    with pytest.raises(IsoconvError, match="2 images"), open_certificate(tmp_path / "c", certifier, images=2) as file:
-        file.add(certifier(images(1, 4)))
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
-
-
 def test_the_hash_knows_names_types_shapes_and_bytes() -> None:
     model = nn.Sequential(nn.Linear(4, 3))
-    found = weights_sha256(model)
-    assert found == weights_sha256(copy.deepcopy(model))
-    assert found != weights_sha256(copy.deepcopy(model).double())
-    assert found != weights_sha256(nn.Sequential(nn.Identity(), model[0]))
     changed = copy.deepcopy(model)
     with torch.no_grad():
         changed[0].weight[0, 0] = torch.nextafter(changed[0].weight[0, 0], torch.tensor(torch.inf))
-    assert found != weights_sha256(changed)
-    assert len(weights_sha256(model.to(torch.bfloat16))) == 64
+    half, double = copy.deepcopy(model).to(torch.bfloat16), copy.deepcopy(model).double()
+    others = model, changed, half, double, nn.Sequential(nn.Identity(), model[0])
+    assert len({weights_sha256(other) for other in others}) == 5
+    assert weights_sha256(model) == weights_sha256(copy.deepcopy(model))
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), {"p": 1}, "p = 2"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), {"criterion": "per-class"}, "per pair"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
-        (nn.Sequential(nn.Flatten(), *(ours.Scale(1e200) for _ in range(2)), nn.Linear(4, 2)), {}, "overflow"),
-    ],
-)
-def test_what_has_no_file(model: nn.Module, options: dict[str, object], message: str, tmp_path: Path) -> None:
-    certifier = Certifier(model, (1, 2, 2), **options)  # type: ignore[arg-type]
-    with pytest.raises(IsoconvError, match=message):
-        write_certificate(tmp_path / "c", certifier, certifier(torch.rand(1, 1, 2, 2)))
-    assert not list(tmp_path.iterdir())
+FLAT = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+NO_FILE: list[tuple[nn.Module, dict[str, Any], str]] = [
+    (FLAT, {"p": 1}, "p = 2"),
+    (FLAT, {"criterion": "per-class"}, "per pair"),
+    (nn.Sequential(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
+    (nn.Sequential(nn.Flatten(), ours.Scale(1e200), ours.Scale(1e200), nn.Linear(4, 2)), {}, "overflow"),
+]
 
 
-def test_what_is_refused_leaves_no_file(tmp_path: Path) -> None:
+def test_what_is_refused_leaves_no_file_but_what_was_there(tmp_path: Path) -> None:
+    for model, options, message in NO_FILE:
+        certifier = Certifier(model, (1, 2, 2), **options)
+        with pytest.raises(IsoconvError, match=message):
+            write_certificate(tmp_path / "c", certifier, certifier(torch.rand(1, 1, 2, 2)))
     certifier, x = Certifier(nn.Sequential(nn.Linear(4, 3)), (4,)), images(2, 4)
     found = certifier(x)
     weak = nn.Sequential(nn.Linear(4, 3))
@@ -250,6 +226,10 @@ def test_what_is_refused_leaves_no_file(tmp_path: Path) -> None:
         with pytest.raises(IsoconvError, match=message):
             write_certificate(path, certifier, certificates, labels)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "c").write_text("old")
+    with pytest.raises(IsoconvError, match="2 images"), open_certificate(tmp_path / "c", certifier, images=2) as file:
+        file.add(certifier(images(1, 4)))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_the_checker_knows_every_kind_that_a_certificate_may_name():
