@@ -141,23 +141,6 @@ def spectral_norm(matrix: np.ndarray) -> float:
     return float(largest * np.linalg.svd(matrix / largest, compute_uv=False)[0]) if largest else 0.0
 
 
-def norm_on_torus(weight: Tensor, stride: int, size: Sequence[int]) -> float:
-    """Of a circular convolution, from the frequencies that a stride makes aliases of each other: no folding."""
-    symbols = torch.fft.fft2(weight.double(), s=tuple(size)).permute(2, 3, 0, 1)
-    rows = [torch.cat(part.chunk(stride, 1), -1) for part in symbols.chunk(stride, 0)]
-    return float(torch.linalg.svdvals(torch.cat(rows, -1)).max()) / stride
-
-
-def linear_norm(module: nn.Module, shape: Sequence[int]) -> float:
-    if math.prod(shape) <= 1100:
-        return spectral_norm(dense(module, shape))
-    last = list(module)[-1] if isinstance(module, nn.Sequential) else module
-    if isinstance(last, nn.Linear):
-        weight = last.weight.detach().double()
-        return float(torch.linalg.eigvalsh(weight @ weight.T)[-1]) ** 0.5  # quicker than singular values
-    return norm_on_torus(last.weight.detach(), last.stride[0], shape[1:])
-
-
 def largest_count(module: nn.Module, shape: Sequence[int]) -> int:
     """How often one number of the input occurs in what a pad or a pool's windows see: by trying each."""
     size = math.prod(shape)
@@ -211,10 +194,8 @@ def joined(layer: Layer, numbers: Sequence[Any]) -> Any:
 
 def constant(bounded: nn.Module, module: nn.Module, shape: Sequence[int]) -> float:
     match module:
-        case nn.Conv1d() | nn.Conv2d() | nn.Linear():
-            return linear_norm(bounded, shape) * GENEROUS
-        case nn.AvgPool1d() | nn.AvgPool2d():
-            return spectral_norm(dense(module, shape)) * GENEROUS
+        case nn.Conv1d() | nn.Conv2d() | nn.Linear() | nn.AvgPool1d() | nn.AvgPool2d():
+            return spectral_norm(dense(bounded, shape)) * GENEROUS
         case _ if type(module).__name__.startswith(("CircularPad", "MaxPool")):
             return up(mpmath.sqrt(largest_count(module, shape)))
         case Scale():

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch import nn
 import isoconv
 import isoconv.check.__main__ as entry_point
 from check.certificate_maker import DROP, Certificate, check, largest_radius, put, weights_hash
-from isoconv.models import Large
 from isoconv.models.networks import Classifier
 from isoconv.nn import Abs, GroupSort, MaxMin, Scale
 
@@ -128,14 +126,6 @@ def test_honest_certificates_are_accepted(name, arithmetic, version, certificate
         assert certified == 3 and certificate(model.double(), *shape).check().code == 0
 
 
-def test_the_large_network_of_the_paper_is_checked_in_seconds(certificate):
-    honest = certificate(isoconv.plain(Large((3, 32, 32))), 3, 32, 32, images=1)
-    start = time.process_time()
-    outcome = honest.check()
-    assert outcome.code == 0 and outcome.out.startswith("valid: Lipschitz constant at most 1.00001")
-    assert time.process_time() - start < 20
-
-
 def test_it_says_what_it_did_not_check(small):
     assert check(small.folder / "certificate.json", small.folder).code == 0  # a run's folder stands for its model
     assert "not checked without --images: the images' norms and logits" in small.check().out
@@ -156,22 +146,21 @@ def test_images_as_bytes_are_values_over_255(small):
 
 def test_it_runs_as_a_module_and_as_a_plain_folder_on_python_and_numpy_alone(small, tmp_path):
     """Copied to a folder of its own, with no site-packages on the path and numpy the only package that can be found."""
+
+    def run(*arguments, **options):
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
     files = [tmp_path / "certificate.json", small.model_file]
-    module = [sys.executable, "-m", "isoconv.check", *files]
-    run = subprocess.run(module, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith("valid: ")
     shutil.copytree(Path(entry_point.__file__).parent, tmp_path / "check")
-    numpy_alone = tmp_path / "site"
-    numpy_alone.mkdir()
+    (tmp_path / "site").mkdir()
     for folder in Path(np.__file__).parents[1].glob("numpy*"):
-        (numpy_alone / folder.name).symlink_to(folder)
-    environment = {"PYTHONPATH": str(numpy_alone)}
-    command = [sys.executable, "-S", tmp_path / "check", *files]
-    run = subprocess.run(command, capture_output=True, text=True, cwd="/", env=environment, check=False)
-    assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith("valid: ")
+        (tmp_path / "site" / folder.name).symlink_to(folder)
+    alone = {"cwd": "/", "env": {"PYTHONPATH": str(tmp_path / "site")}}
+    for done in (run("-m", "isoconv.check", *files), run("-S", tmp_path / "check", *files, **alone)):
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("valid: ")
     for package in ("isoconv", "torch", "safetensors"):
-        command = [sys.executable, "-S", "-c", f"import {package}"]
-        assert subprocess.run(command, capture_output=True, cwd="/", env=environment, check=False).returncode == 1
+        assert run("-S", "-c", f"import {package}", **alone).returncode == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- lies
@@ -217,8 +206,12 @@ LIES: dict[str, tuple[Callable[[Table], Any], str]] = {
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    model, shape = network("bcop")
-    return Certificate(tmp_path_factory.mktemp("large"), model, shape, at_the_centre=1, version=1)
+    return Certificate(tmp_path_factory.mktemp("large"), *network("bcop"), at_the_centre=1, version=1)
+
+
+@pytest.fixture(scope="module")
+def two_dimensions(tmp_path_factory):
+    return Certificate(tmp_path_factory.mktemp("2d"), *network("2d"), version=1)
 
 
 def test_a_layer_left_out_shows_in_the_logits(small):
@@ -279,12 +272,6 @@ def test_swapped_and_altered_weights_are_found(large, tmp_path):
         assert outcome.code == 1 and outcome.out.startswith("INVALID: weights_sha256 is ")
 
 
-@pytest.fixture(scope="module")
-def two_dimensions(tmp_path_factory):
-    model, shape = network("2d")
-    return Certificate(tmp_path_factory.mktemp("2d"), model, shape, version=1)
-
-
 # Settings of layers of "2d" that are altered, and how it shows without the images.
 ALTERED = [
     ("Conv2d", 0, "stride", [1, 1], 2, "Expected an image \\(channels, height, width\\) whose size 2 divides"),
@@ -337,17 +324,22 @@ def test_a_hidden_scale_is_found(small):
 
 def test_images_that_are_not_those_of_the_certificate_are_found(small):
     images = small.pixels.numpy()
-    assert "image 0: the network gives" in small.check(images=images * (1 - 1e-3)).out
-    assert small.check(images=images[::-1]).code == 1
-    assert "image 0: a pixel lies outside of the input range from 0.0 to 1.0" in small.check(images=255 * images).out
-    for value in (np.nan, np.nextafter(0.0, -1)):
-        broken = images.copy()
-        broken[2, 0, 0] = value
-        assert "image 2: a pixel lies outside" in small.check(images=broken).out
-    smaller = small.check(put("images.1.input_norm", down), images=images)
-    assert smaller.code == 1 and "image 1: its norm is larger than input_norm" in smaller.out
-    shifted = small.check(put("images.2.logits.1", times(1 - 1e-3)), images=images)
-    assert shifted.code == 1 and "image 2: the network gives" in shifted.out and "for logit 1" in shifted.out
+
+    def broken(value: float) -> np.ndarray:
+        changed = images.copy()
+        changed[2, 0, 0] = value
+        return changed
+
+    for change, pixels, message in (
+        (None, images * (1 - 1e-3), "image 0: the network gives"),
+        (None, images[::-1], "image 0"),
+        (None, 255 * images, "image 0: a pixel lies outside of the input range from 0.0 to 1.0"),
+        *((None, broken(value), "image 2: a pixel lies outside") for value in (np.nan, np.nextafter(0.0, -1))),
+        (put("images.1.input_norm", down), images, "image 1: its norm is larger than input_norm"),
+        (put("images.2.logits.1", times(1 - 1e-3)), images, "image 2: the network gives .* for logit 1"),
+    ):
+        outcome = small.check(change, images=pixels)
+        assert outcome.code == 1 and re.search(message, outcome.out)
 
 
 def test_a_network_that_is_one_module(certificate):

@@ -9,9 +9,8 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
-import torch
 
-from check.certificate_maker import norm_on_torus, spectral_norm
+from check.certificate_maker import spectral_norm
 from isoconv.check import Budget, exact, norms
 
 # -------------------------------------------------------------------------------------------------- norms, by numpy
@@ -111,7 +110,8 @@ def test_what_is_too_large_to_be_written_out_goes_by_a_torus(row, monkeypatch):
         assert norms.torus_norm(kernel, window, sizes, folds, Fraction(true * (1 - 1e-9))) is not None
     if folds == (1, 1) and len(kernel) == 1 and all(axis.dilation == 1 for axis in window.axes):
         sizes = [axis.size + axis.taps - 1 for axis in window.axes]
-        assert prove(kernel, window, norm_on_torus(torch.from_numpy(kernel[0]), 1, sizes) * (1 + 1e-9)) is None
+        symbols = np.fft.fft2(kernel[0], s=sizes).transpose(2, 3, 0, 1)
+        assert prove(kernel, window, float(np.linalg.svd(symbols, compute_uv=False).max()) * (1 + 1e-9)) is None
 
 
 def test_windows_that_do_not_overlap_are_one_matrix():
@@ -142,22 +142,19 @@ def test_the_budget_grows_as_the_work_for_a_wider_network_does():
     assert Budget(0, unlimited=True).affords(10**100)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (5, 9), (9, 5), (40, 40), (64, 300), (300, 64)], ids=str)
 @pytest.mark.parametrize("kind", ["normal", "orthogonal", "rank one", "wide range"])
-def test_norms_of_matrices_against_singular_values(shape, kind):
-    generator = np.random.default_rng(0)
-    matrix = generator.standard_normal(shape)
-    if kind == "orthogonal":
+def test_norms_of_matrices_against_singular_values(kind):
+    for shape in ((1, 1), (1, 7), (7, 1), (5, 9), (9, 5), (40, 40), (64, 300), (300, 64)):
+        generator = np.random.default_rng(0)
+        matrix = generator.standard_normal(shape)
         u, _, v = np.linalg.svd(matrix, full_matrices=False)
-        matrix = u @ v
-    elif kind == "rank one":
-        matrix = np.outer(matrix[:, 0], matrix[0])
-    elif kind == "wide range":
-        matrix = matrix * 10.0 ** generator.integers(-200, 3, shape)
-    true = spectral_norm(matrix)
-    kernel = matrix[None, :, :, None, None]
-    assert prove(kernel, norms.POINT, true * (1 + 1e-9)) is None
-    assert prove(kernel, norms.POINT, true * (1 - 1e-9)) == pytest.approx(true, rel=1e-8)
+        wide = matrix * 10.0 ** generator.integers(-200, 3, shape)
+        matrix = {"orthogonal": u @ v, "rank one": np.outer(matrix[:, 0], matrix[0]), "wide range": wide}.get(
+            kind, matrix
+        )
+        true, kernel = spectral_norm(matrix), matrix[None, :, :, None, None]
+        assert prove(kernel, norms.POINT, true * (1 + 1e-9)) is None
+        assert prove(kernel, norms.POINT, true * (1 - 1e-9)) == pytest.approx(true, rel=1e-8)
 
 
 def test_exact_norms_of_integer_matrices_are_not_passed_by_one():
