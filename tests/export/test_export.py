@@ -38,7 +38,6 @@ from isoconv.nn import (
     L2NormPool2d,
     LayerCentering,
     MaxMin,
-    NormalisedLinear,
     OrthogonalLinear,
     Permute,
     Reshape,
@@ -67,25 +66,17 @@ class Net(nn.Module):
         return self.head(torch.cat([x, x.mT], 1).flatten(1))
 
 
-def randomised(model):
-    for module in model.modules():
-        if isinstance(module, (BatchCentering, Householder)):
-            for tensor in (*module.parameters(), *module.buffers()):
-                nn.init.normal_(tensor)
-    return model
-
-
 NETWORKS = {
     "small, bcop": ((3, 8, 8), lambda: Small((3, 8, 8), 5)),
     "small, rko, not square": ((1, 8, 12), lambda: Small((1, 8, 12), 5, "rko", "relu")),
     "large": ((3, 8, 8), lambda: Large((3, 8, 8), 10)),
     "shift": ((3, 7, 8), lambda: ShiftNet((3, 7, 8), 5, channels=36, blocks=(1, 1), share=0.2)),
     "fc3": ((1, 4, 6), lambda: FC3((1, 4, 6), 2)),
-    "pooling, centring, reflections": ((3, 8, 8), lambda: randomised(nn.Sequential(
-        BCOPConv2d(3, 8, 3), BatchCentering(8), Householder(8), ScaledAvgPool2d(2), LayerCentering((2, 3)), MaxMin(dim=3),
-        ScaledAvgPool2d((2, 1)), GroupSort(2, dim=2), BatchCentering(8), L2NormPool2d((1, 3)), nn.Flatten(2),
-        LayerCentering(1), GroupSort(None, dim=-1), nn.Flatten(), LayerCentering(), BatchCentering(16, bias=False),
-        Householder(16), NormalisedLinear(16, 5),
+    "pooling, centring, reflections": ((3, 8, 8), lambda: randomise(nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), BatchCentering(8), Householder(8), ScaledAvgPool2d(2), LayerCentering((2, 3)),
+        MaxMin(dim=3), ScaledAvgPool2d((2, 1)), GroupSort(2, dim=2), BatchCentering(8), L2NormPool2d((1, 3)),
+        nn.Flatten(2), LayerCentering(1), GroupSort(None, dim=-1), nn.Flatten(), LayerCentering(),
+        BatchCentering(16, bias=False), Householder(16), nn.Linear(16, 5),
     ))),
     "one matrix": ((6,), lambda: OrthogonalLinear(6, 4)),
     "one matrix without bias": ((6,), lambda: nn.Sequential(nn.Linear(6, 4, bias=False))),
