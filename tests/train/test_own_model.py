@@ -127,7 +127,7 @@ def test_a_graph_with_modules_in_place_is_refused():
     refused("LeakyReLU at steep", lipschitz_bound, Graph(modules, nodes), (1, 8, 8))
 
 
-def test_a_registered_kind_and_a_changed_module_cannot_be_kept(monkeypatch):
+def test_registered_kinds_changed_modules_and_rounded_weights_are_refused(monkeypatch):
     class Halved(nn.Module):
         def forward(self, x):
             return 0.5 * x
@@ -137,6 +137,9 @@ def test_a_registered_kind_and_a_changed_module_cannot_be_kept(monkeypatch):
     layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
     layer._reversed_padding_repeated_twice = [2, 0, 2, 0]  # what torch pads by
     refused(r"constructors.*Conv2d at 0", to_graph, nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4)), config_of())
+    graph, record = to_graph(Mine(), config_of())
+    half = {name: value.half() for name, value in graph.state_dict().items()}
+    refused("float32 or float64.*float16", from_graph, record, half, config_of())
 
 
 # Training -----------------------------------------------------------------------------------------------------------
