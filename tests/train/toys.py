@@ -17,8 +17,8 @@ from isoconv.data import ImageSet
 from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.nn import OrthogonalLinear
-from isoconv.train.classifier import Classification, TrainResult, train_classifiers
-from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.classifier import TrainResult, train_classifiers
+from isoconv.train.config import TrainConfig
 from isoconv.train.engine import EpochReport, Learner, Stopped
 from isoconv.train.run_folder import RunFolder
 
@@ -47,11 +47,6 @@ def write_pictures(folder: Path, count: int = 80) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[0].numpy()).save(path)
     return folder
-
-
-def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Learner:
-    """The network of a configuration, ready to learn."""
-    return Learner.from_config(config, make_model(config), Classification(config), steps_per_epoch, **options)
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
