@@ -17,9 +17,10 @@ from isoconv.errors import IsoconvError
 from isoconv.models import FC3, Large, ShiftNet, Small
 from isoconv.nn import BCOPConv1d, BCOPConv2d, MaxMin, OrthogonalLinear, RKOConv2d, svcm
 from isoconv.train.capture import SharedUpdate, SideStreams, Stepper, are_alike, prepare_weights, stack_layers
+from isoconv.train.config import make_model
 from isoconv.train.engine import Learner
 from isoconv.train.passes import run_in_pieces
-from train.toys import SHAPE, Idle, batch, learner, loss, make, save_and_load, toy_config
+from train.toys import SHAPE, Idle, batch, loss, make, save_and_load, toy_config
 
 IN_A_ROW = SideStreams(torch.device("cpu"))
 
@@ -316,7 +317,8 @@ def kernels(one: Learner) -> list[Tensor]:
 def test_each_network_is_projected_by_its_own_settings() -> None:
     """Others of a method without projections, or with more iterations, are no obstacle."""
     options = [{}, {"conv": "bcop", "optimiser": "steepest"}, {"project_iterations": 2}, {"seed": 1}]
-    mixed = [learner(replace(SVCM, **each)) for each in options]
+    configs = [replace(SVCM, **each) for each in options]
+    mixed = [Learner.from_config(config, make_model(config), loss, 4) for config in configs]
     for one in mixed:
         for layer in one.projected_rarely:
             layer.kernel.data.mul_(3)

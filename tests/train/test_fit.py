@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from isoconv.data import ImageSet
-from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.models import Small
 from isoconv.nn import MaxMin, SVCMConv2d
 from isoconv.train import fit
-from isoconv.train.engine import FitResult, Stopped
-from train.toys import Watcher, losses, stop_after
+from isoconv.train.engine import FitResult
+from train.toys import Watcher, losses, refused, stopped
 
 
 def network() -> nn.Module:
@@ -134,8 +133,7 @@ def test_shuffled_augmented_and_with_dropout_it_goes_on_bit_for_bit(source, size
 
     whole, first, second, again = (network() for _ in range(4))
     expected = train(whole, "whole")
-    with pytest.raises(Stopped):
-        train(first, "parts", should_stop=stop_after(stop))
+    stopped(stop, train, first, "parts")
     torch.manual_seed(99)
     result = train(second, "parts", resume=True)
     assert same(whole, second) and not same(whole, first) and result.updates == expected.updates
@@ -161,8 +159,7 @@ def test_batches_that_are_accumulated_are_one_large_batch(optimiser, tmp_path):
     settings["accumulate"] = 3
     results += fit(models[1], small, cross_entropy, optimiser, **settings)
     settings["folder"] = tmp_path / "run"
-    with pytest.raises(Stopped):
-        fit(models[2], small, cross_entropy, optimiser, **settings, should_stop=stop_after(6))
+    stopped(6, fit, models[2], small, cross_entropy, optimiser, **settings)
     results += fit(models[2], small, cross_entropy, optimiser, **settings, resume=True)
     assert not same(start, models[0])
     for model, result in zip(models[1:], results[1:], strict=True):
@@ -281,26 +278,26 @@ def test_other_settings_than_those_of_the_run_are_refused(tmp_path):
     options: dict[str, Any] = {"optimiser": "adam", "epochs": 2, "folder": tmp_path / "run"}
     fit(network(), loader(), cross_entropy, **options)
     assert "project_every" not in json.loads((tmp_path / "run" / "config.json").read_text())
-    with pytest.raises(IsoconvError, match="already holds a run"):
-        fit(network(), loader(), cross_entropy, **options)
+    refused("already holds a run", fit, network(), loader(), cross_entropy, **options)
     for other in ({"epochs": 3}, {"lr": 0.5}, {"seed": 1}, {"optimiser": "rmsprop"}, {"schedule": "cosine"}):
-        with pytest.raises(IsoconvError, match=next(iter(other))):
-            fit(network(), loader(), cross_entropy, resume=True, **options | other)
+        refused(next(iter(other)), fit, network(), loader(), cross_entropy, resume=True, **options | other)
 
 
 @pytest.mark.parametrize(("every", "iterations", "other"), [(1, 1, 7), (100, 50, 1)])
 def test_a_folder_keeps_how_often_layers_are_projected(every, iterations, other, tmp_path):
     """One that does not say so is older than that, and was projected as in the paper."""
-    settings: dict[str, Any] = {"optimiser": "adam", "epochs": 2, "lr": 0.02, "project_iterations": iterations}
-    whole, resumed, kept = svcm_network(), svcm_network(), {"folder": tmp_path / "run"}
-    fit(whole, BATCHES, cross_entropy, **settings, project_every=every)
-    with pytest.raises(Stopped):
-        fit(svcm_network(), BATCHES, cross_entropy, **settings, **kept, project_every=every, should_stop=stop_after(3))
-    assert json.loads((tmp_path / "run" / "config.json").read_text()).get("project_every") == {1: 1}.get(every)
-    kept["resume"] = True
-    with pytest.raises(IsoconvError, match=f"project_every {other}, where it has {every}"):
-        fit(svcm_network(), BATCHES, cross_entropy, **settings, **kept, project_every=other)
-    fit(resumed, BATCHES, cross_entropy, **settings, **kept, project_every=every)
+
+    def train(model: nn.Module, project_every: int = every, **options: Any) -> None:
+        how = {"project_every": project_every, "project_iterations": iterations, "lr": 0.02, "epochs": 2}
+        fit(model, BATCHES, cross_entropy, "adam", **how, **options)
+
+    whole, resumed, folder = svcm_network(), svcm_network(), tmp_path / "run"
+    train(whole)
+    stopped(3, train, svcm_network(), folder=folder)
+    assert json.loads((folder / "config.json").read_text()).get("project_every") == {1: 1}.get(every)
+    words = f"project_every {other}, where it has {every}"
+    refused(words, train, svcm_network(), other, folder=folder, resume=True)
+    train(resumed, folder=folder, resume=True)
     assert same(whole, resumed)
 
 
@@ -331,5 +328,4 @@ REFUSED = [
 
 @pytest.mark.parametrize(("models", "batches", "options", "words"), REFUSED)
 def test_what_cannot_be_trained_is_refused(models, batches, options, words):
-    with pytest.raises(IsoconvError, match=words):
-        fit(models, batches, cross_entropy, epochs=2, **options)
+    refused(words, fit, models, batches, cross_entropy, epochs=2, **options)

@@ -18,10 +18,9 @@ import pytest
 from isoconv.cli.output import interruptible
 from isoconv.errors import IsoconvError
 from isoconv.train.config import TrainConfig
-from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.train.runs import open_run
-from train.toys import Watcher, same_run, stop_after, toy_config, train_toy
+from train.toys import Watcher, refused, same_run, stopped, toy_config, train_toy
 
 RUN = """
 import sys, time
@@ -64,10 +63,8 @@ def test_killed_again_and_again_it_ends_as_if_never_killed(tmp_path):
     for _ in range(2):
         with start(run) as process:
             assert process.stdout.readline()  # while it trains, others are refused
-            with pytest.raises(IsoconvError, match="in use"):
-                train_toy(run, config, resume=True)
-            with pytest.raises(IsoconvError, match="in use"):
-                RunFolder(run).start(config, overwrite=True)
+            refused("in use", train_toy, run, config, resume=True)
+            refused("in use", RunFolder(run).start, config, overwrite=True)
             for line in process.stdout:
                 if int(line) >= 4:
                     break
@@ -102,14 +99,12 @@ def test_a_kill_loses_at_most_ten_seconds_and_a_clock_that_jumps_changes_nothing
 
 
 def test_a_damaged_record_of_epochs_is_named_and_a_last_line_that_was_cut_off_is_not(whole, tmp_path):
-    with pytest.raises(Stopped):
-        train_toy(tmp_path, toy_config(), should_stop=stop_after(9))
+    stopped(9, train_toy, tmp_path, toy_config())
     metrics = tmp_path / "metrics.jsonl"
     good = metrics.read_bytes()
     for damage in (b"[1]\n", b"{}\n", b'{"epoch": "one"}\n', b"\xff\n"):
         metrics.write_bytes(damage + good)
-        with pytest.raises(IsoconvError, match=r"line 1 of .*metrics\.jsonl"):
-            train_toy(tmp_path, toy_config(), resume=True)
+        refused(r"line 1 of .*metrics\.jsonl", train_toy, tmp_path, toy_config(), resume=True)
         assert metrics.read_bytes() == damage + good
     metrics.write_bytes(good + b'{"epoch": \xff')
     train_toy(tmp_path, toy_config(), resume=True)
@@ -121,8 +116,7 @@ def test_locks_end_with_their_context_and_nest(tmp_path):
     with locked([folder]):
         with locked([folder]):
             pass
-        with pytest.raises(IsoconvError, match="in use"):
-            other.lock()
+        refused("in use", other.lock)
     with locked([other]):
         pass
     folder.start(toy_config(), overwrite=False)
@@ -131,8 +125,8 @@ def test_locks_end_with_their_context_and_nest(tmp_path):
     third.start(toy_config(), overwrite=False)
     third.unlock()
     runs = RunFolder(third.path), RunFolder(other.path)
-    with pytest.raises(IsoconvError, match="in use"):  # nothing is replaced where one of several runs is in use
-        open_runs(runs, [toy_config(seed=1)] * 2, resume=False, overwrite=True)
+    # Nothing is replaced where one of several runs is in use.
+    refused("in use", open_runs, runs, [toy_config(seed=1)] * 2, resume=False, overwrite=True)
     assert json.loads(third.config.read_text())["seed"] == 0
     third.lock()  # the first one is free again
 
@@ -146,15 +140,13 @@ def test_a_folder_that_was_removed_and_begun_anew_belongs_to_the_new_run(tmp_pat
                 other.start(toy_config(seed=1), overwrite=False)
 
     other = RunFolder(tmp_path / "run")
-    with pytest.raises(IsoconvError, match="replaced"):
-        train_toy(tmp_path / "run", toy_config(), observer=Replace())
+    refused("replaced", train_toy, tmp_path / "run", toy_config(), observer=Replace())
     assert {file.name for file in other.path.iterdir()} == {"config.json", ".lock"}
 
 
 def test_a_damaged_state_is_one_line(tmp_path):
     (tmp_path / ".state.safetensors.abc").write_bytes(b"half")  # what a kill left half-written is removed
-    with pytest.raises(Stopped):
-        train_toy(tmp_path, toy_config(), should_stop=stop_after(2))
+    stopped(2, train_toy, tmp_path, toy_config())
     assert not (tmp_path / ".state.safetensors.abc").exists()
     folder, chance = RunFolder(tmp_path), random.Random(0)
     saved = folder.state.read_bytes()
@@ -167,8 +159,7 @@ def test_a_damaged_state_is_one_line(tmp_path):
             assert folder.updates_done() == 2 and place < length
     for content in (saved[: len(saved) // 2], b"", b"not tensors at all"):
         folder.state.write_bytes(content)
-        with pytest.raises(IsoconvError, match=r"state\.safetensors"):
-            train_toy(tmp_path, toy_config(), resume=True)
+        refused(r"state\.safetensors", train_toy, tmp_path, toy_config(), resume=True)
 
 
 def test_findings_are_not_kept_beside_another_network(tmp_path):
@@ -176,19 +167,16 @@ def test_findings_are_not_kept_beside_another_network(tmp_path):
     run = open_run(tmp_path)
     run.keep("certified.json", {})
     next(run.model.parameters()).data.mul_(0.5)  # as if the folder had been trained anew since
-    with pytest.raises(IsoconvError, match="another"):
-        run.keep("certified.json", {})
+    refused("another", run.keep, "certified.json", {})
 
 
 def test_settings_that_were_edited_are_refused_and_what_is_saved_is_kept(whole, tmp_path):
-    with pytest.raises(Stopped):
-        train_toy(tmp_path, toy_config(), should_stop=stop_after(2))
+    stopped(2, train_toy, tmp_path, toy_config())
     file, watcher = tmp_path / "config.json", Watcher()
     settings, saved = json.loads(file.read_text()), (tmp_path / "state.safetensors").read_bytes()
     for change in ({"lr": 0.5}, {"epochs": 9}, {"batch_size": 32}, {"seed": 1}):
         file.write_text(json.dumps(settings | change))
-        with pytest.raises(IsoconvError, match=r"config\.json has changed"):
-            train_toy(tmp_path, TrainConfig.read(file), resume=True, observer=watcher)
+        refused(r"config\.json has changed", train_toy, tmp_path, TrainConfig.read(file), resume=True, observer=watcher)
     assert watcher.steps == 0 and (tmp_path / "state.safetensors").read_bytes() == saved
     file.write_text(json.dumps(dict(reversed(settings.items()))))  # the same settings in another order
     train_toy(tmp_path, toy_config(), resume=True)
@@ -221,8 +209,7 @@ def test_a_save_that_fails_loses_nothing(fault, after, whole, tmp_path, monkeypa
 
 
 def test_a_read_only_folder_is_one_line_before_any_work(tmp_path, monkeypatch):
-    with pytest.raises(Stopped):
-        train_toy(tmp_path, toy_config(), should_stop=stop_after(2))
+    stopped(2, train_toy, tmp_path, toy_config())
     watcher, open_file = Watcher(), os.open
 
     def read_only(path: object, flags: int, *mode: int, **options: int) -> int:
@@ -231,6 +218,5 @@ def test_a_read_only_folder_is_one_line_before_any_work(tmp_path, monkeypatch):
         return open_file(path, flags, *mode, **options)
 
     monkeypatch.setattr(os, "open", read_only)
-    with pytest.raises(IsoconvError, match="Read-only"):
-        train_toy(tmp_path, toy_config(), resume=True, observer=watcher)
+    refused("Read-only", train_toy, tmp_path, toy_config(), resume=True, observer=watcher)
     assert watcher.steps == 0 and steps_done(tmp_path) == 2

@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.data import ImageSet
+from isoconv.errors import IsoconvError
 from isoconv.files import read_tensors
 from isoconv.nn import OrthogonalLinear
-from isoconv.train.classifier import Classification, TrainResult, train_classifiers
-from isoconv.train.config import TrainConfig, make_model
-from isoconv.train.engine import EpochReport, Learner
+from isoconv.train.classifier import TrainResult, train_classifiers
+from isoconv.train.config import TrainConfig
+from isoconv.train.engine import EpochReport, Learner, Stopped
 from isoconv.train.run_folder import RunFolder
 
 SHAPE = (1, 8, 8)
@@ -45,11 +47,6 @@ def write_pictures(folder: Path, count: int = 80) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[0].numpy()).save(path)
     return folder
-
-
-def learner(config: TrainConfig, steps_per_epoch: int = 4, **options: Any) -> Learner:
-    """The network of a configuration, ready to learn."""
-    return Learner.from_config(config, make_model(config), Classification(config), steps_per_epoch, **options)
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -106,6 +103,19 @@ def stop_after(steps: int) -> Callable[[], bool]:
     """True from the `steps`-th time that it is asked."""
     asked = itertools.count(1)
     return lambda: next(asked) >= steps
+
+
+def stopped(steps: int, train: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """Train until so many steps are done."""
+    with pytest.raises(Stopped):
+        train(*arguments, should_stop=stop_after(steps), **options)
+
+
+def refused(words: str, function: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    """Require an error of one line with these words."""
+    with pytest.raises(IsoconvError, match=words) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
 
 
 def train_toy(
