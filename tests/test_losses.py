@@ -231,6 +231,7 @@ def test_two_classes_by_one_score_are_two_classes_by_two(labels, reduction):
     logits, forms = torch.stack([-scores, scores], dim=1), (labels, labels.bool(), labels.double(), 2 * labels - 1)
     expected = losses.kr_loss(logits, labels, reduction)
     assert (0 < labels.sum() < 11) or not expected.count_nonzero()
+    assert losses.binary_kr_loss(scores.bfloat16(), labels, reduction).dtype == torch.float32
     for form in forms:
         torch.testing.assert_close(losses.binary_kr_loss(scores, form, reduction), expected)
     torch.testing.assert_close(losses.binary_kr_loss(scores[:, None], labels[:, None], reduction), expected)
@@ -280,7 +281,7 @@ TABLE = [
 ]
 for binary in (losses.binary_kr_loss, losses.binary_hinge_kr_loss):
     TABLE += [(binary, *pair, "scores") for pair in SCORES_BAD]
-    TABLE += [(binary, SCORES, labels, "labels") for labels in (LABELS, LABELS[:3], SCORES + 0.5)]
+    TABLE += [(binary, SCORES, labels, "labels") for labels in (LABELS, LABELS[:3], SCORES + 0.5, [0] * 4)]
 
 
 @pytest.mark.parametrize(("function", "scores", "labels", "word"), TABLE)

@@ -311,9 +311,7 @@ def _mark(logits: "Tensor", labels: "Tensor") -> "Tensor":
 
 def _lower(logits: "Tensor", labels: "Tensor", offset: float) -> "Tensor":
     """Return the logits, those of the right classes lower by the offset."""
-    import torch
-
-    return logits - torch.nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype) * offset
+    return logits - _mark(logits, labels).to(logits.dtype) * offset
 
 
 def _lack(logits: "Tensor", is_of: "Tensor", margin: float) -> "Tensor":

@@ -66,7 +66,7 @@ def test_targets_find_the_nearest_of_many_classes():
 
 @pytest.mark.parametrize("rank", [None, 0, 2])
 def test_the_loss_is_dlr(rank):
-    """Croce and Hein: (y_j − y_t)/(y_(1) − y_(3)), j the wrong class ahead; with a target j, half of y_(4) beside y_(3)."""
+    """Croce and Hein: (y_j − y_t)/(y_(1) − y_(3)), j the wrong class ahead; with a target the mean of y_(3) and y_(4)."""
     model, images, labels, _ = linear_problem(6, 5, 4)
     search = Search(model, images, labels, 0.1)
     for scaled in (False, True):

@@ -51,18 +51,6 @@ def test_the_cells_of_each_target():
             cells_of(target, recipe)
 
 
-def test_the_trials_of_epochs(session, monkeypatch):
-    monkeypatch.setattr(module, "_EPOCHS", ["epochs=30"])
-    cells = cells_of("epochs")
-    assert [cell.name for cell in cells] == ["cifar10-fc3-epochs", "cifar10-large-rkl2ne-epochs"]
-    measure(cells[:1], session)
-    record = read_result(session.results, cells[0])
-    assert list(record.rows) == ["epochs=30"] and record.settings["model"] == "fc3"
-    assert record.rows["epochs=30"]["images"] == 32  # of the training set
-    (row,) = make_table("epochs", {cells[0]: record}).frame.to_dict("records")
-    assert (row["network"], row["epochs"]) == ("CIFAR-10, FC-3", "30")
-
-
 def test_the_network_that_certifies_most_is_trained_tried_and_attacked(session, monkeypatch):
     """As the cells have it, but small: each seed alone, changes of several numbers, the run that was trained attacked."""
     for name, runs in (("cifar10-shift-l", {"alone": (0,)}), ("cifar10-shift-m-trials", {"augment=0.5,0.25": (0,)})):
@@ -204,13 +192,20 @@ def test_critics_are_all_shown_one_generator(session, monkeypatch):
         assert all(result.lower <= max(0, result.estimate) for result in record.results)
 
 
-def test_changes_to_a_recipe(session, monkeypatch):
+def test_changes_to_a_recipe_and_trials_of_epochs(session, monkeypatch):
     monkeypatch.setattr(Session, "load", lambda self, name: Splits(toy(96), toy(16, seed=1)))
+    monkeypatch.setattr(module, "_EPOCHS", ["epochs=30"])
     cells = [FigureCell("variants", "cifar10-small-bcop-manifold-15-epochs"), FigureCell("recipes", "mnist-large-svcm")]
-    assert measure(cells, session)[0] == cells
-    variant, trials = (read_result(session.results, cell) for cell in cells)
+    epochs = cells_of("epochs")
+    assert [cell.name for cell in epochs] == ["cifar10-fc3-epochs", "cifar10-large-rkl2ne-epochs"]
+    assert measure([*cells, epochs[0]], session)[0] == [*cells, epochs[0]]
+    variant, trials, tried = (read_result(session.results, cell) for cell in [*cells, epochs[0]])
     assert list(variant.rows) == [f"side by side, seed {k}" for k in range(5)] and variant.settings["lr"] == 0.003
     assert len(trials.rows) == 8 and all(0 <= row["clean"] <= 100 for row in trials.rows.values())
+    assert list(tried.rows) == ["epochs=30"] and tried.settings["model"] == "fc3"
+    assert tried.rows["epochs=30"]["images"] == 32  # of the training set
+    (row,) = make_table("epochs", {epochs[0]: tried}).frame.to_dict("records")
+    assert (row["network"], row["epochs"]) == ("CIFAR-10, FC-3", "30")
 
 
 def test_times_are_positive(session, monkeypatch):

@@ -66,4 +66,4 @@ def test_refused(call, message):
 
 def test_the_tolerance_is_the_callers():
     H, P = t.factorise(ONE * (1 + 1e-6), tolerance=1e-5)
-    assert torch.allclose(H, EYE) and P == []
+    assert (H - EYE).abs().max() < 1e-14 and P == []  # orthogonal, which the kernel is not

@@ -157,7 +157,7 @@ def wasserstein_lower_bound(
     return WassersteinBound(
         estimate=difference / constant,
         lower=max(0.0, _down((lower - slack) / constant)),
-        interval=(_down((interval[0] - slack) / constant), -_down(-(interval[1] + slack) / constant)),
+        interval=(_down((interval[0] - slack) / constant), up((interval[1] + slack) / constant)),
         confidence=confidence,
         method=method,
         lipschitz_bound=constant,
