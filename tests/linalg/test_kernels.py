@@ -55,15 +55,8 @@ def test_is_composition_of_operators(left, right, dtype):
     for size in [(1, 2), (2, 3), (5, 6)]:
         X, Y, Z = (dense_convolution(k.double().numpy(), size[: len(left) - 2]) for k in (x, y, z))
         np.testing.assert_allclose(Z, X @ Y, rtol=0, atol=100 * left[1] * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("taps", [[(1,), (3,), (2,)], [(2, 1), (1, 2), (3, 2)]], ids=str)
-def test_is_associative_composes_from_the_left_and_is_differentiable(taps):
-    x, y, z = normal(2, 3, *taps[0], seed=6), normal(3, 4, *taps[1], seed=7), normal(4, 5, *taps[2], seed=8)
-    left, right = block_convolve(block_convolve(x, y), z), block_convolve(x, block_convolve(y, z))
-    torch.testing.assert_close(left, right, rtol=0, atol=1e-13)
-    assert torch.equal(compose_kernels(x, y, z), left) and torch.equal(compose_kernels(x), x)
-    assert torch.autograd.gradcheck(block_convolve, (x.requires_grad_(), y.requires_grad_()))
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(block_convolve, (x.requires_grad_(), y.requires_grad_()))
 
 
 # Projectors
@@ -95,19 +88,6 @@ def test_projectors_in_batches_and_what_is_not_one():
     assert is_projector(EYE * (1 + 1e-12), tolerance=1e-11)
 
 
-@pytest.mark.parametrize(("n", "rank"), RANKS)
-def test_the_pair_is_orthogonal_and_its_inverse_is_the_mirrored_pair(n, rank):
-    """[P I−P] □ [I−P P] = [0 I 0]: the identity, one pixel further. Columns lie along the height, rows along the width."""
-    (p,), eye = projectors(n, [rank]), torch.eye(n, dtype=torch.float64)
-    pair, mirrored = projector_pair_1d(p), projector_pair_1d(eye - p)
-    assert torch.equal(pair, torch.stack([p, eye - p], dim=-1))
-    expected = torch.stack([torch.zeros_like(eye), eye, torch.zeros_like(eye)], dim=-1)
-    torch.testing.assert_close(block_convolve(pair, mirrored), expected, rtol=0, atol=1e-14)
-    torch.testing.assert_close(block_convolve(mirrored, pair), expected, rtol=0, atol=1e-14)
-    column, row = projector_column(p), projector_row(p)
-    assert torch.equal(column, pair[:, :, :, None]) and torch.equal(row, pair[:, :, None, :])
-
-
 # The paper's kernels
 
 
@@ -136,6 +116,13 @@ def test_equals_equations_1_and_2_and_is_orthogonal_at_every_size(c_out, c_in, K
         kernel, line = bcop_kernel(H, P, Q), bcop_kernel_1d(H, P)
         np.testing.assert_allclose(kernel.numpy(), every_choice(H, P, Q), rtol=0, atol=1e-12)
         np.testing.assert_allclose(line.numpy(), every_choice(H, P), rtol=0, atol=1e-12)
+        pairs = [pair for p, q in zip(P, Q, strict=True) for pair in (projector_column(p), projector_row(q))]
+        composed = (
+            compose_kernels(H[..., None, None], *pairs),
+            compose_kernels(H[..., None], *map(projector_pair_1d, P)),
+        )
+        for ours, theirs in zip((kernel, line), composed, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
         if K > 1:
             assert torch.equal(bcop_kernel(H, torch.stack(P), torch.stack(Q)), kernel)
         rounded = bcop_kernel(H.float(), [p.float() for p in P], [q.float() for q in Q])

@@ -44,20 +44,31 @@ def vgg() -> nn.Sequential:
     return nn.Sequential(features, nn.Flatten(), head)
 
 
-class Split(nn.Module):
-    """Two halves take their own ways and come together again; then a value beside its branch; then a sum of three."""
+class Of(nn.Module):
+    """A network of some modules, whose forward is a function of itself and its input."""
 
-    def __init__(self, sums: bool) -> None:
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> None:
         super().__init__()
-        self.left, self.right = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
-        self.first, self.branch = nn.Conv2d(2, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
-        self.sums, self.head = sums, nn.Linear(12 * 16, 4)
+        self.function = function
+        for name, module in modules.items():
+            self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right = self.first(x).chunk(2, 1)
-        y = torch.cat([F.relu(self.left(left)), self.right(right)], 1)
-        y = torch.cat([y, self.branch(y)], 1)
-        return self.head((y + F.relu(y) + 3 * y).flatten(1)) if self.sums else y
+        return self.function(self, x)
+
+
+def split(sums: bool) -> nn.Module:
+    """Two halves take their own ways and come together again; then a value beside its branch; then a sum of three."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        left, right = net.first(x).chunk(2, 1)
+        y = torch.cat([F.relu(net.left(left)), net.right(right)], 1)
+        y = torch.cat([y, net.branch(y)], 1)
+        return net.head((y + F.relu(y) + 3 * y).flatten(1)) if sums else y
+
+    convolutions = {"left": nn.Conv2d(3, 3, 3, padding=1), "right": nn.Conv2d(3, 3, 1)}
+    convolutions |= {"first": nn.Conv2d(2, 6, 3, padding=1), "branch": nn.Conv2d(6, 6, 3, padding=1)}
+    return Of(forward, **convolutions, head=nn.Linear(12 * 16, 4))
 
 
 def test_a_sequential() -> None:
@@ -108,33 +119,25 @@ def test_a_residual_network_is_deployed(tmp_path: Path) -> None:
     assert torch.allclose(logits, expected, atol=1e-5)
 
 
-class Apart(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.6 * x[:, :2] + 0.8 * x[:, 2:]
-
-
-class Shortcut(nn.Module):
+def shortcut(net: Any, x: Tensor) -> Tensor:
     """Halves of a later value, put together again, meet the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.branch = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(2, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = self.conv(x).chunk(2, 1)
-        return x + torch.cat([self.branch(left), right], 1)
+    left, right = net.conv(x).chunk(2, 1)
+    return x + torch.cat([net.branch(left), right], 1)
 
 
 def test_joins() -> None:
     """What is cut apart and put together keeps norms; a value beside its branch is divided by √2, and keeps them too."""
-    network, _ = convert(Shortcut(), input_shape=(4, 3, 3))
+    network, _ = convert(
+        Of(shortcut, conv=nn.Conv2d(4, 4, 3, padding=1), branch=nn.Conv2d(2, 2, 1)), input_shape=(4, 3, 3)
+    )
     assert not any(isinstance(module, Scale) for module in network.modules())
     check_norm(network, torch.rand(4, 3, 3))
-    network, x = convert(Split(True), input_shape=(2, 4, 4))[0], torch.rand(2, 4, 4)
+    network, x = convert(split(True), input_shape=(2, 4, 4))[0], torch.rand(2, 4, 4)
     scales = [module.factor for module in network.modules() if isinstance(module, Scale)]
     assert scales == pytest.approx([math.sqrt(1 / 2), 1.0]), "the factor 3 goes, and the halves need none"
     check_norm(network, x)
-    for model, z in ((Split(False), x), (Apart(), torch.rand(4, 3, 3))):
+    apart = Of(lambda net, x: 0.6 * x[:, :2] + 0.8 * x[:, 2:])
+    for model, z in ((split(False), x), (apart, torch.rand(4, 3, 3))):
         singular = torch.linalg.svdvals(jacobian(convert(model, input_shape=tuple(z.shape))[0], z))
         assert torch.allclose(singular, torch.ones_like(singular), atol=1e-5)
 
@@ -304,19 +307,15 @@ def test_weights_that_say_nothing() -> None:
 # Reuse, reports and refusals ---------------------------------------------------------------------------------------------
 
 
-class Shared(nn.Module):
-    """One activation for even and odd channels, one convolution used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.relu, self.twice, self.odd = nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.odd(self.relu(self.twice(self.relu(self.twice(x))))))
-
-
 def test_modules_used_twice() -> None:
-    network, table = convert(Shared(), input_shape=(4, 5, 5))
+    """One activation for even and odd channels, one convolution used twice."""
+    model = Of(
+        lambda net, x: net.relu(net.odd(net.relu(net.twice(net.relu(net.twice(x)))))),
+        relu=nn.ReLU(),
+        twice=nn.Conv2d(4, 4, 3, padding=1),
+        odd=nn.Conv2d(4, 3, 1),
+    )
+    network, table = convert(model, input_shape=(4, 5, 5))
     assert sum(isinstance(module, BCOPConv2d) for module in network.modules()) == 2
     assert sum(isinstance(module, MaxMin) for module in network.modules()) == 1
     assert [row.after for row in table.rows if row.before == "ReLU"] == ["MaxMin", "MaxMin", "HalfAbs"]
@@ -352,16 +351,12 @@ def test_what_cannot_be_converted(name: str) -> None:
         convert(model, input_shape=shape)
 
 
-class Unknown(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.fft(x).real
-
-
 def test_bad_input() -> None:
+    unknown = Of(lambda net, x: torch.fft.fft(x).real)
     for model, method, match in (
         (vgg(), "standard", "standard"),
         (vgg(), "x", "'x'"),
-        (Unknown(), "bcop", "test_conv"),
+        (unknown, "bcop", "test_conv"),
     ):
         with pytest.raises(IsoconvError, match=match):
             convert(model, method, input_shape=(3, 8, 8))

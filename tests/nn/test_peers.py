@@ -86,37 +86,30 @@ def double(self: Any, x: Tensor) -> Tensor:
     return 2 * nn.Linear.forward(self, x)
 
 
-def subclass(package: Any, layer: Any) -> nn.Module:
-    return type("Linear", (package.Linear,), {"__module__": "toy"})(6, 4)
+def disguise(**members: Any) -> Callable[[Any, Any], None]:
+    """Give a layer another class of the same name."""
+    return lambda package, layer: setattr(
+        layer, "__class__", type("Linear", (package.Linear,), {"__module__": "toy", **members})
+    )
 
 
-def hook(package: Any, layer: Any) -> nn.Module:
-    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
-    return layer
+CHANGES: dict[str, Callable[[Any, Any], object]] = {
+    "subclass": disguise(),
+    "other forward": disguise(forward=double),
+    "hook": lambda package, layer: layer.register_forward_hook(lambda module, inputs, output: 2 * output),
+    "patch": lambda package, layer: setattr(layer, "forward", types.MethodType(double, layer)),
+    "broken weight": lambda package, layer: setattr(layer.parametrizations.weight[0], "forward", None),
+}
 
 
-def patch(package: Any, layer: Any) -> nn.Module:
-    layer.forward = types.MethodType(double, layer)
-    return layer
-
-
-def disguise(package: Any, layer: Any) -> nn.Module:
-    layer.__class__ = type("Linear", (package.Linear,), {"forward": double, "__module__": "toy"})
-    return layer
-
-
-def break_weight(package: Any, layer: Any) -> nn.Module:
-    layer.parametrizations.weight[0].forward = None
-    return layer
-
-
-@pytest.mark.parametrize("change", [subclass, hook, patch, disguise, break_weight, None])
-def test_what_only_looks_like_a_known_layer_is_refused(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Any], nn.Module] | None
-) -> None:
-    """None: the class itself does something else, as in another version of the package."""
+@pytest.mark.parametrize("name", [*CHANGES, "other version"])
+def test_what_only_looks_like_a_known_layer_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In another version of the package the class itself does something else."""
+    change = CHANGES.get(name)
     package = make_package(monkeypatch, **({} if change else {"forward": double}))
-    layer = change(package, package.Linear(6, 4)) if change else package.Linear(6, 4)
+    layer = package.Linear(6, 4)
+    if change:
+        change(package, layer)
     for call in (lipschitz_bound, isoconv.plain) if change is None else (lipschitz_bound,):
         with pytest.raises(IsoconvError, match="Expected" if change else "does not"):
             call(nn.Sequential(layer), (6,))
