@@ -21,7 +21,7 @@ from isoconv.report import page as page_module
 from isoconv.report import read_run_files
 from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent, write_page
 from isoconv.report.run_files import command_of, train_command
-from report.report_runs import PIXEL, RADII, certified, config, fake_run
+from report.report_runs import PIXEL, RADII, certified, config, data_of, fake_run
 
 HOSTILE = "<script>alert(1)</script>"
 QUOTES = "\"><img src=x onerror=alert(1)> ' & {{ data }} {% raw %} </script><!-- \u2028"
@@ -53,10 +53,6 @@ class Elements(HTMLParser):
 def made(tmp_path: Path, *runs: Path, **options: object) -> str:
     write_page(list(runs), tmp_path / "page.html", **options)
     return (tmp_path / "page.html").read_text()
-
-
-def data_of(text: str) -> list[dict]:
-    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))["runs"]
 
 
 def test_everything_is_in_the_file(tmp_path):
