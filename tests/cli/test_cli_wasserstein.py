@@ -92,13 +92,27 @@ def test_two_critics_in_a_sentence(isoconv, pair):
     assert [line for line in err.splitlines() if line.startswith("critic")] == ["critic fc", "critic anchors"]
 
 
-def test_folders_of_images(measure, tmp_path):
+def test_folders_of_images(measure, refuse, tmp_path, pair):
     dark, light = write_pictures(tmp_path / "dark"), write_pictures(tmp_path / "light", colour=True, bright=150)
     options = ["--channels", "3", "--size", "8", "--pixels", "0,1", "--conv", "rko", "--activation", "relu"]
     result = measure(dark, light, *options, *TINY)
     assert result["units"] == "L2 distance between images of 3×8×8, pixels from 0 to 1"
     assert result["method"] == "betting" and result["samples"] == [6, 6]
     assert result["conv"] == "rko" and result["activation"] == "relu"
+    others = {
+        "colour images of 16×16": light,
+        "grey images of 16×32": write_pictures(tmp_path / "b", size=(16, 32)),
+        "vectors of dimension 4": pair[0],
+    }
+    for words, second in others.items():
+        refuse(f"grey images of 16×16 in {dark} and {words} in {second}", dark, second, out="other")
+    write_pictures(tmp_path / "mixed" / "sub", n=1, size=(20, 16))
+    write_pictures(tmp_path / "mixed" / "other", n=2)
+    refuse(["--size", "16×16"], tmp_path / "mixed", dark, out="other")
+    (tmp_path / "empty").mkdir()
+    refuse([tmp_path / "empty", ".png"], dark, tmp_path / "empty", out="other")
+    (dark / "017.png").write_bytes((dark / "017.png").read_bytes()[:60])
+    refuse("017.png", dark, dark, out="other")
 
 
 def test_a_generator_is_trained_and_measured(isoconv, measure, refuse, tmp_path):
@@ -111,29 +125,14 @@ def test_a_generator_is_trained_and_measured(isoconv, measure, refuse, tmp_path)
     assert result["samples"] == [32, 48] and result["observations"] == [32, 6] and result["method"] == "betting"
     assert isoconv("gan", *words, "2", "--out", "gan", "--resume").code == 0
     refuse("epochs 1, where it has 2", *words, "1", "--resume", out="gan", name="gan")
+    refuse("There is none", *words, "1", "--resume", out="other", name="gan")
+    refuse("10×12", write_pictures(tmp_path / "odd", size=(10, 12)), "--batch-size", "8", out="other", name="gan")
+    refuse("batch of 64 images", folder, out="other", name="gan")
     refuse("--size 16", folder, "gan", "--size", "16", out="w")
     refuse("whole distribution", folder, "gan", "--whole", "b", out="w")
 
 
 # What is wrong ----------------------------------------------------------------------------------------------------
-
-
-def test_folders_of_different_kinds(refuse, pair, tmp_path):
-    first = write_pictures(tmp_path / "a")
-    others = {
-        "grey images of 16×32": write_pictures(tmp_path / "b", size=(16, 32)),
-        "colour images of 16×16": write_pictures(tmp_path / "c", colour=True),
-        "vectors of dimension 4": pair[0],
-    }
-    for words, second in others.items():
-        refuse(f"grey images of 16×16 in {first} and {words} in {second}", first, second)
-    write_pictures(tmp_path / "mixed", n=2)
-    write_pictures(tmp_path / "mixed" / "sub", n=1, size=(20, 16))
-    refuse(["--size", "16×16"], tmp_path / "mixed", first)
-    (tmp_path / "empty").mkdir()
-    refuse([tmp_path / "empty", ".png"], first, tmp_path / "empty")
-    (first / "017.png").write_bytes((first / "017.png").read_bytes()[:60])
-    refuse("017.png", first, first)
 
 
 def test_vectors_that_cannot_be_told_apart_and_what_is_not_there(refuse, pair, tmp_path):
@@ -170,10 +169,3 @@ WRONG = {
 @pytest.mark.parametrize("options", WRONG)
 def test_options_that_cannot_be(options, refuse, pair):
     refuse(WRONG[options], *pair, *options.split())
-
-
-def test_generators_that_cannot_be(refuse, tmp_path):
-    folder = write_pictures(tmp_path / "a", n=16, size=(10, 12))
-    refuse("10×12", folder, "--batch-size", "8", name="gan")
-    refuse("batch of 64 images", folder, "--size", "8", name="gan")
-    refuse("There is none", folder, "--batch-size", "8", "--size", "8", "--resume", name="gan")

@@ -134,20 +134,17 @@ def write_cifar(folder: Path, name: str, form: str) -> tuple[Path, DataSet]:
 WNIDS = ("n01443537", "n01629819", "n02123045")
 
 
-def write_tiny_imagenet(folder: Path, each: int = 2) -> DataSet:
+def write_tiny_imagenet(folder: Path) -> DataSet:
     """Write three classes in the layout of Tiny-ImageNet, each of its own brightness; return the record of these."""
-    lines = []
     for k, wnid in enumerate(WNIDS):
-        for i in range(each):
+        for i in range(2):
             path = folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG"
             save_picture(path, np.full((64, 64, 3), 80 * k, np.uint8))
-        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t63\t63\n")
-        name = f"val_{k}.JPEG"
-        save_picture(folder / "val" / "images" / name, np.full((64, 64), 80 * k, np.uint8))  # some of them are grey
-        lines.append(f"{name}\t{wnid}\t0\t0\t63\t63\n")
-    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+        write(folder / "train" / wnid / f"{wnid}_boxes.txt", b"")
+        save_picture(folder / "val" / "images" / f"val_{k}.JPEG", np.full((64, 64), 80 * k, np.uint8))  # some are grey
+    lines = "".join(f"val_{k}.JPEG\t{wnid}\t0\t0\t63\t63\n" for k, wnid in enumerate(WNIDS))
+    (folder / "val" / "val_annotations.txt").write_text(lines)
     save_picture(folder / "test" / "images" / "test_0.JPEG", np.full((64, 64, 3), 9, np.uint8))
-    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS))
     return replace(DATASETS["tiny-imagenet"], class_count=3)
 
 

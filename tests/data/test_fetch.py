@@ -55,9 +55,8 @@ def server(monkeypatch):
 
 def fetch(folder: Path, *addresses: str, **options):
     downloads = {"sub/folder/fake.bin": md5(CONTENT)}
-    record = DataSet(
-        name="fake", title="Fake", shape=(1, 28, 28), classes=("a",), downloads=downloads, mirrors=addresses
-    )
+    known = {"name": "fake", "title": "Fake", "shape": (1, 28, 28), "classes": ("a",)}
+    record = DataSet(**known, downloads=downloads, mirrors=addresses)
     return download(record, folder, wait=0, **{"progress": lambda *_: None, **options})
 
 

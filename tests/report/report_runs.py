@@ -89,3 +89,9 @@ def fake_run(path: Path, changed: TrainConfig | None = None, without: tuple[str,
         if name not in without:
             (path / name).write_text(text)
     return path
+
+
+def data_of(page: Path | str) -> list[dict[str, Any]]:
+    """Return what the script of a page, a file or its text, draws of each run."""
+    text = page if isinstance(page, str) else page.read_text()
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])["runs"]

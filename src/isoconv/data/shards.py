@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Unpack
 
 from isoconv.data.image_set import Splits
-from isoconv.data.pictures import ENDINGS, Picture, PictureOptions, make_splits, sort_classes
+from isoconv.data.pictures import ENDINGS, Picture, PictureOptions, list_folder, make_splits, sort_classes
 from isoconv.data.streamed import Member
 from isoconv.errors import IsoconvError, require
 
@@ -64,7 +64,8 @@ def holds_shards(path: Path) -> bool:
     """Return True if a path is one of shards: it ends in .tar, or is a folder of such files, not of classes."""
     if path.suffix.lower() == ".tar" and not path.is_dir():
         return True
-    return any(_shards_in(place) and not _folders_in(place) for place in (path, path / "train") if place.is_dir())
+    places = [place for place in (path, path / "train") if place.is_dir()]
+    return any(_shards_in(place) and not any(map(Path.is_dir, list_folder(place))) for place in places)
 
 
 def is_there(path: Path) -> bool:
@@ -151,17 +152,8 @@ def _find_parts(path: Path) -> tuple[list[list[Path]], int]:
 
 
 def _shards_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    try:
-        files = [path for path in folder.iterdir() if path.suffix.lower() == ".tar" and not path.name.startswith(".")]
-    except OSError as error:
-        raise IsoconvError(f"{folder} cannot be read: {error.strerror}.") from error
-    return sorted(path for path in files if path.is_file())
-
-
-def _folders_in(folder: Path) -> bool:
-    return any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
+    paths = list_folder(folder) if folder.is_dir() else []
+    return [path for path in paths if path.suffix.lower() == ".tar" and path.is_file()]
 
 
 def _read_label(member: Member, file: BinaryIO) -> str:

@@ -1,11 +1,17 @@
-"""The page: all in one file, nothing that anybody can inject, numbers that never claim more than the files do."""
+"""The page: all in one file, nothing that anybody can inject, numbers that never claim more than the files do.
+
+And files of a run that are missing or damaged: one line that names the file, what is wrong, and what to do.
+"""
 
 import base64
+import functools
 import hashlib
 import json
+import operator
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +21,7 @@ from isoconv.report import page as page_module
 from isoconv.report import read_run_files
 from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent, write_page
 from isoconv.report.run_files import command_of, train_command
-from report.report_runs import RADII, config, fake_run
+from report.report_runs import PIXEL, RADII, certified, config, data_of, fake_run
 
 HOSTILE = "<script>alert(1)</script>"
 QUOTES = "\"><img src=x onerror=alert(1)> ' & {{ data }} {% raw %} </script><!-- \u2028"
@@ -47,10 +53,6 @@ class Elements(HTMLParser):
 def made(tmp_path: Path, *runs: Path, **options: object) -> str:
     write_page(list(runs), tmp_path / "page.html", **options)
     return (tmp_path / "page.html").read_text()
-
-
-def data_of(text: str) -> list[dict]:
-    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))["runs"]
 
 
 def test_everything_is_in_the_file(tmp_path):
@@ -234,3 +236,104 @@ def test_the_seeds_of_a_run_share_a_command(tmp_path):
         (run / "result.json").write_text(text.replace('"replicas": 1', '"replicas": 2'))
     command = "isoconv train digits --model small --epochs 3 --seeds 0,1 --out"
     assert command_of(read_run_files(tmp_path / "seed-1")) == f"{command} {tmp_path}"
+
+
+# Files that are missing or damaged
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(IsoconvError, match=message) as caught:
+        read_run_files(path)
+    assert "\n" not in str(caught.value)
+
+
+def changed(value: Any, *keys: Any) -> Any:
+    """Return a function that puts `value` where the keys lead to."""
+
+    def change(record: Any) -> Any:
+        functools.reduce(operator.getitem, keys[:-1], record)[keys[-1]] = value
+        return record
+
+    return change
+
+
+DAMAGE: list[tuple[str, Any, str]] = [
+    ("certified.json", lambda fields: {name: fields[name] for name in fields if name != "radii"}, "radii"),
+    ("certified.json", changed(float("nan"), "radii", 1), "radii"),
+    ("certified.json", changed(-0.1, "radii", 1), "radii .* -0.1"),
+    ("certified.json", changed([0.1], "radii"), "8 images. Got 1"),
+    ("certified.json", changed(101, "clean"), "clean .* Got 101"),
+    ("certified.json", changed(50.0, "clean"), "radii of at most 50 %"),
+    ("certified.json", changed(None, "layers", 0, "bound"), "bound .* Got null"),
+    ("attacks.json", lambda rows: {}, "list of attacks. Got dict"),
+    ("attacks.json", changed(1, 0), "AttackRecord. Got int"),
+    ("attacks.json", changed(None, 0, "accuracy"), "accuracy .* Got None"),
+    ("attacks.json", changed(-1, 0, "epsilon"), "epsilon .* Got -1"),
+    ("diagnostics.json", changed(0, "layers", 0, "width"), "width .* Got 0"),
+    ("diagnostics.json", changed([1], "layers", 0, "after", "counts"), "3 bins .* Got 1"),
+    ("diagnostics.json", changed([1], "gradient_norms", "after", "mean"), "2 places"),
+    ("gallery.json", changed(2, "images", 0, "label"), "classes from 0 to 1. Got 2"),
+    ("gallery.json", changed(2, "images", 0, "adversarial", "prediction"), "classes from 0 to 1. Got 2"),
+    ("gallery.json", changed(-1, "images", 0, "prediction"), "prediction .* Got -1"),
+    ("gallery.json", changed(PIXEL + '" onload="', "images", 0, "image"), "PNG"),
+    ("gallery.json", changed("javascript:x", "images", 0, "adversarial", "change"), "PNG"),
+    ("gallery.json", lambda found: [], "Gallery. Got list"),
+    ("gallery.json", changed(2, "mistakes", 0, "prediction"), "classes from 0 to 1. Got 2"),
+    ("gallery.json", changed([[1]], "confusion"), "2 classes"),
+    ("result.json", changed("long", "train_seconds"), "train_seconds .* Got \"long\""),
+    ("result.json", changed(1, "robust", "x"), "radii .*x"),
+    ("result.json", changed(101, "robust", "0.3"), "robust .* 101"),
+    ("result.json", changed(None, "images"), "images"),
+]  # fmt: skip
+REMEDIES = {
+    "certified.json": "isoconv certify ",
+    "attacks.json": "isoconv attack ",
+    "diagnostics.json": "make the report again",
+    "gallery.json": "make the report again",
+    "result.json": "Train again",
+}
+
+
+@pytest.mark.parametrize(("name", "change", "got"), DAMAGE, ids=[f"{name}: {got}" for name, _, got in DAMAGE])
+def test_a_damaged_file(tmp_path, name, change, got):
+    run = fake_run(tmp_path / "run")
+    read_run_files(run)  # whole, it is taken
+    (run / name).write_text(json.dumps(change(json.loads((run / name).read_text()))))
+    refuse(run, rf"^{re.escape(str(run / name))}: .*{got}.* .*{REMEDIES[name]}")
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_file_that_is_not_json_or_cannot_be_read(tmp_path, name):
+    run = fake_run(tmp_path / "run")
+    for content in (b"", b'{"images": 8', b"\xff\xfe\x00", b"[" * 100_000):
+        (run / name).write_bytes(content)
+        refuse(run, rf"{name}: Expected JSON\. .*{REMEDIES[name]}")
+    (run / name).unlink()
+    (run / name).mkdir()
+    refuse(run, "not finished" if name == "result.json" else rf"{name}: .* directory.* {REMEDIES[name]}")
+
+
+def test_other_radii_of_this_network_are_taken_and_those_of_another_are_not(tmp_path):
+    run = fake_run(tmp_path / "run")
+    for changes in ({"invented_later": [1]}, {"images": 2, "clean": 50.0, "radii": [0.0, 0.1]}):
+        (run / "certified.json").write_text(json.dumps(certified(**changes)))
+        assert read_run_files(run).certified.images == changes.get("images", 8)
+    (run / "certified.json").write_text(json.dumps(certified(clean=62.5, radii=[0.0] * 3 + [0.1] * 5)))
+    refuse(run, r"certified\.json: .*another, .*62.5 instead of 100.* isoconv certify")
+
+
+def test_a_folder_that_is_not_a_run_of_this_kind_or_not_finished(tmp_path):
+    refuse(tmp_path, r"Expected a run in .* no config.json")
+    refuse(tmp_path / "nowhere", r"nowhere.* no config.json")
+    run = fake_run(tmp_path / "a run", without=("result.json",))
+    refuse(run, r"not finished: .* isoconv train --resume --out '.*/a run'\.$")
+    (run / "config.json").write_text('{"first": "digits", "second": "mnist"}')
+    refuse(run, r"config.json")
+
+
+def test_damaged_metrics(tmp_path):
+    run = fake_run(tmp_path / "run")
+    not_a_number = '{"epoch": 1, "loss": NaN, "accuracy": 1, "seconds": 1}'
+    for line, got in (('{"epoch": 1', "JSON"), ('{"epoch": 1}', "loss"), (not_a_number, "loss")):
+        (run / "metrics.jsonl").write_text(line + "\n")
+        refuse(run, rf"metrics\.jsonl: .*{got}.* Train again")
