@@ -10,12 +10,11 @@ function, Φ and φ the normal distribution and its density.
   1.0998393225.
 * GELU x·Φ(x). f″ = φ·(2 − x²): the maximum is at √2, f′ = (1 + erf 1)/2 + 1/(e√π) = 1.128904145…; f′ − ½ is odd.
 * GELU by tanh, x/2·(1 + tanh u), u = √(2/π)(x + 0.044715x³). f′ − ½ is odd, and f′ = (1 + tanh u)/2 + x·u′/(2cosh²u).
-  On a cell a ≤ x ≤ b of the right half that is at most (1 + tanh u(b))/2 + b·u′(b)/(2cosh²u(a)). Cells of 2⁻¹⁸ up to 8
-  stay below 1.128995 (the maximum is 1.1289931 at 1.4185), and beyond 8 it is 1 up to 10⁻¹⁸.
+  On a cell a ≤ x ≤ b of the right half that is at most (1 + tanh u(b))/2 + b·u′(b)/(2cosh²u(a)). Cells of 2⁻¹⁹ between 1
+  and 2 and of 2⁻¹² elsewhere up to 20 stay below 1.128995 (the maximum is 1.1289931 at 1.4185); beyond, it is 1 up to 10⁻¹⁸.
 * Mish x·τ, τ = tanh log(1 + E) = 1 − 2/d, E = eˣ, d = E² + 2E + 2: f′ = τ + x·τ′, τ′ = 4E(E + 1)/d². Left of 0, 0 ≤ τ ≤
-  3/5 and |x|τ′ ≤ 2|x|eˣ ≤ 2/e. On a cell of the right half, f′ ≤ τ(b) + b·4E(b)(E(b) + 1)/d(a)²: cells of 2⁻¹⁸ up to 20
-  stay below 1.088501 (the maximum is 1.0884982 at 1.4906), and beyond 20 it is 1 up to 10⁻¹². The tests evaluate these
-  cells.
+  3/5 and |x|τ′ ≤ 2|x|eˣ ≤ 2/e. On a cell of the right half, f′ ≤ τ(b) + b·4E(b)(E(b) + 1)/d(a)²: the same cells stay below
+  1.088501 (the maximum is 1.0884982 at 1.4906), and beyond 20 it is 1 up to 10⁻¹². The tests evaluate these cells.
 * ELU: 1 on the right, α·eˣ on the left, and f is continuous: max(1, |α|), of either sign. SELU is λ·ELU with α = 1.67…:
   λα.
 * CELU: 1 on the right, e^(x/α) on the left: 1 for α > 0. (For α < 0 it is unbounded.)

@@ -26,7 +26,7 @@ A rule is about one class exactly. For the kinds without weights the bounds are 
 * Batch normalisation in evaluation is y = α(x − μ) + β for each channel, α = γ/√(v + ε): the largest |α|. Normalize
   divides by the channel's σ: 1/(the least σ). Every dropout is the identity in evaluation.
 * Smooth functions of each number: Note [Slopes] in `isoconv.certify.activations`. Average pooling whose divisor varies,
-  adaptive pooling and linear interpolation: Note [Separable maps] in `isoconv.certify.separable`.
+  adaptive pooling and linear interpolation: Note [Separable maps] in `isoconv.certify.windows`.
 * ConvexPotential2d, x − Wᵀ·relu(Wx + b): max(1, ‖W‖² − 1), by Note [Convex potential] in `isoconv.nn.potential`; for p = 1
   and ∞ at most 1 + the product of W's largest row and column sums.
 * Softmax p of some numbers has the Jacobian diag(p) − ppᵀ, symmetric, whose rows have absolute sums 2pᵢ(1 − pᵢ) ≤ ½:
@@ -102,8 +102,15 @@ from torch import Tensor, nn
 import isoconv.nn as ours
 from isoconv.certify import settings
 from isoconv.certify.activations import CURVES
-from isoconv.certify.convolutions import Pads, absolute_sums, convolution_bound, is_transposed, most_copies
-from isoconv.certify.separable import axis_taps, separable_bound
+from isoconv.certify.windows import (
+    Pads,
+    absolute_sums,
+    axis_taps,
+    convolution_bound,
+    is_transposed,
+    most_copies,
+    separable_bound,
+)
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn.trace import OPAQUE, REFUSED

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.certify import Node
-from isoconv.certify.separable import axis_taps
+from isoconv.certify.windows import axis_taps
 from isoconv.errors import IsoconvError
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
