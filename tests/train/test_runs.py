@@ -136,7 +136,7 @@ def test_seeds_side_by_side_are_each_alone_also_if_they_were_saved_at_different_
 
 
 def test_states_of_an_older_version_and_of_another_network(tmp_path):
-    """An old one has other names for the sums, and neither torch's random numbers, nor a checksum, nor a hash of settings."""
+    """An old one has other names for sums, no random numbers of torch, no checksum and no hash of settings."""
     train_toy(tmp_path / "whole", toy_config())
     stopped(6, train_toy, tmp_path / "run", toy_config())
     refused("saved state of this network", train_toy, tmp_path / "run", toy_config(conv="standard"), resume=True)
