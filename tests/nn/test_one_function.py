@@ -182,16 +182,6 @@ def test_dual_inputs_of_layers_work_and_dual_parameters_are_refused(name: str, c
             functional_call(network, dual, (x,))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_other_parameters_for_one_call(name: str) -> None:
-    """functional_call leaves nothing behind."""
-    layer, other = (made(name)[0].eval() for _ in range(2))
-    x = made(name)[1]
-    own = layer(x).detach()
-    assert torch.equal(functional_call(layer, other.state_dict(), (x,)), other(x))
-    assert torch.equal(layer(x), own)
-
-
 # The table in the documentation -------------------------------------------------------------------------------------------
 
 
