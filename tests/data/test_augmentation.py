@@ -141,7 +141,7 @@ def test_by_default_nothing_happens():
 
 
 def sampled(image, source, outside):
-    """Interpolate (C, H, W) at source(rows, columns) by scipy. Outside is zero ("grid-constant") or the border ("nearest")."""
+    """Interpolate (C, H, W) at source(rows, columns). Outside is zero ("grid-constant") or the border ("nearest")."""
     places = source(*np.mgrid[: image.shape[1], : image.shape[2]])
     return np.stack([map_coordinates(np.float64(channel), places, order=1, mode=outside) for channel in image])
 
