@@ -135,7 +135,8 @@ CASES = [
     Case([*RESUME, "--overwrite"], ("--resume", "--overwrite")),
     Case([*RESUME, "--search", "0.1,0.2"], ("--resume", "--search")),
     Case([*RESUME, "--lr", "0.5"], ("lr 0.5", "0.01")),
-    Case([*RESUME, "--seeds", "1"], ("seeds", "1")),
+    Case([*RESUME, "--seeds", "1"], ("seeds", "1")), Case([*RESUME, "--flip"], ("flip",)),
+    Case([*RESUME, "--size", "12"], ("size (12, 12)", "(8, 8)")),
     Case(["train", "digits", *RESUME[1:]], ("pics", "digits")),
     Case(RESUME, ("pics", "held out"), lambda patch: shutil.copy("photo.png", "pics/a/new.png")),
     Case(RESUME, ("run-7/config.json",), file("run-7/config.json", b"{")),
@@ -240,8 +241,11 @@ def test_names_that_are_more_than_a_line(isoconv, tmp_path):
 
 
 def test_the_same_options_again_are_no_conflict(isoconv, world):
-    assert isoconv(*NEW, "--size", "8x8").code == 0
-    assert isoconv(*NEW, "--size", "8", "--resume").code == 0
+    same = ["--no-flip", "--crop-padding", "2"]
+    assert isoconv(*NEW, "--size", "8x8", *same).code == 0
+    settings = json.loads((world / "new" / "config.json").read_text())
+    assert (settings["flip"], settings["crop_padding"]) == (False, 2)
+    assert isoconv(*NEW, "--size", "8", *same, "--resume").code == 0
     (world / "new" / "state.safetensors").write_bytes(b"garbage")
     (world / "new" / "result.json").unlink()
     outcome = isoconv("train", "--resume", "--out", "new")

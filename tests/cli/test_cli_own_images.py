@@ -130,15 +130,6 @@ def test_a_list_of_pictures_may_move_and_must_not_change(isoconv, album, tmp_pat
     assert isoconv("certify", "mine", "--data", "elsewhere/list.csv").is_refused("elsewhere/list.csv", "held out")
 
 
-def test_pictures_that_must_not_be_mirrored(isoconv, album, tmp_path):
-    assert isoconv("train", album, *WORDS, "--size", "12x16", "--no-flip", "--crop-padding", "2").code == 0
-    _, config = load_run(tmp_path / "mine")
-    assert not config.flip and config.crop_padding == 2
-    assert isoconv("train", "--resume", "--out", "mine", "--flip").is_refused("flip")
-    assert isoconv("train", "--resume", "--out", "mine", "--size", "12x16", "--no-flip").code == 0
-    assert isoconv("train", "--resume", "--out", "mine", "--size", "12").is_refused("size (12, 12)", "(12, 16)")
-
-
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_batches_of_few_pictures_leave_few_over(processes):
     for images in (*range(processes, 300), 2999, 50_000):

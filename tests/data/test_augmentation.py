@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image, ImageEnhance, ImageOps
+from scipy.ndimage import map_coordinates
 from torch.nn.functional import grid_sample, pad
 
 from data.fakes import DEVICES, image_set, random_bytes
@@ -140,21 +141,9 @@ def test_by_default_nothing_happens():
 
 
 def sampled(image, source, outside):
-    """Interpolate (C, H, W) in float64 at source(row, column), pixel by pixel; beyond the border is zero, or the border."""
-    image = np.asarray(image, dtype=np.float64)
-    C, H, W = image.shape
-    result = np.zeros((C, H, W))
-    for i in range(H):
-        for j in range(W):
-            row, column = source(i, j)
-            if outside == "border":
-                row, column = min(max(row, 0), H - 1), min(max(column, 0), W - 1)
-            top, left = math.floor(row), math.floor(column)
-            for r in (top, top + 1):
-                for c in (left, left + 1):
-                    if 0 <= r < H and 0 <= c < W:
-                        result[:, i, j] += (1 - abs(row - r)) * (1 - abs(column - c)) * image[:, r, c]
-    return result
+    """Interpolate (C, H, W) at source(rows, columns). Outside is zero ("grid-constant") or the border ("nearest")."""
+    places = source(*np.mgrid[: image.shape[1], : image.shape[2]])
+    return np.stack([map_coordinates(np.float64(channel), places, order=1, mode=outside) for channel in image])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -172,7 +161,7 @@ def test_a_box_is_stretched_to_the_whole_image(shape, dtype, tolerance, device):
         def source(i, j, box=box):
             return H * (box[0] + box[2] * (i + 0.5) / H) - 0.5, W * (box[1] + box[3] * (j + 0.5) / W) - 0.5
 
-        assert np.abs(changed - sampled(image, source, "border")).max() <= tolerance
+        assert np.abs(changed - sampled(image, source, "nearest")).max() <= tolerance
 
 
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.25, 0.5), (0.9, 1.0), (0.3, 0.3)])
@@ -235,16 +224,11 @@ def operated(name, magnitude, sign):
     def move(source):
         """Of rows and columns counted from the centre."""
 
-        def apply(image):
-            cy, cx = (image.shape[1] - 1) / 2, (image.shape[2] - 1) / 2
+        def at(i, j, H, W):
+            y, x = source(i - (H - 1) / 2, j - (W - 1) / 2, H, W)
+            return y + (H - 1) / 2, x + (W - 1) / 2
 
-            def at(i, j):
-                y, x = source(i - cy, j - cx, *image.shape[1:])
-                return y + cy, x + cx
-
-            return sampled(image, at, "zeros")
-
-        return apply
+        return lambda image: sampled(image, lambda i, j: at(i, j, *image.shape[1:]), "grid-constant")
 
     shift, shear = sign * level * 150 / 331, sign * level * 0.3
 
@@ -270,17 +254,13 @@ def operated(name, magnitude, sign):
     }[name]
 
 
-@pytest.mark.parametrize(
-    ("channels", "magnitude", "sign"), [(1, 9, -1), (3, 9, 1), (3, 21, -1), (1, 21, 1), (3, 0, -1)]
-)
+@pytest.mark.parametrize(("channels", "magnitude", "sign"), [(1, 9, -1), (3, 9, 1), (3, 21, -1), (3, 0, -1)])
 def test_operations_are_those_of_pillow(channels, magnitude, sign):
     """Each in its turn: the k-th of n equal parts of [0, 1) chooses the k-th of n."""
     image = photograph(channels)
     names = [name for name in data.OPERATIONS if channels == 3 or name != "saturation"]
-    assert len(names) == (14 if channels == 3 else 13)
     # Pillow rounds means first, and goes away from them by a factor up to 1.9.
-    tolerances = {"sharpness": 0.51, "contrast": 2}
-    tolerances |= dict.fromkeys(("identity", "posterise", "solarise", "equalise"), 0)
+    tolerances = {"sharpness": 0.51, "contrast": 2, "identity": 0, "posterise": 0, "solarise": 0, "equalise": 0}
     changes = 0
     for k, name in enumerate(names):
         expected = operated(name, magnitude, sign)(image)
