@@ -47,7 +47,7 @@ def test_a_layer_and_its_adjoint_train_together():
 def test_one_image_an_empty_batch_and_no_bias(name):
     layer, x = made(name)
     layer.eval()
-    assert torch.allclose(layer(x[0]), layer(x)[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(layer(x[0]), layer(x)[0], rtol=0, atol=1e-6)
     assert layer(x[:0]).shape == (0, *layer(x).shape[1:])
     layer, _ = made(name, bias=False)
     assert layer.bias is None and "bias" not in layer.state_dict()
