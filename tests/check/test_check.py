@@ -122,6 +122,8 @@ def test_honest_certificates_are_accepted(name, arithmetic, version, certificate
     assert outcome.out.startswith(f"valid: Lipschitz constant at most {float.fromhex(honest.table['lipschitz'])!r} ")
     certified = sum(float.fromhex(image["radius"]) > 0 for image in honest.table["images"])
     assert f"and {certified} of 3 images with a proved radius" in outcome.out and "3 recomputed" in outcome.out
+    for term in ("error_offset", "error_slope"):
+        assert honest.check(put(term, down)).out.startswith(f"INVALID: {term} is ")
     if arithmetic == "float64":
         assert certified == 3 and certificate(model.double(), *shape).check().code == 0
 
