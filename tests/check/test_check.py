@@ -192,8 +192,6 @@ LIES: dict[str, tuple[Callable[[Table], Any], str]] = {
     "pair": (put("pair_constants.1.3", down, "pair_constants.3.1", down), "the pair constant of classes 1 and 3, .* small"),
     "pairs not symmetric": (put("pair_constants.1.3", up), "pair_constants of classes 1 and 3: expected symmetric"),
     "pairs' diagonal": (put("pair_constants.2.2", (1.0).hex()), "pair_constants of classes 2 and 2"),
-    "error offset": (put("error_offset", down), "error_offset is .*, less than"),
-    "error slope": (put("error_slope", down), "error_slope is .*, less than"),
     "radius": (put("images.1.radius", up), "image 1: the margin to class . does not carry a radius"),
     "prediction": (put("images.2.prediction", lambda p: (p + 1) % 5), "image 2: class . has the largest logit, not class"),
     "tie": (put("images.0.logits", lambda y: [max(y, key=float.fromhex)] * 5), "image 0: the largest logit is tied"),
