@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from fnmatch import fnmatch
 from io import StringIO
