@@ -221,6 +221,12 @@ def test_what_an_arithmetic_cannot_compute() -> None:
     assert float(certified_radius(nn.Sequential(steep, nn.Linear(2, 2)), x)) > 0
 
 
+def test_a_window_far_smaller_than_the_others() -> None:
+    """The vector of Collatz and Wielandt stays positive: one window of 1 pixel beside some of 100,000."""
+    pool = nn.AvgPool1d(100_000, 100_000, ceil_mode=True)
+    assert 1 <= lipschitz_bound(pool, (1, 200_001)).value <= 1 + 1e-6
+
+
 def test_padding_that_was_changed_afterwards() -> None:
     """torch goes on padding by what the constructor was given."""
     conv = nn.Conv2d(1, 1, 3, padding=3, bias=False, **around)
