@@ -135,10 +135,11 @@ def random_module(draw: random.Random, axes: int) -> nn.Module:
     return (nn.ConvTranspose1d, nn.ConvTranspose2d)[axes - 1](2, channels, *shape)
 
 
-def test_random_options(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", range(2))
+def test_random_options(block: int, tmp_path: Path) -> None:
     """Whatever torch can run is bounded by at least the norm of its Jacobian, and the checker accepts the certificate."""
     accepted = 0
-    for seed in (*range(30), *range(100, 130)):
+    for seed in range(100 * block, 100 * block + 30):
         draw = random.Random(seed)
         axes = draw.choice([1, 2])
         module, shape = random_module(draw, axes), (2, *(draw.randint(1, 9) for _ in range(axes)))
@@ -155,7 +156,7 @@ def test_random_options(tmp_path: Path) -> None:
         assert find_norms(module, shape)[2] * (1 - 1e-13) <= lipschitz_bound(module, shape).value, (seed, module, shape)
         model = nn.Sequential(module, nn.Flatten(), nn.Linear(outputs.numel(), 3))
         assert check(write_all(model, images(2, *shape), tmp_path)) == 0, (seed, module, shape)
-    assert accepted >= 30
+    assert accepted >= 15
 
 
 # Smooth functions of each number -----------------------------------------------------------------------------------
