@@ -303,6 +303,7 @@ SENSELESS: list[tuple[tuple[nn.Module, tuple[int, ...]], str, list[Any]]] = [
     ((nn.GELU(), (3,)), "approximate", ["erf"]),
     ((nn.Softmax(1), (3,)), "dim", [0, 2]),
     ((nn.AdaptiveAvgPool1d(2), (1, 5)), "output_size", [[0], [2, 1]]),
+    ((nn.ReflectionPad1d(2), (2, 4)), "padding", [[[4, 0]], [[0, 4]]]),
     (TRANSPOSED, "padding", [[[3, 3]]]),
     (TRANSPOSED, "stride", [[1 << 20]]),
     (TRANSPOSED, "groups", [2]),
