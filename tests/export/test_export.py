@@ -95,12 +95,12 @@ NETWORKS = {
         InvertibleDownsampling(2), Scale(0.3), GroupSort(None), nn.Identity(), nn.Dropout(0.5), nn.PixelShuffle(2),
         nn.CircularPad2d((1, 2, 3, 0)), Abs(), nn.ZeroPad2d((0, 1, 2, -1)), nn.Conv2d(2, 2, 2), MaxMin(),
     )),
-    "pools, pads and norms": ((2, 8, 8), lambda: nn.Sequential(
+    "pools, pads and norms": ((2, 8, 8), lambda: randomise(nn.Sequential(
         nn.ConstantPad2d((1, 0, 2, 1), 0.1), nn.ReflectionPad2d(1), nn.ReplicationPad2d((1, 0, 0, 2)),
         nn.BatchNorm2d(2, eps=0.1), nn.LeakyReLU(-0.3), nn.MaxPool2d(3, 2, 1, ceil_mode=True),
         nn.Upsample(scale_factor=(2, 1)), nn.AvgPool2d((2, 3), 2, 1, divisor_override=5), nn.Flatten(2),
         nn.BatchNorm1d(2, affine=False), nn.Unflatten(2, (2, -1)), nn.Flatten(),
-    )),
+    ))),
     "shapes": ((6, 4), lambda: nn.Sequential(
         nn.Unflatten(1, (3, 2)), nn.Tanh(), nn.Flatten(1, 2), Reshape((3, 8)), Permute((1, 0)), nn.Linear(3, 2),
         nn.Flatten(),
@@ -333,6 +333,8 @@ def test_what_else_is_refused(tmp_path, monkeypatch):
         (tmp_path / name).write_text("years of work")
         with pytest.raises(IsoconvError, match=f"{name} already exists"):
             export_torch(model, (4,), tmp_path / "net.safetensors")
+        with pytest.raises(IsoconvError, match=f"{name} already exists"):
+            export_onnx(model, (4,), tmp_path / name)
         assert [path.read_text() for path in tmp_path.iterdir()] == ["years of work"]
         (tmp_path / name).unlink()
     other = changed(nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"), padding=(0, 0))
