@@ -86,16 +86,14 @@ def double(self: Any, x: Tensor) -> Tensor:
     return 2 * nn.Linear.forward(self, x)
 
 
-def disguise(**members: Any) -> Callable[[Any, Any], None]:
-    """Give a layer another class of the same name."""
-    return lambda package, layer: setattr(
-        layer, "__class__", type("Linear", (package.Linear,), {"__module__": "toy", **members})
-    )
+def kind_of(package: Any, **members: Any) -> Any:
+    """Another class of the same name."""
+    return type("Linear", (package.Linear,), {"__module__": "toy", **members})
 
 
 CHANGES: dict[str, Callable[[Any, Any], object]] = {
-    "subclass": disguise(),
-    "other forward": disguise(forward=double),
+    "subclass": lambda package, layer: kind_of(package)(6, 4),
+    "disguise": lambda package, layer: setattr(layer, "__class__", kind_of(package, forward=double)),
     "hook": lambda package, layer: layer.register_forward_hook(lambda module, inputs, output: 2 * output),
     "patch": lambda package, layer: setattr(layer, "forward", types.MethodType(double, layer)),
     "broken weight": lambda package, layer: setattr(layer.parametrizations.weight[0], "forward", None),
@@ -108,8 +106,8 @@ def test_what_only_looks_like_a_known_layer_is_refused(monkeypatch: pytest.Monke
     change = CHANGES.get(name)
     package = make_package(monkeypatch, **({} if change else {"forward": double}))
     layer = package.Linear(6, 4)
-    if change:
-        change(package, layer)
+    changed = change(package, layer) if change else layer
+    layer = changed if isinstance(changed, nn.Module) else layer
     for call in (lipschitz_bound, isoconv.plain) if change is None else (lipschitz_bound,):
         with pytest.raises(IsoconvError, match="Expected" if change else "does not"):
             call(nn.Sequential(layer), (6,))
