@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import torch
 
+from isoconv import __version__
 from isoconv.errors import IsoconvError
 from isoconv.files import read_json, write_json
 from isoconv.records import Record
 from isoconv.train.config import RECIPES, default_epsilons
-from isoconv.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, RUNS = ROOT / "results", ROOT / "runs" / "reproduction"

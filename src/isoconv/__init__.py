@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from isoconv.errors import IsoconvError
 from isoconv.lazy import lazy_face
-from isoconv.version import __version__
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from isoconv import attacks as attacks

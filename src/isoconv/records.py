@@ -10,8 +10,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from isoconv.errors import IsoconvError
-from isoconv.errors import require as require
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_json, write_json
 
 SLACK = 1e-9  # of a percentage that was written in decimals

@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from cli.conftest import files_in
+from isoconv import __version__
 from isoconv.certify import Certifier
 from isoconv.cli.app import COMMANDS, load_command
 from isoconv.cli.output import TrainingProgress
@@ -22,7 +23,6 @@ from isoconv.export import export_onnx
 from isoconv.report import write_demo, write_report
 from isoconv.train import TrainConfig, TrainedRun, attack_run, certify_run, train
 from isoconv.train.run_folder import RunFolder
-from isoconv.version import __version__
 from isoconv.wasserstein import CriticConfig, FiniteSamples, distance_bound, train_generator
 from isoconv.wasserstein.gan import GanConfig
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.known_distances import exact_distance, funnel_pair, translation
-from isoconv.models.generator import Generator
+from isoconv.models.networks import Generator
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein import DistanceBound, DrawnSamples, FiniteSamples, GeneratedSamples, NearestAnchor

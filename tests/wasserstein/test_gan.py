@@ -11,7 +11,7 @@ from torch import nn
 
 from isoconv.errors import IsoconvError
 from isoconv.files import write_tensors
-from isoconv.models.generator import Discriminator, Generator
+from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, load_generator, train_gan, update_gan, write_grid

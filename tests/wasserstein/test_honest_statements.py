@@ -10,7 +10,7 @@ import torch
 
 from isoconv.data import load_splits
 from isoconv.errors import IsoconvError
-from isoconv.models.generator import Generator
+from isoconv.models.networks import Generator
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein import DistanceBound, distance_bound
 from isoconv.wasserstein.bound import wasserstein_lower_bound

@@ -9,7 +9,7 @@ from torch import nn
 
 from isoconv import wasserstein as w
 from isoconv.errors import IsoconvError
-from isoconv.models.generator import Discriminator, Generator
+from isoconv.models.networks import Discriminator, Generator
 from isoconv.wasserstein.critic import PairBatches, make_critic, typical_scale
 from isoconv.wasserstein.gan import GanConfig
 from isoconv.wasserstein.samples import read_samples

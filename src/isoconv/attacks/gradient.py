@@ -30,7 +30,7 @@ from isoconv.attacks.search import (
     refuse_options,
     without_autograd,
 )
-from isoconv.records import require
+from isoconv.errors import require
 
 LossName = Literal["margin", "dlr", "targeted-margin", "targeted-dlr"]
 

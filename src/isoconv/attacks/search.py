@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from isoconv.attacks.ball import into_ball
 from isoconv.certify import RobustAccuracy
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.matrices import full_precision, matmul_precision
 from isoconv.nn import plain
-from isoconv.records import require
 
 Attack = TypeVar("Attack", bound=Callable[..., Any])
 Budget = float | Tensor

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.certify.certifier import Certified, Certifier, check_batch_size
+from isoconv.errors import require
 from isoconv.linalg.rounding import up
-from isoconv.records import require
 
 _BATCH = 500  # images of 3×32×32 or smaller
 _BEYOND = 1e300  # any radius; whole numbers may be too large to be a float

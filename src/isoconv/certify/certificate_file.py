@@ -18,10 +18,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from isoconv import __version__
 from isoconv.certify.certifier import Certified, Certifier
+from isoconv.errors import require
 from isoconv.files import replace_file
-from isoconv.records import require
-from isoconv.version import __version__
 
 VERSION = 2
 

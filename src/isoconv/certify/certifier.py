@@ -30,10 +30,10 @@ from isoconv.certify import composition
 from isoconv.certify.composition import LARGEST_NORM
 from isoconv.certify.graph import nodes_of, plain_network, refuse_global_hooks
 from isoconv.certify.rules import ARITHMETICS
+from isoconv.errors import require
 from isoconv.linalg.bounds import matrix_norm_bound, row_distance_bounds
 from isoconv.linalg.rounding import add_up, gamma, mul_up, sqrt_up, up
 from isoconv.nn.graph import check_shape
-from isoconv.records import require
 
 CRITERIA = ("pairs", "per-class")
 # Bounds from weights are enlarged by this, so that a checker with another method of proof finds them true with room.

@@ -35,10 +35,9 @@ from torch import nn
 
 from isoconv.certify.graph import naming, nodes_of, plain_network
 from isoconv.certify.rules import ARITHMETICS, Node
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn.graph import INPUT, Relation, meet, relate
-from isoconv.records import require
 
 #: The error bound is for inputs up to this norm: beyond it something might overflow.
 LARGEST_NORM = 2.0**30

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.certify.rules import Node
+from isoconv.errors import require
 from isoconv.linalg.bounds import fold_stride
 from isoconv.linalg.spectrum import circular_singular_values
 from isoconv.nn.graph import INPUT
-from isoconv.records import require
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,13 +22,12 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from isoconv.certify.rules import RULES, Node, require_rule
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.nn import plain
 from isoconv.nn.built_weight import BuiltWeight, require_numbers
 from isoconv.nn.graph import INPUT, Graph, check_shape
 from isoconv.nn.plain_model import is_ordinary_sequence, is_patched, replace_peers, unwrap
 from isoconv.nn.trace import CONTAINERS, children_of, our_kinds
-from isoconv.records import require
 
 _TWO_BATCHES = (2, 3)  # what takes a batch apart and happens to fit one of them does not fit the other
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -111,10 +111,10 @@ from isoconv.certify.windows import (
     most_copies,
     separable_bound,
 )
+from isoconv.errors import require
 from isoconv.linalg.bounds import conv_norm_bound, largest_absolute_sums, matrix_norm_bound
 from isoconv.linalg.rounding import add_up, div_up, mul_up, sqrt_up, up
 from isoconv.nn.trace import OPAQUE, REFUSED
-from isoconv.records import require
 
 #: unit roundoff, smallest normal number, and a size far below the largest, of the arithmetics a network can be run in
 ARITHMETICS = {"float64": (2.0**-53, 2.0**-1022, 2.0**1000), "float32": (2.0**-24, 2.0**-126, 2.0**120)}

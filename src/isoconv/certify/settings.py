@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from isoconv.records import require
+from isoconv.errors import require
 
 if TYPE_CHECKING:
     from isoconv.certify.rules import Node

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from isoconv.version import __version__
+from isoconv import __version__
 
 #: Each command in one line of at most 61 letters, so that the list fits a screen of 80×24.
 COMMANDS = {

@@ -10,6 +10,8 @@ from isoconv.lazy import lazy_face
 
 if TYPE_CHECKING:
     from isoconv.data.augmentation import Augmentation as Augmentation
+    from isoconv.data.batches import EpochBatches as EpochBatches
+    from isoconv.data.batches import epoch_generator as epoch_generator
     from isoconv.data.datasets import DATASETS as DATASETS
     from isoconv.data.datasets import NAMES as NAMES
     from isoconv.data.datasets import OWN_IMAGES as OWN_IMAGES
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from isoconv.data.pictures import resize as resize
     from isoconv.data.readers import load_splits as load_splits
     from isoconv.data.shards import read_shards as read_shards
-    from isoconv.data.stream import EpochBatches as EpochBatches
-    from isoconv.data.stream import epoch_generator as epoch_generator
     from isoconv.data.streamed import StreamedSet as StreamedSet
     from isoconv.data.transforms import OPERATIONS as OPERATIONS
     from isoconv.data.transforms import crop_and_flip as crop_and_flip

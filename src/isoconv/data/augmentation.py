@@ -87,7 +87,7 @@ class Augmentation:
         import torch
 
         from isoconv.data import transforms
-        from isoconv.data.stream import epoch_generator
+        from isoconv.data.batches import epoch_generator
 
         random, drawn = partial(epoch_generator, seed, epoch), {}
         if self.padding or self.flip:

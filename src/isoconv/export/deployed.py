@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from isoconv import __version__
 from isoconv.certify import Node, weights_sha256
 from isoconv.certify.graph import nodes_of, plain_network
-from isoconv.records import require
-from isoconv.version import __version__
+from isoconv.errors import require
 
 DTYPES = ("float32", "float64")
 

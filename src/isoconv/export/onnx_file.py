@@ -39,11 +39,10 @@ from torch.nn import functional as F
 
 from isoconv.certify import Node
 from isoconv.certify.windows import axis_taps
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_bytes
 from isoconv.nn import ConvexPotential2d, GroupSort, L2NormPool2d, Normalize, Reshape
-from isoconv.records import require
 
 OPSET = 13
 INPUT, OUTPUT = "images", "logits"

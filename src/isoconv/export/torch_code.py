@@ -12,12 +12,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import isoconv.nn
+from isoconv import __version__
 from isoconv.certify import Node
+from isoconv.errors import require
 from isoconv.export.deployed import Deployed, deploy
 from isoconv.files import check_writable, write_files
 from isoconv.nn import graph as nn_graph
-from isoconv.records import require
-from isoconv.version import __version__
 
 
 def export_torch(

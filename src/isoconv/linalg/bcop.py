@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from isoconv.errors import require
 from isoconv.linalg.matrices import Function, matmul_precision
-from isoconv.records import require
 
 # Projectors P = P² = Pᵀ -----------------------------------------------------------------------------------------------
 

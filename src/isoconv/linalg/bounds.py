@@ -30,9 +30,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from isoconv.errors import require
 from isoconv.linalg.rounding import add_up, gamma, mul_up, root_up, sqrt_up, up
 from isoconv.linalg.spectrum import fold_kernel
-from isoconv.records import require
 
 _LARGE = 4  # taps along an axis from which on a kernel as large as the image is taken to be made for that size
 _SQUARINGS = 13  # the bound is then at most n^(1/2^15) above the truth: 2e-4 for n = 512

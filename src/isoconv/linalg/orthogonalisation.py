@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.matrices import (
     SERIES,
     Function,
@@ -55,7 +55,6 @@ from isoconv.linalg.matrices import (
     orthonormality_tolerance,
     scaled_to_one,
 )
-from isoconv.records import require
 
 _LOWEST = 0.05  # one pass lifts singular values from here to 1
 _HEADROOM = 1.01  # keeps the spectrum inside the interval for which the minimax polynomials were made

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isoconv.records import require
+from isoconv.errors import require
 
 
 def fold_kernel(kernel: Tensor, input_size: Sequence[int]) -> Tensor:

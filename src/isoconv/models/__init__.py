@@ -7,11 +7,11 @@ from isoconv.nn.methods import ACTIVATIONS, METHODS
 
 if TYPE_CHECKING:
     from isoconv.models.catalogue import MODELS as MODELS
-    from isoconv.models.generator import Discriminator as Discriminator
-    from isoconv.models.generator import Generator as Generator
     from isoconv.models.networks import FC3 as FC3
     from isoconv.models.networks import ConvNet as ConvNet
     from isoconv.models.networks import DCGANCritic as DCGANCritic
+    from isoconv.models.networks import Discriminator as Discriminator
+    from isoconv.models.networks import Generator as Generator
     from isoconv.models.networks import Large as Large
     from isoconv.models.networks import Small as Small
     from isoconv.models.shift import ShiftNet as ShiftNet

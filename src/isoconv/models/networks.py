@@ -1,4 +1,4 @@
-"""The networks of the paper: the classifiers Small, Large and FC-3 (its appendix E), and the critic. A few lines each.
+"""The networks of the paper, a few lines each: Small, Large and FC-3 (its appendix E), the critic, and those of its WGAN-GP.
 
 And the network in which "1-Lipschitz Layers Compared" (Prach et al. 2024) compares methods.
 """
@@ -8,11 +8,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from isoconv.errors import require
 from isoconv.nn import InvertibleDownsampling, MaxMin, Normalize, Slice
 from isoconv.nn.methods import ACTIVATIONS, METHODS
-from isoconv.records import require
 
 
 class Classifier(nn.Sequential):
@@ -113,6 +114,68 @@ class DCGANCritic(Classifier):
         orthogonalisation: str = "manifold",
     ) -> None:
         super().__init__(input_shape, 1, conv, activation, orthogonalisation)
+
+
+class Generator(nn.Sequential):
+    """From z ~ U[0, 1)^62 to an image in [−1, 1]: two linear layers, two transposed convolutions, for sizes that 4 divides.
+
+    It normalises over its batch whenever it runs, in evaluation too: a batch of images is one draw of dependent images.
+    """
+
+    def __init__(self, image_shape: Sequence[int], latent: int = 62) -> None:
+        channels, height, width = check_shape(image_shape)
+        _check_size((height, width), 4)
+        small = 32 * (height // 4) * (width // 4)
+        super().__init__(
+            nn.Linear(latent, 1024),
+            nn.BatchNorm1d(1024, track_running_stats=False),
+            nn.ReLU(),
+            nn.Linear(1024, small),
+            nn.BatchNorm1d(small, track_running_stats=False),
+            nn.ReLU(),
+            nn.Unflatten(1, (32, height // 4, width // 4)),
+            nn.ConvTranspose2d(32, 64, 4, 2, 1),
+            nn.BatchNorm2d(64, track_running_stats=False),
+            nn.ReLU(),
+            nn.ConvTranspose2d(64, channels, 4, 2, 1),
+            nn.Tanh(),
+        )
+        self.latent, self.image_shape = latent, (channels, height, width)
+        _start(self)
+
+    def noise(self, count: int, generator: torch.Generator) -> Tensor:
+        """`count` draws of z, on the generator's device."""
+        return torch.rand(count, self.latent, generator=generator, device=generator.device)
+
+
+class Discriminator(nn.Sequential):
+    """From an image to one number, unconstrained: two convolutions, two linear layers, LeakyReLU 0.2."""
+
+    def __init__(self, image_shape: Sequence[int]) -> None:
+        channels, height, width = check_shape(image_shape)
+        _check_size((height, width), 4)
+        super().__init__(
+            nn.Conv2d(channels, 64, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(64, 32, 4, 2, 1),
+            nn.BatchNorm2d(32),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(32 * (height // 4) * (width // 4), 1024),
+            nn.BatchNorm1d(1024),
+            nn.LeakyReLU(0.2),
+            nn.Linear(1024, 1),
+        )
+        _start(self)
+
+
+def _start(network: nn.Module) -> None:
+    """All weights N(0, 0.02²), all biases zero, as the paper's code has it; batch normalisation as torch does."""
+    for module in network.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
+            nn.init.normal_(module.weight, 0.0, 0.02)
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
 
 
 class ConvNet(nn.Sequential):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from isoconv.errors import require
 from isoconv.models.networks import check_shape
 from isoconv.nn import (
     BCOPConv2d,
@@ -15,7 +16,6 @@ from isoconv.nn import (
     OrthogonalLinear,
     PositionBias,
 )
-from isoconv.records import require
 
 
 class ShiftNet(nn.Sequential):

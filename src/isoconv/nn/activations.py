@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.errors import IsoconvError, is_number, is_whole, require
 from isoconv.nn.graph import Described
-from isoconv.records import require
 
 
 class MaxMin(Described):

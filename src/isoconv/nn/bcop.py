@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isoconv.errors import require
 from isoconv.linalg.bcop import append_pair, append_pair_from_basis, random_projector
 from isoconv.linalg.bounds import fold_stride
 from isoconv.linalg.spectrum import spread_kernel
@@ -32,7 +33,6 @@ from isoconv.nn.convolution import (
     plain_convolution,
 )
 from isoconv.nn.downsampling import unfold_stride, upsample
-from isoconv.records import require
 
 
 class _BCOP(OrthogonalisedConvolution):

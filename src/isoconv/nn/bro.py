@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isoconv.errors import require
 from isoconv.linalg.matrices import identity_like
 from isoconv.nn.torus import TorusConv2d, approach_unitary
-from isoconv.records import require
 
 
 class BROConv2d(TorusConv2d):

@@ -49,11 +49,10 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.matrices import full_precision
 from isoconv.linalg.orthogonalisation import bjorck, on_manifold, project_to_tangent, retract
 from isoconv.nn.methods import ORTHOGONALISATIONS
-from isoconv.records import require
 
 
 class BuiltWeight(nn.Module):

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.errors import IsoconvError, is_number, is_whole, require
 from isoconv.nn.activations import check_batch, is_axis
 from isoconv.nn.graph import Described
-from isoconv.records import require
 
 
 class BatchCentering(Described):

@@ -24,7 +24,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.bounds import fold_stride
 from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
@@ -51,7 +51,6 @@ from isoconv.nn.plain_model import is_chain, unwrap
 from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
 from isoconv.nn.shift import HalfAbs
 from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, modules_of, number, our_kinds, trace
-from isoconv.records import require
 
 #: what `_describe` says of a module
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.spectrum import fold_kernel, spread_kernel
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, check_dtype, with_parameters
 from isoconv.nn.downsampling import downsample, unfold_stride
-from isoconv.records import require
 
 Pads = Sequence[tuple[int, int]]  # pixels before and after, for each axis
 #: From these follows what a layer is built for: they cannot be changed afterwards.

@@ -7,9 +7,8 @@ from operator import mul
 from torch import Tensor
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError, is_whole
+from isoconv.errors import IsoconvError, is_whole, require
 from isoconv.nn.graph import Described
-from isoconv.records import require
 
 
 class InvertibleDownsampling(Described):

@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.errors import IsoconvError, is_number, is_whole, require
 from isoconv.linalg.rounding import add_up, sqrt_up, up
-from isoconv.records import Record, require
+from isoconv.records import Record
 
 INPUT = "input"  # the name of the network's own input
 _STEPS = 2**24  # weights of sums are whole multiples of 1/_STEPS

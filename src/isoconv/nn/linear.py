@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.linalg.orthogonalisation import project_product_to_tangent
 from isoconv.nn.aol import AOLConv2d
 from isoconv.nn.bro import BROConv2d
@@ -27,7 +27,6 @@ from isoconv.nn.convolution import Conv2dWithKernel, SizedConv2d, chain
 from isoconv.nn.cpl import CPLConv2d
 from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.sll import SLLConv2d
-from isoconv.records import require
 
 
 class LipschitzLinear(BuiltWeight):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from isoconv.errors import require
 from isoconv.linalg.matrices import full_precision, without_overflow
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d, convolve_same, same_padding
-from isoconv.records import require
 
 PROJECTIONS = ("forward", "after_update")
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from isoconv.errors import require
 from isoconv.nn.activations import Abs, GroupSort, Householder, MaxMin, Scale
 from isoconv.nn.built_weight import with_parameters
 from isoconv.nn.centring import BatchCentering, LayerCentering
 from isoconv.nn.convolution import chain, plain_convolution
 from isoconv.nn.pooling import L2NormPool2d
 from isoconv.nn.trace import OPAQUE
-from isoconv.records import require
 
 Convert = Callable[[Any], nn.Module]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.nn.centring import BatchCentering
 from isoconv.nn.convolution import LipschitzConvolution
 from isoconv.nn.downsampling import InvertibleDownsampling, InvertibleUpsampling
@@ -20,7 +20,6 @@ from isoconv.nn.linear import LipschitzLinear
 from isoconv.nn.peers import find_converter
 from isoconv.nn.pooling import ScaledAvgPool2d
 from isoconv.nn.trace import describe_error, find_probe, is_leaf, modules_of, trace
-from isoconv.records import require
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isoconv.errors import is_whole
+from isoconv.errors import is_whole, require
 from isoconv.nn.activations import Scale
 from isoconv.nn.graph import Described
 from isoconv.nn.shift import check_image
-from isoconv.records import require
 
 torch.fx.wrap("check_image")
 Size = int | tuple[int, int]

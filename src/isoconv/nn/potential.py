@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError, is_whole
+from isoconv.errors import IsoconvError, is_whole, require
 from isoconv.nn.built_weight import with_parameters
 from isoconv.nn.convolution import Conv2dWithKernel, chain, convolve_same, plain_convolution, same_padding
 from isoconv.nn.downsampling import downsample
 from isoconv.nn.graph import Described, Slice
-from isoconv.records import require
 
 
 class ConvexPotential2d(Described):

@@ -7,9 +7,8 @@ of the gradient wherever no entry is 0. The pooling at their end is `L2NormPool2
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError, is_number, is_whole
+from isoconv.errors import IsoconvError, is_number, is_whole, require
 from isoconv.nn.graph import Described
-from isoconv.records import require
 
 
 class ChannelShift(Described):

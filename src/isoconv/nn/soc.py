@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isoconv.errors import require
 from isoconv.linalg.matrices import identity_like
 from isoconv.nn.torus import TorusConv2d
-from isoconv.records import require
 
 _LARGEST = 2.0  # the norm of the skew convolution, at most
 

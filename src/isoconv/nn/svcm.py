@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import torch
 
+from isoconv.errors import require
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d, UnbuiltConv2d
-from isoconv.records import require
 
 
 class SVCMConv2d(SizedConv2d, UnbuiltConv2d):

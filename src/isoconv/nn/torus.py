@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isoconv.errors import require
 from isoconv.linalg.matrices import without_overflow
 from isoconv.linalg.spectrum import fold_kernel
 from isoconv.nn.built_weight import constraint_dtype
 from isoconv.nn.convolution import SizedConv2d, same_padding
 from isoconv.nn.downsampling import downsample
-from isoconv.records import require
 
 
 class TorusConv2d(SizedConv2d):

@@ -30,12 +30,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import isoconv
 import isoconv.nn
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.nn.activations import Abs, Normalize, Scale
 from isoconv.nn.built_weight import BuiltWeight, with_parameters
 from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.methods import METHODS, load
-from isoconv.records import require
 
 _BATCHES = (2, 3)
 CONTAINERS = {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from isoconv.errors import require
 from isoconv.linalg.orthogonalisation import descend
-from isoconv.records import require
 
 __all__ = ["SteepestDescent"]
 

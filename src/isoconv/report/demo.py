@@ -16,9 +16,10 @@ import torch
 
 from isoconv.certify import Certifier
 from isoconv.data import ImageSet, as_float, load_splits
+from isoconv.errors import require
 from isoconv.files import read_json, write_json
 from isoconv.pretrained import load_pretrained
-from isoconv.records import Count, Percent, Record, Size, require
+from isoconv.records import Count, Percent, Record, Size
 from isoconv.report.page import check_replaceable, write_page
 from isoconv.train.diagnostics import complete_run
 from isoconv.train.engine import EpochReport, Silent

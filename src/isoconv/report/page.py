@@ -14,19 +14,20 @@ from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
+from isoconv import __version__
 from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.data.shards import is_there
+from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.pretrained import is_pretrained
-from isoconv.records import Record, require
+from isoconv.records import Record
 from isoconv.report.run_files import RunFiles, command_of, read_run_files
 from isoconv.train.config import TrainConfig
 from isoconv.train.diagnostics import Gallery, complete_run, find_test_images, lacks_images
 from isoconv.train.distributed import choose_device
 from isoconv.train.runs import Progress, be_silent, open_runs
-from isoconv.version import __version__
 
 LARGEST = 3_000_000  # bytes of a page; what would make it larger is left out, galleries first
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from isoconv.data.datasets import DATASETS, FROM_FILES
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.files import require_ordinary
-from isoconv.records import SLACK, Percent, Record, require
+from isoconv.records import SLACK, Percent, Record
 from isoconv.train.classifier import TrainResult
 from isoconv.train.config import TrainConfig, default_epsilons, default_patch, recipe_settings
 from isoconv.train.diagnostics import Diagnostics, Gallery

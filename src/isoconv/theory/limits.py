@@ -43,7 +43,7 @@ from math import cos, sin
 import torch
 from torch import Tensor
 
-from isoconv.records import require
+from isoconv.errors import require
 from isoconv.theory.one_dimensional import describe, is_square, require_one_shape
 
 

@@ -53,9 +53,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from isoconv.errors import require
 from isoconv.linalg.bcop import bcop_kernel_1d, block_convolve, is_projector, projector_from_basis, projector_rank
 from isoconv.linalg.spectrum import circular_symbol
-from isoconv.records import require
 
 _MOST_ORDERS = 64
 Factors = tuple[Tensor, list[Tensor]]

@@ -13,8 +13,8 @@ from math import atan2, cos, sin
 import torch
 from torch import Tensor
 
+from isoconv.errors import require
 from isoconv.linalg.bcop import bcop_kernel, bcop_kernel_1d, projector_from_basis
-from isoconv.records import require
 from isoconv.theory.one_dimensional import (
     component,
     factorise,

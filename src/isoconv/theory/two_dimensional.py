@@ -57,8 +57,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from isoconv.errors import require
 from isoconv.linalg.bcop import bcop_kernel, compose_kernels, projector_column, projector_row
-from isoconv.records import require
 from isoconv.theory.one_dimensional import (
     describe,
     determinant_sign,

@@ -39,13 +39,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from isoconv.errors import require
 from isoconv.linalg.matrices import add_product, as_tall, full_precision, gram_residual, matmul_precision
 from isoconv.linalg.orthogonalisation import retract
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, constraint_dtype
 from isoconv.nn.cayley import CayleyConv2d
 from isoconv.nn.svcm import project_together
 from isoconv.optim import SteepestDescent
-from isoconv.records import require
 from isoconv.train.passes import is_repeatable
 
 if TYPE_CHECKING:

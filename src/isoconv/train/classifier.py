@@ -15,8 +15,9 @@ from isoconv.certify.accuracy import default_batch_size
 from isoconv.certify.certificate_file import open_certificate
 from isoconv.certify.certifier import join
 from isoconv.data import EpochBatches, ImageSet, StreamedSet
+from isoconv.errors import require
 from isoconv.losses import LOSSES
-from isoconv.records import Count, Pattern, Percent, Size, require
+from isoconv.records import Count, Pattern, Percent, Size
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes

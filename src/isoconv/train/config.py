@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
-from isoconv.records import Record, require
+from isoconv.records import Record
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

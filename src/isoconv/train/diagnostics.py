@@ -24,8 +24,8 @@ from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.data.streamed import StreamedSet
-from isoconv.errors import IsoconvError
-from isoconv.records import Index, Picture, Range, Size, require
+from isoconv.errors import IsoconvError, require
+from isoconv.records import Index, Picture, Range, Size
 from isoconv.train.config import TrainConfig, is_own, make_model
 from isoconv.train.run_folder import Finding
 from isoconv.train.runs import Progress, TrainedRun

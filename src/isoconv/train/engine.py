@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from isoconv.data import EpochBatches, epoch_generator
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.nn import OSSNConv2d, SVCMConv2d
-from isoconv.records import Record, require
+from isoconv.records import Record
 from isoconv.train.capture import Stepper
 from isoconv.train.config import (
     OPTIMISERS,

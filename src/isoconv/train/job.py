@@ -12,9 +12,8 @@ import torch
 from isoconv.data import NAMES, ImageSet, Splits, hold_out, load_splits
 from isoconv.data.datasets import FROM_FILES
 from isoconv.data.pictures import Size, UnreadablePictures, height_and_width
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.losses import LOSSES
-from isoconv.records import require
 from isoconv.train.classifier import TrainResult, build_networks, train_classifiers
 from isoconv.train.config import (
     TrainConfig,

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.certify.rules import RULES, Node
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_tensors
 from isoconv.nn import Graph
 from isoconv.nn.graph import GraphRecord
 from isoconv.nn.trace import users_line
-from isoconv.records import require
 from isoconv.train.config import TrainConfig
 
 #: A function, or a class, without arguments, or with input_shape, (channels, height, width), and classes, their number.

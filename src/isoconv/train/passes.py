@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from isoconv.records import require
+from isoconv.errors import require
 
 Piece = list[nn.Module]
 _KNOWN = ("isoconv.", "torch.nn.")

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes, read_json, read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
-from isoconv.records import Record, require
+from isoconv.records import Record
 from isoconv.train.config import Settings, TrainConfig, is_own, make_model
 from isoconv.train.own_model import from_graph, to_graph
 

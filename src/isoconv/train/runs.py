@@ -23,10 +23,10 @@ from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import ENDINGS, UnreadablePictures, pictures_in, read_pictures
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.shards import is_there
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
-from isoconv.records import SLACK, Count, Percent, Record, Size, require
+from isoconv.records import SLACK, Count, Percent, Record, Size
 from isoconv.train.classifier import Radius, figures_of, share_certifying
 from isoconv.train.config import TrainConfig, default_epsilons, is_own, make_model
 from isoconv.train.distributed import Processes, choose_device

@@ -38,8 +38,9 @@ from torch import Tensor, nn
 from isoconv.certify.certifier import check_batch_size
 from isoconv.certify.composition import LARGEST_NORM, ForwardError, forward_error, network_constants, node_bound
 from isoconv.certify.graph import nodes_of, plain_network
+from isoconv.errors import require
 from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
-from isoconv.records import Record, require
+from isoconv.records import Record
 
 METHODS = ("auto", "betting", "asymptotic")
 BYTES_RANGE = (-1.0, 1.0)  # the default pixel range of bytes: the paper's

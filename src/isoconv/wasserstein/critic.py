@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.models.catalogue import MODELS
 from isoconv.nn import Scale
 from isoconv.nn.methods import METHODS
-from isoconv.records import Record, require
+from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
 from isoconv.train.config import PAPERS_PROJECTIONS, NetworkSettings

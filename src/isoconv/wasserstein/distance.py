@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoconv.data import NAMES, ImageSet, Progress
-from isoconv.errors import IsoconvError
-from isoconv.models.generator import Generator
-from isoconv.records import require
+from isoconv.errors import IsoconvError, require
+from isoconv.models.networks import Generator
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Observer, Silent
 from isoconv.train.run_folder import RunFolder, open_runs

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_json, read_tensors, write_bytes
-from isoconv.models.generator import Discriminator, Generator
-from isoconv.records import require
+from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.classifier import device_name
 from isoconv.train.config import Settings
 from isoconv.train.distributed import choose_device

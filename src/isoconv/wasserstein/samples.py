@@ -31,12 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoconv.data import NAMES, ImageSet, Progress, epoch_generator, load_splits
+from isoconv.data.batches import fits
 from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
-from isoconv.data.stream import fits
-from isoconv.errors import IsoconvError
+from isoconv.errors import IsoconvError, require
 from isoconv.files import require_ordinary
-from isoconv.models.generator import Generator
-from isoconv.records import require
+from isoconv.models.networks import Generator
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
 
 #: A data set's name, a folder of images, a .npy file; or what is in memory.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.certify.rules import Node, Rounding, Rule, register
+from isoconv.errors import require
 from isoconv.linalg.rounding import mul_up, sqrt_up
 from isoconv.nn import GroupSort, MaxMin, OrthogonalLinear, Scale
 from isoconv.nn.methods import ACTIVATIONS
-from isoconv.records import require
 
 FC_ACTIVATIONS = (*ACTIVATIONS, "groupsort")
 _OFFSET_UNIT = 0.125  # offsets move an eighth as fast as anchors; a power of two, so that the product is exact

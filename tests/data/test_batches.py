@@ -13,7 +13,7 @@ from PIL import Image
 
 from data.fakes import DEVICES, image_set, random_bytes, same, save_picture
 from isoconv.data import EpochBatches, StreamedSet, epoch_generator, hold_out, load_image, read_csv, read_folder, resize
-from isoconv.data.stream import fits
+from isoconv.data.batches import fits
 from isoconv.data.streamed import free_memory
 from isoconv.errors import IsoconvError
 
