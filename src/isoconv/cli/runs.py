@@ -13,7 +13,9 @@ from isoconv.data import ProgressLine
 from isoconv.errors import require
 
 _RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
-_DATA = "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; pictures may also be given by --data alone"
+_DATA = (
+    "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; pictures may also be given by --data alone"
+)
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 _DEMO = Path("isoconv-demo")
@@ -31,7 +33,9 @@ def certify(
     size: Sides = None,
     download: Download = False,
     images: Images = None,
-    arithmetic: Annotated[str, typer.Option(help="arithmetic that the network runs in: float64 or float32")] = "float64",
+    arithmetic: Annotated[
+        str, typer.Option(help="arithmetic that the network runs in: float64 or float32")
+    ] = "float64",
     criterion: Annotated[str, typer.Option(help="pairs, or per-class, as if each class had its own network")] = "pairs",
     device: Device = "auto",
     as_json: Json = False,

@@ -58,7 +58,9 @@ def train(
     ] = None,
     patch: Annotated[int | None, typer.Option(help=_PATCHES)] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
-    precision: Annotated[str | None, typer.Option(help=f"of matrix products: {list_choices(PRECISIONS, 'float32')}")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help=f"of matrix products: {list_choices(PRECISIONS, 'float32')}")
+    ] = None,
     checkpoint_activations: cli.CheckpointActivations = None,
     crop_padding: Annotated[int | None, typer.Option(help="pad with this many zeros, then crop at random")] = None,
     flip: Annotated[
