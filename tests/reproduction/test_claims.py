@@ -122,8 +122,8 @@ def test_the_time_that_all_of_it_took():
         seconds[record.hardware] = seconds.get(record.hardware, 0.0) + spent
     assert seconds.keys() == {"NVIDIA H200", "CPU, 1 thread"}
     text = page("docs/paper.md")
-    assert f"{seconds['NVIDIA H200'] / 60:.0f} minutes of one H200" in text
-    assert f"{seconds['CPU, 1 thread'] / 3600:.1f} hours of one CPU core" in text
+    assert f"{seconds['NVIDIA H200'] / 60:.0f} minutes on one H200" in text
+    assert f"{seconds['CPU, 1 thread'] / 3600:.1f} hours on one CPU core" in text
 
 
 def test_no_page_names_a_command_or_file_that_is_gone():

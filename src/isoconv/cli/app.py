@@ -18,8 +18,8 @@ COMMANDS = {
     "predict": "Classify pictures, each with a certified radius.",
     "report": "Write an HTML report of one or several runs.",
     "export": "Write a network as ONNX or plain torch code.",
-    "wasserstein": "Prove a lower bound of the distance of two distributions.",
-    "gan": "Train a generator, to measure its distance from its data.",
+    "wasserstein": "Prove a lower bound on the distance between distributions.",
+    "gan": "Train a generator, to measure its distance from the data.",
 }
 _FILES = {"train": "train", "wasserstein": "wasserstein", "gan": "wasserstein"}  # all others: runs
 _STYLE: dict[str, Any] = {

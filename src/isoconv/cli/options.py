@@ -126,7 +126,7 @@ Stream = Annotated[
     typer.Option("--stream/--no-stream", help="decode pictures batch by batch (default: if they do not fit in memory)"),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="processes that decode what streams (default: one per core, up to 8)")
+    int | None, typer.Option(help="processes that decode streamed pictures (default: one per core, up to 8)")
 ]
 CheckpointActivations = Annotated[
     bool | None,
@@ -136,12 +136,12 @@ CheckpointActivations = Annotated[
     ),
 ]
 Seeds = Annotated[Any, parsed(parse_seeds, "--seeds", "<numbers>", "seeds, trained side by side: 0,1,2,3,4")]
-Search = Annotated[Any, parsed(parse_numbers, "--search", "<numbers>", "rates to try on a validation split first")]
+Search = Annotated[Any, parsed(parse_numbers, "--search", "<numbers>", "learning rates to try on a validation split")]
 _AUGMENT = "colours, rotation, scale and shear, at random, of a share of the images: 0.5,0.5"
 Augment = Annotated[Any, parsed(parse_share, "--augment", "<share[,strength]>", _AUGMENT)]
-_RESIZED_CROP = "cut out a share of the area at random, at least this, and stretch it: 0.25; instead of --crop-padding"
+_RESIZED_CROP = "cut out at least this share of the area at random, and stretch it: 0.25; replaces --crop-padding"
 ResizedCrop = Annotated[Any, parsed(parse_share, "--resized-crop", "<share[,share]>", _RESIZED_CROP)]
-_RAND_AUGMENT = "RandAugment: so many random operations per image, of a magnitude up to 30: 2,9"
+_RAND_AUGMENT = "RandAugment: number of random operations per image, and their magnitude, up to 30: 2,9"
 RandAugment = Annotated[Any, parsed(parse_operations, "--rand-augment", "<operations[,magnitude]>", _RAND_AUGMENT)]
 _COLOURS = "change brightness, contrast and saturation at random, by up to this: 0.4, or 0.4,0.4,0.2"
 ColourJitter = Annotated[Any, parsed(parse_colours, "--colour-jitter", "<number[,number,number]>", _COLOURS)]

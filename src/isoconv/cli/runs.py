@@ -13,7 +13,9 @@ from isoconv.data import ProgressLine
 from isoconv.errors import require
 
 _RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
-_DATA = "with FILE.py:FUNCTION: its data, as isoconv train takes them; pictures may also be given by --data alone"
+_DATA = (
+    "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; pictures may also be given by --data alone"
+)
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 _DEMO = Path("isoconv-demo")
@@ -31,7 +33,9 @@ def certify(
     size: Sides = None,
     download: Download = False,
     images: Images = None,
-    arithmetic: Annotated[str, typer.Option(help="float64 or float32: what the network runs in")] = "float64",
+    arithmetic: Annotated[
+        str, typer.Option(help="arithmetic that the network runs in: float64 or float32")
+    ] = "float64",
     criterion: Annotated[str, typer.Option(help="pairs, or per-class, as if each class had its own network")] = "pairs",
     device: Device = "auto",
     as_json: Json = False,
@@ -103,8 +107,8 @@ def predict(
     """Classify pictures, and print the radius within which each class cannot change.
 
     The radius is in the L2 norm, for the picture that the network sees, resized if need be. It is printed for pixels from
-    0 to 1 and for pixels from 0 to 255. The runner-up is the class with the next largest logit, the margin their
-    difference. Files that cannot be read are named at the end, with exit code 2.
+    0 to 1 and for pixels from 0 to 255. The runner-up is the class with the next largest logit; the margin is the
+    difference of the two. Files that cannot be read are named at the end, with exit code 2.
 
     Example: isoconv predict runs/mine photo.png folder/
     """
@@ -138,7 +142,7 @@ def report(
     """Write a report of one or several runs: one HTML file that works offline.
 
     Certified radii, singular values, gradient norms and a gallery are computed and stored if a run lacks them and its test
-    images are found. The curves of attacks come from isoconv attack.
+    images are found. Attack curves come from isoconv attack.
 
     Example: isoconv report runs/large runs/small --data DIR
     """
@@ -155,12 +159,12 @@ def report(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for runs and report; an earlier demo is replaced")] = _DEMO,
+    out: Annotated[Path, typer.Option(help="folder for the runs and the report; an earlier demo is replaced")] = _DEMO,
     epochs: Annotated[int, typer.Option(help="passes over the 4,000 training digits")] = 15,
     images: Annotated[int, typer.Option(help="how many of the 1,000 test digits to certify and attack")] = 1000,
     as_json: Json = False,
 ) -> None:
-    """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, write an HTML report.
+    """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, and write an HTML report.
 
     It takes about a minute on two CPU cores and needs no download. A network that comes with isoconv is shown first.
 
@@ -182,14 +186,14 @@ def export(
     run: Run,
     kind: Annotated[str, typer.Option("--format", help="onnx; or torch: weights and the code to load them")] = "onnx",
     out: Annotated[Path | None, typer.Option(help="file to write; by default named like the run")] = None,
-    dtype: Annotated[str, typer.Option(help="arithmetic the network runs in: float32 or float64")] = "float32",
+    dtype: Annotated[str, typer.Option(help="arithmetic that the network runs in: float32 or float64")] = "float32",
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write a trained network to a file that runs without isoconv.
 
     The weights are the certified ones, bit for bit, and the file holds their hash. Certificates are for float64 by
-    default: --dtype float64 writes a network that runs in it.
+    default: --dtype float64 writes a network that runs in float64.
 
     Example: isoconv export runs/mine --format onnx --out mine.onnx
     """

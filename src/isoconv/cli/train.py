@@ -16,14 +16,14 @@ from isoconv.train.config import CLASSIFIERS, OPTIMISERS, PRECISIONS, RECIPES, S
 
 _DATA = f"{list_choices(NAMES)}, a folder of images (one sub-folder per class), a CSV file, or shards (.tar)"
 _MODELS = f"{list_choices(CLASSIFIERS, 'large')}; or a function that builds your own: FILE.py:FUNCTION"
-_PATCHES = "pixels per side that the network sees as one position: more for large images (default)"
+_PATCHES = "side in pixels of the patch that the network sees as one position (default: more for large images)"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _EPOCHS = (
-    "passes over the training set: 60, or the paper's 200 (default); a larger number than before prolongs a resumed run"
+    "passes over the training set (default: 60, or the paper's 200); a larger number than before extends a resumed run"
 )
 _VALIDATION = "hold out this share of the training images, and keep the epoch that is most accurate on them: 0.1"
-_PATIENCE = "with --validation, stop after so many epochs without a gain"
+_PATIENCE = "with --validation, stop after this many epochs without a gain"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -33,9 +33,9 @@ def train(
     folder: cli.Data = None,
     download: cli.Download = False,
     size: cli.Sides = None,
-    resize: Annotated[str | None, typer.Option(help=f"to that size: {list_choices(RESIZES, 'squash')}")] = None,
+    resize: Annotated[str | None, typer.Option(help=f"how to resize: {list_choices(RESIZES, 'squash')}")] = None,
     skip_broken: Annotated[
-        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read, instead of refusing")
+        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read, instead of stopping")
     ] = None,
     stream: cli.Stream = None,
     workers: cli.Workers = None,
@@ -58,7 +58,9 @@ def train(
     ] = None,
     patch: Annotated[int | None, typer.Option(help=_PATCHES)] = None,
     orthogonalisation: Annotated[str | None, typer.Option(help=list_choices(ORTHOGONALISATIONS, "manifold"))] = None,
-    precision: Annotated[str | None, typer.Option(help=f"of products: {list_choices(PRECISIONS, 'float32')}")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help=f"of matrix products: {list_choices(PRECISIONS, 'float32')}")
+    ] = None,
     checkpoint_activations: cli.CheckpointActivations = None,
     crop_padding: Annotated[int | None, typer.Option(help="pad with this many zeros, then crop at random")] = None,
     flip: Annotated[

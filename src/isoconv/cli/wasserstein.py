@@ -56,7 +56,7 @@ def wasserstein(
     overwrite: cli.Overwrite = False,
     as_json: cli.Json = False,
 ) -> None:
-    """Prove a lower bound of the Wasserstein-1 distance between two distributions.
+    """Prove a lower bound on the Wasserstein-1 distance between two distributions.
 
     Example: isoconv wasserstein photos/ paintings/ --size 64
     """

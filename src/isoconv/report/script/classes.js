@@ -19,7 +19,7 @@ function fillClasses(shown) {
   section.querySelector(".pair").hidden = !rows.length;
   section.querySelector(".matrix").hidden = run.classes.length > MATRIX;
   section.querySelector(".classes").replaceChildren(
-    row(cell("th", "class"), cell("th", "images"), cell("th", "right"), cell("th", "0 to 100 %")),
+    row(cell("th", "class"), cell("th", "images"), cell("th", "correct"), cell("th", "0 to 100 %")),
     ...rows.sort((a, b) => a[2] - b[2]).map(([name, count, share]) => row(cell("th", name, { scope: "row" }), cell("td", String(count)),
       cell("td", percent(share)), cell("td", element("span", { className: "gauge", ariaHidden: "true" }, place(element("span", { className: "proved" }), 0, share))))));
   if (run.classes.length <= MATRIX) {

@@ -159,5 +159,5 @@ function keptMark(scale, run, values) {
 
 function keptWords(run) {
   const share = run.validation && run.validation[run.metrics.epoch.indexOf(run.kept)];
-  return run.kept ? ` Epoch ${run.kept} is kept${share ? `, with ${percent(share)} of the held-out images right` : ""}.` : "";
+  return run.kept ? ` Epoch ${run.kept} is kept${share ? `, with ${percent(share)} of the held-out images classified correctly` : ""}.` : "";
 }
