@@ -22,13 +22,15 @@ def main() -> None:
     except BaseException as error:
         ending = _ending(error)
         if ending is None:
+            if isinstance(error, SystemExit):
+                _exit(error.code)
             raise
         code, line = ending
         if code == _NOBODY_READS:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it exits
         if line:
             print_line(f"isoconv: {line}")
-        sys.exit(code)
+        _exit(code)
 
 
 def print_line(line: str) -> None:
@@ -39,6 +41,19 @@ def print_line(line: str) -> None:
     line = "".join(character if character.isprintable() else "?" for character in line)
     erase = f"\r{'':{shutil.get_terminal_size().columns - 1}}\r" if sys.stderr.isatty() else ""
     print(f"{erase}{line}\n", end="", file=sys.stderr, flush=True)  # whole: other processes may print, too
+
+
+def _exit(code: int | str | None) -> None:
+    """End the process; one of several at once, without the interpreter's own end.
+
+    Threads of gloo may still be giving tensors back. Python stops them then, torch takes that for an error and aborts, and
+    torchrun ends the other processes, whatever they are doing.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        os._exit(code if isinstance(code, int) else code is not None)
+    sys.exit(code)
 
 
 def _run() -> None:
