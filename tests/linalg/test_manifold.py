@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from isoconv.linalg import is_orthonormal, on_manifold, project_to_tangent, retract
+from isoconv.linalg.orthogonalisation import project_product_to_tangent
 from linalg.linalg_reference import (
     DEVICES,
     PRECISIONS,
@@ -39,6 +40,10 @@ def test_the_projection_is_orthogonal_idempotent_and_tangent(shape):
     assert abs(inner(pv, w) - inner(v, pw)) <= eps * float(v.norm() * w.norm())
     skew = u.mT @ pv if shape[0] >= shape[1] else u @ pv.mT
     torch.testing.assert_close(skew, -skew.mT, rtol=0, atol=eps * 10)
+    for rows in (1, 300):  # of a product of few rows, and of many
+        left, right = normal(rows, shape[0], seed=3), normal(rows, shape[1], seed=4)
+        of_product = project_product_to_tangent(u, left, right, left @ u, right @ u.mT)
+        torch.testing.assert_close(of_product, project_to_tangent(u, left.mT @ right), rtol=1e-11, atol=1e-11)
     m, n = max(shape), min(shape)
     if m * n < 100:  # its trace Σ⟨E, proj E⟩ is the dimension of the manifold: a projection onto less would be found
         units = torch.eye(m * n, dtype=torch.float64).reshape(m * n, *shape)

@@ -109,6 +109,15 @@ def test_the_gradient_of_a_linear_layer_is_the_same_from_its_batch_and_from_its_
     assert torch.equal(*outputs)
     for gradient, expected in zip(*(torch.autograd.grad(output, wanted, v) for output in outputs), strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-13)
+    twice = []
+    for output in (
+        layer(x),
+        F.linear(x, layer.weight, layer.bias),
+    ):  # the penalty of a gradient, differentiated once more
+        (first,) = torch.autograd.grad((output + output.sin()).sum(), x, create_graph=True)
+        twice.append(torch.autograd.grad(first.square().sum(), wanted))
+    for gradient, expected in zip(*twice, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-13)
 
 
 @trainable
