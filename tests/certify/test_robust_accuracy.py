@@ -92,9 +92,9 @@ def test_other_forms_of_data_and_model(model: nn.Module, data: tuple[Tensor, Ten
 
     pairs = TensorDataset(*data)
     loaders = [DataLoader(pairs, batch_size=size) for size in (1, 7, 100)]
-    found = robust_accuracy(Certifier(model, SHAPE), data, [0.1])
+    found = robust_accuracy(Certifier(model, SHAPE), data, [0.1], batch_size=16)
     for form in (data, pairs, *loaders, [(x, int(y)) for x, y in pairs], zip(*data, strict=True), Iterating()):
-        same = robust_accuracy(model, form, [0.1])
+        same = robust_accuracy(model, form, [0.1], batch_size=16)
         assert torch.equal(same.radii, found.radii) and torch.equal(same.labels, found.labels)
         assert same.certified == found.certified
 
