@@ -227,9 +227,17 @@ def test_what_is_refused_leaves_no_file_but_what_was_there(tmp_path: Path) -> No
             write_certificate(path, certifier, certificates, labels)
     assert not list(tmp_path.iterdir())
     (tmp_path / "c").write_text("old")
+    with pytest.raises(IsoconvError, match="something else"):  # no certificate: it is not replaced
+        write_certificate(tmp_path / "c", certifier, found)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+    (tmp_path / "c").unlink()
+    write_certificate(tmp_path / "c", certifier, found)
+    old = (tmp_path / "c").read_bytes()
     with pytest.raises(IsoconvError, match="2 images"), open_certificate(tmp_path / "c", certifier, images=2) as file:
         file.add(certifier(images(1, 4)))
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [old]
+    write_certificate(tmp_path / "c", certifier, certifier(images(1, 4)))
+    assert (tmp_path / "c").read_bytes() != old
 
 
 def test_the_checker_knows_every_kind_that_a_certificate_may_name():

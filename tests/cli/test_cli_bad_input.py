@@ -144,7 +144,7 @@ CASES = [
     *(Case(words, ("runs/mine", "does not exist"))
       for words in (["certify", "runs/mine"], ["attack", "runs/mine"], ["predict", "runs/mine", "photo.png"],
                     ["export", "runs/mine"], ["report", "runs/mine"])),
-    Case(["certify", "photo.png"], ("photo.png", "config.json")),
+    Case(["certify", "photo.png"], ("photo.png", "is a file", "cifar10-large")),
     *(Case(words, ("run-7", "not finished", "--resume"), without("run-7/model.safetensors"))
       for words in (["certify", "run-7"], ["attack", "run-7"], ["predict", "run-7", "photo.png"], TORCH,
                     ["report", "run-7"])),

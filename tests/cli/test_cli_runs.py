@@ -164,7 +164,7 @@ def test_export(isoconv, world, monkeypatch):
         outcome = isoconv("export", "both/seed-7", "--format", "torch")
     model, config = load_run(world / "run-7")
     assert outcome.code == 0 and outcome.out == ""
-    for part in ("seed-7.safetensors", "seed_7.py", weights_sha256(model), "certificates"):
+    for part in ("seed-7.safetensors", "seed_7.py", weights_sha256(model), "Certificates"):
         assert part in outcome.err
     code, images = imported("seed_7.py"), torch.rand(3, 1, 8, 8)
     with torch.no_grad():

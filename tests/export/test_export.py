@@ -164,7 +164,7 @@ def test_onnxruntime_computes_the_same_with_the_same_weights(name, dtype, tmp_pa
     assert set(arrays.values()) == set(weights.values())  # equal tensors are stored once
     props = {x.key: x.value for x in written.metadata_props}
     assert props["isoconv.weights_sha256"] == sha256_of(state) == weights_sha256(plain)
-    assert props["isoconv.claim"] == written.doc_string == deployed.claim and "still apply" in deployed.claim
+    assert props["isoconv.claim"] == written.doc_string == deployed.claim and "apply to it" in deployed.claim
     sizes = written.graph.input[0].type.tensor_type.shape.dim
     assert [size.dim_param or size.dim_value for size in sizes] == ["batch", *shape]
     for batch in (1, 7):

@@ -44,8 +44,12 @@ def write_certificate(
 def open_certificate(path: Path | str, certifier: Certifier, images: int | None = None) -> Iterator["CertificateFile"]:
     """Open a certificate file to which batches are added as they are certified; `images` is their number, if known.
 
-    The file appears, or is replaced, when the block ends without an error.
+    The file appears when the block ends without an error. An earlier certificate is replaced; anything else is left alone.
     """
+    if Path(path).is_file():
+        with Path(path).open("rb") as earlier:
+            ours = b"isoconv certificate" in earlier.read(4096)
+        require(ours, "a new file, or a certificate to replace", f"{path}, which is something else")
     header = _header(certifier, images)
     with replace_file(Path(path)) as file:
         writer = CertificateFile(file, certifier)

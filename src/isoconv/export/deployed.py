@@ -29,13 +29,12 @@ class Deployed:
     @property
     def claim(self) -> str:
         """Say which certificates are about these weights, run in this arithmetic."""
-        same = f"The weights are the network's own, bit for bit (sha256 {self.sha256}), so its certificates still apply"
+        same = f"The weights are the network's own, bit for bit (sha256 {self.sha256}). This file runs in {self.dtype}."
         if self.dtype == "float64":
-            return f"{same}: those for float64 (isoconv certify) as this file is run, in float64."
+            return f"{same} Certificates for float64, the default of isoconv certify, apply to it."
         return (
-            f"{same}, but this file is run in float32, and only those for float32 (isoconv certify --arithmetic float32) "
-            f"are about that, without TF32 or the like. Those for float64, the default, are about the same weights run in "
-            f"float64 (isoconv export --dtype float64)."
+            f"{same} Certificates made with isoconv certify --arithmetic float32 apply to it, without TF32 or the like; the "
+            f"default ones, for float64, do not. For those: isoconv export --dtype float64."
         )
 
     def metadata(self) -> dict[str, str]:

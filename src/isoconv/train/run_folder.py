@@ -19,6 +19,7 @@ from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes, read_json, read_tensors, write_json, write_tensors, write_text
 from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
+from isoconv.pretrained import pretrained_names
 from isoconv.records import Record
 from isoconv.train.config import Settings, TrainConfig, is_own, make_model
 from isoconv.train.own_model import from_graph, to_graph
@@ -392,7 +393,11 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     """Return the plain model of a finished run, in evaluation mode, and its configuration."""
     folder = RunFolder(Path(path))
     if not folder.exists:
-        missing = f"There is no {folder.config.name} in it." if folder.path.exists() else "It does not exist."
+        if folder.path.is_dir():
+            missing = f"There is no {folder.config.name} in it."
+        else:
+            missing = f"It {'is a file' if folder.path.exists() else 'does not exist'}."
+            missing += f" With isoconv come {', '.join(pretrained_names())}."
         raise IsoconvError(f"Expected a run in {path}. {missing}")
     if not folder.model.exists():
         raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. Resume it (--resume).")

@@ -215,18 +215,19 @@ class TrainedRun:
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
     def predict(
-        self, images: Sequence[Path], device: str = "auto", *, progress: Progress = be_silent
+        self, images: Sequence[Path | str] | Path | str, device: str = "auto", *, progress: Progress = be_silent
     ) -> list[Prediction]:
         """Classify pictures, resized to the network's input, each with its certified radius.
 
-        images : files, and folders, which stand for all pictures in them and in their sub-folders. One that cannot be read
-            is answered with its error
+        images : a file or several, and folders, which stand for all pictures in them and in their sub-folders. One that
+            cannot be read is answered with its error
         """
         (channels, *sides), classes = self.config.input_shape, self.config.classes
         certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
         size, at_once = (sides[0], sides[1]), default_batch_size(self.config.input_shape)
         predictions = list[Prediction]()
-        files = [path for name in images for path in _list_pictures(Path(name))]
+        named = [images] if isinstance(images, (str, Path)) else images
+        files = [path for name in named for path in _list_pictures(Path(name))]
         for start in range(0, len(files), at_once):
             paths, broken = files[start : start + at_once], dict[int, UnreadablePictures]()
             pictures = read_pictures(paths, size, channels, resize=self.config.resize, broken=broken)
