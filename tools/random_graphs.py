@@ -34,12 +34,13 @@ ODD = (None, True, 0, -1, 2, 1.5, "", "0x1.0p+0", "0x1.8p-3", "nan", "inf", "-0x
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of everything inside of a JSON value."""
+    """Return (container, key) of everything inside of a JSON value."""
     keys = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, inner in keys for place in ((value, key), *places(inner))]
 
 
 def mutate(table: dict[str, Any], draw: random.Random) -> None:
+    """Change, remove or replace something in a JSON value."""
     container, key = draw.choice(places(table))
     value, what = container[key], draw.randrange(6)
     if isinstance(value, str) and value.lstrip("-").startswith("0x") and what < 4:

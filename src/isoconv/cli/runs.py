@@ -166,7 +166,7 @@ def demo(
 ) -> None:
     """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, and write an HTML report.
 
-    It takes about a minute on two CPU cores and needs no download. A network that comes with isoconv is shown first.
+    It takes less than a minute on two CPU cores and needs no download. A network that comes with isoconv is shown first.
 
     Example: isoconv demo
     """

@@ -75,7 +75,7 @@ def write_demo(
 ) -> list[DemoRow]:
     """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, write `out`/report.html.
 
-    It takes about a minute on two CPU cores and needs no download.
+    It takes less than a minute on two CPU cores and needs no download.
 
     out : a new folder, or one of an earlier demo, which is replaced
     epochs, images : passes over the 4,000 training digits; how many of the 1,000 test digits to certify and attack
@@ -107,6 +107,7 @@ def _claim(out: Path) -> None:
 
 
 def _classify(digits: ImageSet) -> list[Prediction]:
+    """Return what the shipped network says of digits, each named as it is."""
     certified = Certifier(load_pretrained(SHIPPED), digits.shape)(as_float(digits.images, torch.float64))
     columns = (digits.labels, certified.prediction, certified.radius)
     answers = zip(*(column.tolist() for column in columns), strict=True)
