@@ -16,26 +16,30 @@ A('--data', default='cifar.npz'); A('--warm', type=float, default=0.0); A('--eva
 A('--val', type=int, default=0); A('--loss', default='xent'); A('--gamma', type=float, default=2.0); A('--mom', type=float, default=0.9); A('--nesterov', type=int, default=0)
 A('--save', default=''); A('--ns', type=int, default=5); A('--bench', type=int, default=0); A('--plain', type=int, default=0)
 A('--sched', default='linear'); A('--neck', type=int, default=0); A('--result', default=''); A('--retr', type=int, default=10); A('--every', type=int, default=1); A('--stop', type=float, default=1e9)
-A('--views', type=int, default=0)
+A('--views', type=int, default=0); A('--mid', type=int, default=0); A('--single', type=int, default=0); A('--rows', default='orthonormal')
+A('--temp2', type=float, default=0.0); A('--offset2', type=float, default=0.0); A('--cut', type=int, default=0)
+A('--augend', type=float, default=1.0); A('--embed', type=int, default=0); A('--skip', type=float, default=0.0); A('--beta', type=float, default=0.5); A('--held', type=int, default=5000)
 a = ap.parse_args()
 gpu = torch.cuda.is_available(); dev = 'cuda' if gpu else 'cpu'
 torch.manual_seed(a.seed); torch.backends.cuda.matmul.allow_tf32 = True; torch.set_float32_matmul_precision('high')
 half = torch.bfloat16 if gpu else torch.float32
 z = np.load(a.data); put = lambda x: torch.from_numpy(x).to(dev)
 xtr, ytr, xte, yte = put(z['a']), put(z['b']).long(), put(z['c']), put(z['d']).long()
-if a.val: xte, yte, xtr, ytr = xtr[45000:], ytr[45000:], xtr[:45000], ytr[:45000]
+if a.val: xte, yte, xtr, ytr = xtr[-a.held:], ytr[-a.held:], xtr[:-a.held], ytr[:-a.held]
 stages = [tuple(int(v) for v in s.split('x')) for s in a.stages.split(',')]  # grid x channels x blocks, pixel-unshuffled in between
 orth = lambda *s: torch.linalg.qr(torch.randn(*s, device=dev))[0].contiguous()
 P = {}
 for s, (g, C, L) in enumerate(stages):
-    R = orth(L, C, C); P[f'R{s}'] = R; P[f'M{s}'] = R.mT.contiguous()
+    R = orth(L, C, C); P[f'R{s}'] = R
+    if a.single: R[1::2] = R[: L // 2 * 2 : 2].mT  # one matrix a block: every second one turns back
+    else: P[f'M{s}'] = R.mT.contiguous()
     P[f'b{s}'] = torch.zeros(L, C, device=dev); P[f'p{s}'] = torch.zeros(L, g, g, C if a.pos == 'full' else 1, device=dev)
 feat = stages[-1][1]
 if a.neck: P['N'] = orth(a.neck, feat, feat); P['c'] = torch.zeros(a.neck, feat, device=dev)
 P['H'] = orth(feat, 10); P['h'] = torch.zeros(10, device=dev)
-mats = [k for k in P if k[0] in 'RMNH']; vecs = [k for k in P if k not in mats]
+mats = [k for k in P if k[0] in ('RMN' if a.rows == 'unit' else 'RMNH')]; vecs = [k for k in P if k not in mats]
 def act(x):
-    u, v = x.chunk(2, -1); return torch.cat([u.abs(), v], -1)
+    n = int(x.shape[-1] * a.beta); return torch.cat([x[..., :n].abs(), x[..., n:]], -1)
 def shift(h):
     n = int(h.shape[-1] * a.shift)
     u, d, l, r, rest = h.split([n, n, n, n, h.shape[-1] - 4 * n], -1)
@@ -43,31 +47,46 @@ def shift(h):
 def unshuffle(x, f):
     B, H, W, C = x.shape
     return x.view(B, H // f, f, W // f, f, C).permute(0, 1, 3, 2, 4, 5).reshape(B, H // f, W // f, f * f * C)
-def block(h, R, M, b, p): return act(shift(h @ R) @ M + b) + p  # p is the next block's position bias: one kernel less
-def last(h, R, M, b): return act(shift(h @ R) @ M + b)
+def middle(h):  # an activation between the two matrices, on the channels that were moved (1), on the others (2)
+    u, v = h.chunk(2, -1); return torch.cat([u.abs(), v] if a.mid == 1 else [u, v.abs()], -1) if a.mid else h
+def between(x):  # of half the moved channels and half of the others
+    u, v, w = x.split([x.shape[-1] // 4, x.shape[-1] // 2, x.shape[-1] // 4], -1); return torch.cat([u, v.abs(), w], -1)
+if a.single:
+    def block(h, R, b, p): return between(shift(h @ R) + b) + p
+    def last(h, R, b): return between(shift(h @ R) + b)
+else:
+    def block(h, R, M, b, p): return act(middle(shift(h @ R)) @ M + b) + p  # p is the next block's position bias: one kernel less
+    def last(h, R, M, b): return act(middle(shift(h @ R)) @ M + b)
 def pool(x): return x.float().square().sum((1, 2)).add(1e-6).sqrt().to(x.dtype)
 comp = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if gpu else (lambda f: f)  # a block, not the network: seconds to compile
 cblock, clast, cpool = comp(block), comp(last), comp(pool)
 def net(W, x, fast=True):
     bl, la, po = (cblock, clast, cpool) if fast else (block, last, pool)
+    if a.embed: x = torch.cat([x, x.roll(1, 1), x.roll(1, 2), x.roll((1, 1), (1, 2))], -1) / 2  # an isometry: each pixel sees its neighbours
     x = unshuffle(x, 32 // stages[0][0])
     for s, (g, C, L) in enumerate(stages):
         if s: x = unshuffle(x, stages[s - 1][0] // g)
         if x.shape[-1] < C: x = F.pad(x, (0, C - x.shape[-1]))
-        Rs, Ms, bs, ps = (W[f'{k}{s}'].unbind(0) for k in 'RMbp')  # unbind: its gradient is one stack
+        *Ws, ps = (W[f'{k}{s}'].unbind(0) for k in ('Rbp' if a.single else 'RMbp'))  # unbind: its gradient is one stack
         x = x + ps[0]
-        for l in range(L): x = bl(x, Rs[l], Ms[l], bs[l], ps[l + 1]) if l + 1 < L else la(x, Rs[l], Ms[l], bs[l])
+        for l in range(L): x = bl(x, *(w[l] for w in Ws), ps[l + 1]) if l + 1 < L else la(x, *(w[l] for w in Ws))
     f = po(x)
     if a.neck:
         for w, c in zip(W['N'].unbind(0), W['c'].unbind(0)): f = act(f @ w + c)
+    if a.rows == 'unit': return (f @ rows(W['H'].float()).to(f.dtype) + W['h']).float()
     return (f @ W['H'] + W['h']).float()
+def rows(H): return H / H.square().sum(0, keepdim=True).sqrt()
+def scaled(z, H, y):  # margins of each pair in units of sqrt(2)/|w_i - w_j|, as logits against the class y
+    w = rows(H.float()); G = w.mT @ w; scale = (2 / (2 - 2 * G).clamp_min(1e-4)).sqrt(); scale = scale - torch.diag_embed(scale.diagonal()) + torch.eye(10, device=z.device)
+    return -(z.gather(1, y[:, None]) - z) * scale[y]
 off = torch.tensor(a.offset, device=dev); temp = torch.tensor(a.temp, device=dev)
-def loss_of(z, y, off, temp):
+def loss_of(z, y, off, temp, weight):
     one = F.one_hot(y, 10).to(z.dtype)
     if a.loss == 'emma':
         m = (z * one).sum(1, keepdim=True) - z
         return F.cross_entropy((z + (1 - one) * torch.minimum(m.detach().clamp_min(0), off)) / temp, y) * temp
     ce = F.cross_entropy((z - off * one) / temp, y, reduction='none')
+    if a.skip: return (ce * weight).mean() * temp, ce.detach()
     if a.loss == 'la': ce = ce * (1 - torch.exp(-ce)).pow(a.gamma)
     return ce.mean() * temp
 closs = comp(loss_of)
@@ -121,28 +140,39 @@ def optimise(lr, t, retr, polar):
         b3(P[k]).copy_(U); b3(low[k].detach()).copy_(Uh)
     for k in P: low[k].grad = None
 pad = F.pad(xtr, (4, 4, 4, 4)).permute(0, 2, 3, 1).contiguous(); ar = torch.arange(32, device=dev); rnd = lambda *s: torch.rand(*s, device=dev)
-def augment(idx, w, pad):
+def augment(idx, w, pad, on):
     n = len(idx); w = w.unbind(1); whole = lambda u: (u * 9).long().clamp(0, 8)[:, None]
     rows = whole(w[0]) + ar; cols = whole(w[1]) + torch.where(w[2][:, None] < .5, 31 - ar, ar)
     x = pad[idx[:, None, None], rows[:, :, None], cols[:, None, :]].float().div(255)
     if a.augp:  # colour on a share of the images, an affine map on a share
-        s = a.augm; kk = (w[3] < a.augp).float(); u = lambda i, r: (1 + kk * (w[i] * 2 - 1) * r * s).view(n, 1, 1, 1)
+        s = a.augm; kk = (w[3] < a.augp * on).float(); u = lambda i, r: (1 + kk * (w[i] * 2 - 1) * r * s).view(n, 1, 1, 1)
         m = x.mean((1, 2, 3), keepdim=True); x = (x - m) * u(4, .4) + m * u(5, .4)
         gray = x.mean(3, keepdim=True); x = ((x - gray) * u(6, .6) + gray).clamp(0, 1)
-        k2 = (w[7] < a.augp).float(); v = lambda i, r: k2 * (w[i] * 2 - 1) * r * s
+        k2 = (w[7] < a.augp * on).float(); v = lambda i, r: k2 * (w[i] * 2 - 1) * r * s
         th, sx, sy, sh, tx, ty = v(8, .35), 1 + v(9, .2), 1 + v(10, .2), v(11, .2), v(12, .12), v(13, .12)
         Th = torch.stack([torch.stack([sx * th.cos(), -th.sin() + sh, tx], 1), torch.stack([th.sin(), sy * th.cos(), ty], 1)], 1)
         x = F.grid_sample(x.permute(0, 3, 1, 2), F.affine_grid(Th, (n, 3, 32, 32), align_corners=False), align_corners=False, padding_mode='zeros').permute(0, 2, 3, 1)
+    if a.cut:
+        cy, cx = (w[14] * 32)[:, None, None], (w[15] * 32)[:, None, None]
+        x = x * ~(((ar[None, :, None] - cy).abs() < a.cut / 2) & ((ar[None, None, :] - cx).abs() < a.cut / 2))[..., None]
     return x.to(half)
 caugment = comp(augment)
 perm = torch.randperm(N, device=dev)[: per * a.batch].view(per, a.batch).clone()
+known = torch.full((N,), 1e9, device=dev); wts = torch.ones(per, a.batch, device=dev)
+def choose():  # of the images below the mean loss a share is left out, the others count for them; returns the number of steps
+    order = torch.randperm(N, device=dev); w = torch.ones(N, device=dev)
+    if a.skip and it > per and it < 0.875 * total:
+        easy = known < known.mean(); drop = easy & (torch.rand(N, device=dev) < a.skip); w[easy] = 1 / (1 - a.skip); order = order[~drop[order]]
+    n = len(order) // a.batch; order = order[: n * a.batch]; perm[:n].copy_(order.view(n, a.batch)); wts[:n].copy_(w[order].view(n, a.batch)); ctr.zero_(); return n
 def step(retr=False, polar=True):
     t = it_t.float(); f = t / total
     sch = (1 - f) if a.sched == 'linear' else 0.5 * (1 + torch.cos(math.pi * f))
     if a.warm: sch = sch * torch.clamp(f / a.warm, max=1.0)
     idx = perm.index_select(0, ctr).view(-1)
-    x = caugment(idx, rnd(a.batch, 14), pad).contiguous(); y = ytr.index_select(0, idx)
-    lg = net(low, x); loss = closs(lg, y, off, temp); loss.backward()
+    x = caugment(idx, rnd(a.batch, 16), pad, (f < a.augend).float()).contiguous(); y = ytr.index_select(0, idx)
+    lg = net(low, x); te = temp + (a.temp2 - a.temp) * f if a.temp2 else temp; of = off + (a.offset2 - a.offset) * f if a.offset2 else off
+    loss = closs(scaled(lg, low['H'], y) if a.rows == 'unit' else lg, y, of, te, wts.index_select(0, ctr).view(-1)); loss, each = loss if a.skip else (loss, None); loss.backward()
+    if a.skip: known.index_copy_(0, idx, each)
     tl.add_(loss.detach()); tc.add_((lg.argmax(1) == y).sum())
     optimise(a.lr * sch, t, retr, polar); it_t.add_(1); ctr.add_(1)
 @torch.no_grad()
@@ -152,7 +182,7 @@ def evaluate(final=False):
     torch.backends.cuda.matmul.allow_tf32 = not final
     logits = lambda f: torch.cat([net(W, f(b.permute(0, 2, 3, 1).float().div(255)), False) for b in xte.split(500)])
     def accuracies(lg):
-        ok = lg.argmax(1) == yte; mar = lg.gather(1, yte[:, None]).squeeze(1) - lg.scatter(1, yte[:, None], -1e9).amax(1)
+        ok = lg.argmax(1) == yte; lg = scaled(lg, W['H'], yte) if a.rows == 'unit' else lg; mar = lg.gather(1, yte[:, None]).squeeze(1) - lg.scatter(1, yte[:, None], -1e9).amax(1)
         return [100 * ok.float().mean().item()] + [100 * (mar > math.sqrt(2) * e / 255).float().mean().item() for e in (36, 72, 108)]
     result = accuracies(logits(lambda x: x))
     if final and a.views:  # the mean of the logits over moved and mirrored images: it has no larger Lipschitz constant
@@ -179,8 +209,7 @@ def run(retr, polar):  # once eagerly (compiles), then captured, then replayed; 
 it = seen = n1 = 0; t0 = time.time(); t1 = None; marks = {round(total * (i + 1) / a.evals) for i in range(a.evals)}
 nparam = sum(p.numel() for p in P.values()); log = {'args': vars(a), 'params': nparam, 'evals': []}; stopped = False
 while it < total and not stopped:
-    perm.copy_(torch.randperm(N, device=dev)[: per * a.batch].view(per, a.batch)); ctr.zero_()
-    for i in range(per):
+    for i in range(choose()):
         if it >= total: break
         run(it % a.retr == a.retr - 1, it % a.every == 0); it += 1; seen += a.batch
         if it == 3 * a.retr + 2:

@@ -12,7 +12,7 @@ from scipy.ndimage import map_coordinates
 from torch.nn.functional import grid_sample, pad
 
 from data.fakes import DEVICES, image_set, random_bytes
-from isoconv import data
+from isoconv import IsoconvError, data
 
 DATA = image_set(n=50)
 EVERYTHING = data.Augmentation(
@@ -127,6 +127,18 @@ def test_numbers_do_not_change():
     expected |= {"colours": [0.7094603, 0.3159242], "distortions": [0.8398288, 0.9772885]}
     for name, values in expected.items():
         assert drawn[name][0].flatten()[:2].tolist() == pytest.approx(values, abs=2e-7), name
+
+
+def test_the_last_epochs_only_move_images():
+    """After `augment_epochs`, what happens to an image is what would happen without colours and distortions."""
+    options = {"padding": 2, "flip": True}
+    moves, all_of_it = data.Augmentation(**options), {"rand_augment": (2, 9.0), "colour_jitter": (0.4, 0.4, 0.4)}
+    ending = data.Augmentation(**options, **all_of_it, augment=(0.5, 0.5), augment_epochs=3)
+    for epoch in range(5):
+        one, other = (change(DATA.images, change.draw(len(DATA), 1, epoch)) for change in (ending, moves))
+        assert torch.equal(one, other) == (epoch >= 3)
+    with pytest.raises(IsoconvError, match="augment_epochs.*-1"):
+        data.Augmentation(augment_epochs=-1)
 
 
 def test_by_default_nothing_happens():

@@ -13,6 +13,7 @@ from isoconv.train.config import TrainConfig, make_model
 
 NETWORKS = [
     ((1, 8, 8), {"channels": 16, "blocks": (1, 1)}),
+    ((1, 8, 8), {"channels": 80, "blocks": (1, 1)}),  # each pixel with its neighbours
     ((3, 6, 9), {"channels": 32, "blocks": (1, 1, 1), "classes": 3}),  # padded to 8×12
     ((2, 7, 7), {"channels": 5, "blocks": (2,), "patch": 3, "share": 0.25}),  # more channels in a patch than after it
     ((1, 4, 4), {"channels": 16, "blocks": (2, 1), "orthogonalisation": "bjorck"}),
@@ -67,6 +68,16 @@ def test_the_layers_of_a_network():
     assert [(m.height, m.width) for m in model if isinstance(m, PositionBias)] == [(16, 16), (8, 8), (8, 8)]
     head = model[-1]
     assert isinstance(head, OrthogonalLinear) and (head.in_features, head.out_features) == (64, 7)
+
+
+def test_each_pixel_comes_with_its_neighbours():
+    """Four of them and itself, which together have its image's norm; the first stage begins with patches of them all."""
+    model, x = ShiftNet((2, 8, 8), channels=160, blocks=(1, 1)).eval(), torch.rand(3, 2, 8, 8)
+    seen = model[1](model[0](x))
+    copies = torch.cat([x.roll(1, 2), x.roll(-1, 2), x.roll(1, 3), x.roll(-1, 3), x], 1)
+    assert torch.allclose(seen * 5**0.5, copies) and torch.allclose(seen.norm(), x.norm())
+    assert model[3](model[2](seen)).shape == (3, 40, 4, 4)
+    assert not isinstance(ShiftNet((2, 8, 8), channels=156, blocks=(1, 1))[1], ChannelShift)  # no room for them
 
 
 def test_the_plain_form():

@@ -24,6 +24,7 @@ _EPOCHS = (
 )
 _VALIDATION = "hold out this share of the training images, and keep the epoch that is most accurate on them: 0.1"
 _PATIENCE = "with --validation, stop after this many epochs without a gain"
+_AUGMENT_EPOCHS = "only in so many epochs, the first: --augment, --rand-augment, --colour-jitter (default: in all)"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -70,6 +71,7 @@ def train(
     rand_augment: cli.RandAugment = None,
     colour_jitter: cli.ColourJitter = None,
     augment: cli.Augment = None,
+    augment_epochs: Annotated[int | None, typer.Option(help=_AUGMENT_EPOCHS)] = None,
     seeds: cli.Seeds = None,
     epsilons: cli.Epsilons = None,
     search: cli.Search = None,

@@ -34,6 +34,8 @@ class Augmentation:
     colour_jitter : by how much brightness, contrast and saturation change at most, each from 0 to 1: 0.4 multiplies by
         a number from 0.6 to 1.4. Saturation is for three channels only; see `jitter_colours`
     augment : the share of images that are distorted, and how strongly; see `distort`
+    augment_epochs : in how many epochs, the first ones, the last three of these happen; 0 for all. The epochs after them
+        show images as they will be when the network is used
     """
 
     padding: int = 0
@@ -42,9 +44,11 @@ class Augmentation:
     rand_augment: tuple[int, float] = (0, 9.0)
     colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
     augment: tuple[float, float] = (0.0, 1.0)
+    augment_epochs: int = 0
 
     def __post_init__(self) -> None:
         require(self.padding >= 0, "a crop_padding of 0 or more pixels", self.padding)
+        require(self.augment_epochs >= 0, "augment_epochs of 0 or more", self.augment_epochs)
         limits: dict[str, tuple[str, tuple[float, ...]]] = {
             "resized_crop": ("two shares of the area, above 0 and up to 1, the smaller first", (1, 1)),
             "rand_augment": (f"up to 10 operations and a magnitude up to {MOST_MAGNITUDE}", (10, MOST_MAGNITUDE)),
@@ -94,6 +98,8 @@ class Augmentation:
             drawn["offsets"], drawn["flips"] = transforms.draw(count, self.padding, self.flip, random("augmentation"))
         if self.crops:
             drawn["boxes"] = transforms.draw_boxes(count, self.resized_crop, random("resized crop"))
+        if 0 < self.augment_epochs <= epoch:
+            return {name: numbers.to(device) for name, numbers in drawn.items()}
         if operations := self.rand_augment[0]:
             drawn["operations"] = torch.rand(count, operations, 2, generator=random("operations"))
         if any(self.colour_jitter):

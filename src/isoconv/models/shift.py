@@ -23,7 +23,8 @@ class ShiftNet(nn.Sequential):
 
     R and M are orthogonal matrices that act on the channels, S moves some channels by one pixel (`ChannelShift`), p is a
     number per position, b one per channel, and σ takes the absolute value of half the channels. A fresh block rotates,
-    shifts and rotates back: M is the inverse of R.
+    shifts and rotates back: M is the inverse of R. Where the first stage has channels for it, each pixel comes there with
+    its four neighbours, all divided by √5.
 
     input_shape : (channels, height, width); images whose size `patch` does not divide are padded with zeros
     channels : of the last stage; each stage before has a quarter of the next one's
@@ -57,15 +58,26 @@ class ShiftNet(nn.Sequential):
             size = [side + more for side, more in zip(size, missing, strict=True)]
         factor = patch >> halvings  # of the pixels that become channels in front of a stage
         for stage, count in enumerate(blocks):
+            wide = channels >> 2 * (halvings - stage)
+            if stage == 0 and factor > 1 and 5 * width * factor**2 <= wide:
+                layers += _neighbours(width, orthogonalisation)
+                width *= 5
             layers += [InvertibleDownsampling(factor)] if factor > 1 else []
             width, size, factor = width * factor**2, [side // factor for side in size], 2
-            wide = channels >> 2 * (halvings - stage)
             layers += [_embedding(width, wide, orthogonalisation)] if width != wide else []
             width = wide
             for _ in range(count):
                 layers += _block(wide, size, share, orthogonalisation)
         head = OrthogonalLinear(channels, classes, orthogonalisation=orthogonalisation)
         super().__init__(*layers, L2NormPool2d(), head)
+
+
+def _neighbours(width: int, orthogonalisation: str) -> list[nn.Module]:
+    """Return an isometry that puts a pixel's neighbours below, above, to the right and to the left beside it."""
+    copies = BCOPConv2d(width, 5 * width, 1, bias=False, orthogonalisation=orthogonalisation, frozen=True)
+    with torch.no_grad():
+        copies.O.copy_(torch.eye(width).repeat(1, 5) / 5**0.5)
+    return [copies, ChannelShift(1 / 5)]
 
 
 def _embedding(width: int, channels: int, orthogonalisation: str) -> nn.Module:

@@ -160,7 +160,8 @@ class TrainConfig(NetworkSettings):
     listing : for a user's own images, a hash of which ones there were: with others, others would be held out
     graph : for a network of the user's, a hash of what it computes: with another function, another would be resumed
     margin, temperature, offset : options of the losses; `loss_options` holds those of losses that have others
-    crop_padding, flip, augment, resized_crop, rand_augment, colour_jitter : see `isoconv.data.Augmentation`
+    crop_padding, flip, augment, resized_crop, rand_augment, colour_jitter, augment_epochs : see
+        `isoconv.data.Augmentation`
     resize : how the user's own images came to their size; see `isoconv.data.pictures`
     accumulate : how many batches give the gradient of one update
     patch : the side of the patches that the network sees as one position; see the networks in `isoconv.models`. 0, which
@@ -201,6 +202,7 @@ class TrainConfig(NetworkSettings):
     resized_crop: tuple[float, float] = (1.0, 1.0)
     rand_augment: tuple[int, float] = (0, 9.0)
     colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    augment_epochs: int = 0
     patch: int = 0
     checkpoint_activations: bool = False
     skip_broken: bool = False
@@ -242,7 +244,7 @@ class TrainConfig(NetworkSettings):
     @property
     def augmentation(self) -> Augmentation:
         """What happens to the training images at random."""
-        names = ("flip", "resized_crop", "rand_augment", "colour_jitter", "augment")
+        names = ("flip", "resized_crop", "rand_augment", "colour_jitter", "augment", "augment_epochs")
         return Augmentation(padding=self.crop_padding, **{name: getattr(self, name) for name in names})
 
     @property
@@ -262,7 +264,7 @@ class TrainConfig(NetworkSettings):
         there |= {"resized_crop": self.augmentation.crops, "rand_augment": self.rand_augment[0] > 0}
         there |= {"colour_jitter": any(self.colour_jitter)}
         there |= {"patch": self.patch != self._usual_patch}
-        names = ("checkpoint_activations", "skip_broken", "validation", "patience", "prolonged")
+        names = ("augment_epochs", "checkpoint_activations", "skip_broken", "validation", "patience", "prolonged")
         there |= {name: bool(getattr(self, name)) for name in names}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
