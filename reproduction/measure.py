@@ -423,7 +423,7 @@ _MNIST_TRIALS += [
 RECORD: dict[str, dict[str, Any]] = {
     **{f"cifar10-shift-m-{seed}": _SHIFT_M | _TEN_MINUTES | {"runs": {"alone": (seed,)}} for seed in range(3)},
     "cifar10-shift-l": _SHIFT | {"model": "shift-l", "epochs": 320, "augment_epochs": 240, "runs": {"alone": (0,)}},
-    "mnist-large": _MNIST | _WIDE_MARGINS | {"epochs": 100, "runs": {"side by side": (0, 1, 2, 3, 4)}},
+    "mnist-large": _MNIST | _WIDE_MARGINS | {"epochs": 60, "runs": {"side by side": (0, 1, 2, 3, 4)}},
     "cifar10-shift-m-trials": _SHIFT_M | {"epochs": 40, "trials": 45_000, "runs": dict.fromkeys(_SHIFT_TRIALS, (0,))},
     "mnist-large-trials": _MNIST | {"epochs": 60, "trials": 55_000, "runs": dict.fromkeys(_MNIST_TRIALS, (0,))},
 }
