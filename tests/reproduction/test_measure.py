@@ -53,16 +53,17 @@ def test_the_cells_of_each_target():
 
 def test_the_network_that_certifies_most_is_trained_tried_and_attacked(session, monkeypatch):
     """As the cells have it, but small: each seed alone, changes of several numbers, the run that was trained attacked."""
-    for name, runs in (("cifar10-shift-l", {"alone": (0,)}), ("cifar10-shift-m-trials", {"augment=0.5,0.25": (0,)})):
-        monkeypatch.setitem(module.RECORD, name, module.RECORD[name] | {"model": "shift-s", "runs": runs})
-    cells = [FigureCell("record", f"cifar10-{name}") for name in ("shift-l", "shift-m-trials", "shift-l-attacks")]
+    for name, model in (("cifar10-shift-l", "shift-s"), ("mnist-large-trials", "small")):
+        tried = {"runs": {"augment=0.5,0.25": (1,)}} if name.endswith("trials") else {}
+        monkeypatch.setitem(module.RECORD, name, module.RECORD[name] | {"model": model} | tried)
+    cells = [FigureCell("record", name) for name in ("cifar10-shift-l", "mnist-large-trials", "cifar10-shift-l-attacks")]
     assert measure(cells, session) == (cells, [], [])
     trained, tried, attacked = (read_result(session.results, cell) for cell in cells)
     names = {f"certified at {number / 255}" for number in (36, 72, 108)}
-    assert names <= trained.rows["alone, seed 0"].keys() and tried.settings["train_images"] == 192 - 32
-    configs = [TrainConfig.read(path) for path in sorted(session.runs.glob("*/*/seed-0/config.json"))]
-    assert sorted(config.augment for config in configs) == [(0.5, 0.25), (0.5, 0.5)]
-    assert all(config.precision == "bf16" and config.model == "shift-s" for config in configs)
+    assert names <= trained.rows["alone, seed 0"].keys() and tried.settings["train_images"] < trained.settings["train_images"]
+    configs = [TrainConfig.read(path) for path in sorted(session.runs.glob("*/*/seed-?/config.json"))]
+    assert [config.augment for config in configs] == [(0.5, 0.5), (0.5, 0.25)]
+    assert [(config.precision, config.augment_epochs) for config in configs] == [("bf16", 240), ("float32", 0)]
     assert [attacked.rows[name]["violations"] for name in ("pgd", "apgd", "rounding")] == [0, 0, 0]
     for target in ("record", "record-trials", "record-attacks"):
         assert len(make_table(target, dict(zip(cells, (trained, tried, attacked), strict=True))).frame)
