@@ -264,18 +264,16 @@ _FIGURES = {
     "parameters": ("exact", "parameters"),
     "training-time": ("variants", *(f"{d}-{m}-bcop-training-time" for d, m in product(DATA, NETWORKS))),
     "longer": ("variants", "cifar10-large-bcop-200-epochs"),
-    "record": ("record", *(f"cifar10-shift-m-{seed}" for seed in range(3)), "cifar10-shift-l", "mnist-large"),
+    "record": ("record", "cifar10-shift-m-0", "mnist-large"),
+    "record-more": ("record", "cifar10-shift-m-1", "cifar10-shift-m-2", "cifar10-shift-l"),
     "record-attacks": ("record", "cifar10-shift-l-attacks"),
     "record-trials": ("record", "mnist-large-trials"),
     "paths": ("variants", *(f"cifar10-small-bcop-{p}-{n}-epochs" for n in (6, 15) for p in ("manifold", "paper"))),
     "svcm": ("recipes", "mnist-large-svcm", "cifar10-large-svcm"),
     "epochs": ("recipes", "cifar10-fc3-epochs", "cifar10-large-rkl2ne-epochs"),
     "svcm-full": ("variants", "mnist-large-svcm-every-update"),
-    "certificates": (
-        "certificates",
-        *(f"cifar10-large{attack}" for attack in ("", "-rounding", "-decision")),
-        *(f"mnist-large{attack}" for attack in ("", "-rounding")),
-    ),
+    "certificates": ("certificates", "cifar10-large", "cifar10-large-rounding", "cifar10-large-decision"),
+    "certificates-mnist": ("certificates", "mnist-large", "mnist-large-rounding"),
     "steps": ("speed", "steps"),
     "critic-steps": ("speed", "critic-steps"),
     "replicas": ("speed", "replicas"),
@@ -288,7 +286,17 @@ _FIGURES = {
     "figure-bconv": ("exact",),
     "figure-downsampling": ("exact",),
 }
-_TRAINED = ("results", "table1", "sota", "ablation", "attacks", "wasserstein", "wasserstein-cifar10", "figure-sv")
+_TRAINED = (
+    "results",
+    "table1",
+    "sota",
+    "ablation",
+    "attacks",
+    "wasserstein",
+    "wasserstein-cifar10",
+    "figure-sv",
+    "figure-record",
+)
 TARGETS = (*_TRAINED, *_FIGURES)
 
 
@@ -314,6 +322,8 @@ def _cells(target: str, recipe: str) -> list[Cell]:
             return [ClassifierCell(d, m, c, recipe) for d, m, c in product(DATA, NETWORKS, ABLATIONS)]
         case "figure-sv":
             return [ClassifierCell("cifar10", "large", c, recipe) for c in METHODS]
+        case "figure-record":
+            return [*_cells("training-time", recipe)[-1:], *_cells("record", recipe)]
         case "sota":
             kinds = (("large", "bcop"), ("fc3", None))
             return _attacked([ClassifierCell(d, m, c, recipe) for d in DATA for m, c in kinds], GRADIENT)

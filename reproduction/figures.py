@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from isoconv.linalg import projector_pair_1d
 from isoconv.nn import InvertibleDownsampling
 from isoconv.nn.convolution import convolve_same
-from reproduction.cells import Cell, ClassifierCell, Classifiers, Results
+from isoconv.train.config import CLASSIFIERS
+from reproduction.cells import Cell, ClassifierCell, Classifiers, Figures, Results
 from reproduction.frames import NAMES
+from reproduction.paper import BUDGETS
 
 _X, _Y, _SHADES = "#d9822b", "#2a6fbb", ("#f4b183", "#9dc3e6", "#a9d18e", "#ffd966")
 
@@ -87,8 +89,28 @@ def draw_downsampling(cells: Sequence[Cell], results: Results) -> Figure:
     return figure
 
 
+def draw_budgets(cells: Sequence[Cell], results: Results) -> Figure:
+    """Draw certified accuracy against training time: ours, each network alone on one H200, and published ones."""
+    figure, radius = Figure(figsize=(6.4, 3.4), layout="constrained"), f"certified at {36 / 255}"
+    axis = figure.subplots()
+    points = [(name, 60.0 * hours, certified, _X) for (name, hours), certified in BUDGETS.items()]
+    rows = [(r.name, *row) for r in results.values() if isinstance(r, Figures) for row in r.rows.items()]
+    for name, run, row in rows:
+        if run.startswith("alone") and radius in row:
+            title = next(NAMES[model] for model in CLASSIFIERS if f"-{model}-" in f"{name}-")
+            points.append((f"isoconv, {title}", row["train_seconds"] / 60, row[radius], _Y))
+    for name, minutes, certified, colour in points:
+        axis.plot(minutes, certified, "o", color=colour)
+        axis.annotate(name, (minutes, certified), (6, -3), textcoords="offset points", fontsize=9)
+    axis.set(xscale="log", xlim=(0.2, 4000), xlabel="training time", ylabel="certified at 36/255, %")
+    axis.set_xticks([1 / 3, 1, 10, 120, 600, 1440], ["20 s", "1 min", "10 min", "2 h", "10 h", "24 h"], minor=False)
+    axis.minorticks_off()
+    return figure
+
+
 DRAWINGS: dict[str, Callable[[Sequence[Cell], Results], Figure]] = {
     "figure-sv": draw_singular_values,
     "figure-bconv": draw_block_convolution,
     "figure-downsampling": draw_downsampling,
+    "figure-record": draw_budgets,
 }

@@ -9,6 +9,9 @@ PARAMETERS = {"mnist-small": 166_406, "mnist-large": 1_974_762, "mnist-fc3": 2_9
 PARAMETERS |= {"cifar10-large": 2_466_858, "cifar10-fc3": 5_256_202, "stl10-dcgan": 2_764_737}
 # Exponents of c and s in the appendix on cost: O(c³) and O(c³s²).
 COMPLEXITY = {"bcop": (3, 0), "rko": (3, 0), "ossn": (3, 2), "svcm": (3, 2)}
+# Hours of an NVIDIA A100 and what they certify of CIFAR-10 at 36/255, in "1-Lipschitz Layers Compared" (CVPR 2024).
+BUDGETS = {("AOL, BCOP", 2): 57.9, ("SLL", 2): 59.8, ("SOC", 2): 60.3, ("CPL", 2): 61.6}
+BUDGETS |= {("SOC", 10): 66.0, ("BCOP", 24): 61.5, ("SOC", 24): 66.3}
 
 
 class Figure(NamedTuple):

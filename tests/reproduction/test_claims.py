@@ -19,7 +19,7 @@ NOTES += [f"recipes/mnist-{m}-{n}.json" for m in ("small", "large") for n in ("f
 NOTES += ["variants/last-epochs.json", "speed/queues.json"]
 
 # On no page: of the machine at hand, and not measured yet.
-UNSEEN = {"imports", "epochs", "record", "record-attacks", "record-trials"}
+UNSEEN = {"imports", "epochs", "record-more", "record-attacks", "record-trials", "certificates-mnist"}
 
 
 def page(name: str) -> str:
@@ -90,6 +90,8 @@ def test_the_comparison_with_others():
     assert f"mean of 5 seeds | 2.5 M | {clean:.1f} | {robust:.1f} |" in text
     longer = figures("variants/cifar10-large-bcop-200-epochs")["alone, seed 0"]
     assert f"| 2.5 M | {longer['clean']:.1f} | {longer[f'certified at {36 / 255}']:.1f} |" in text
+    shift = figures("record/cifar10-shift-m-0")["alone, seed 0"]
+    assert f"| 17 M | **{shift['clean']:.1f}** | **{shift[f'certified at {36 / 255}']:.1f}** |" in text
     steepest = 1e3 * figures("speed/time")["bcop, default"]["median"]
     adam, orthogonium = steps["BCOP, Adam"]["ms"], steps["orthogonium, eager"]["ms"]
     assert f"isoconv {adam:.2f} ms (Adam) or {steepest:.2f} ms (steepest descent)" in text
@@ -105,6 +107,13 @@ def test_single_sentences():
     shown = (row["clean"], row[f"certified at {36 / 255}"], show_bound(row["lipschitz_bound"]))
     assert "│ 0 │ {:.2f} │ {:.2f} │ {} │".format(*shown) in readme
     assert f"{row['usual test']:.2f} %" in page("docs/mathematics/certificates.md")
+    shift, large = figures("record/cifar10-shift-m-0"), figures("record/mnist-large")
+    network = shift["alone, seed 0"]
+    assert f"certifies **{network[f'certified at {36 / 255}']:.1f} %** of CIFAR-10" in readme
+    assert 8.5 < network["train_seconds"] / 60 < 9.5 and "nine minutes" in readme and len(shift) == 1
+    assert (
+        f"**{fmean(row['certified at 1.58'] for row in large.values()):.1f} %** of MNIST" in readme and len(large) == 5
+    )
     losses = figures("variants/last-epochs")
     last, before = (losses[f"mnist-large-svcm-default, epoch {n}"]["loss"] for n in (30, 29))
     svcm = read_result(RESULTS, ClassifierCell("mnist", "large", "svcm")).results[0]

@@ -56,11 +56,16 @@ def test_the_network_that_certifies_most_is_trained_tried_and_attacked(session, 
     for name, model in (("cifar10-shift-l", "shift-s"), ("mnist-large-trials", "small")):
         tried = {"runs": {"augment=0.5,0.25": (1,)}} if name.endswith("trials") else {}
         monkeypatch.setitem(module.RECORD, name, module.RECORD[name] | {"model": model} | tried)
-    cells = [FigureCell("record", name) for name in ("cifar10-shift-l", "mnist-large-trials", "cifar10-shift-l-attacks")]
+    cells = [
+        FigureCell("record", name) for name in ("cifar10-shift-l", "mnist-large-trials", "cifar10-shift-l-attacks")
+    ]
     assert measure(cells, session) == (cells, [], [])
     trained, tried, attacked = (read_result(session.results, cell) for cell in cells)
     names = {f"certified at {number / 255}" for number in (36, 72, 108)}
-    assert names <= trained.rows["alone, seed 0"].keys() and tried.settings["train_images"] < trained.settings["train_images"]
+    assert (
+        names <= trained.rows["alone, seed 0"].keys()
+        and tried.settings["train_images"] < trained.settings["train_images"]
+    )
     configs = [TrainConfig.read(path) for path in sorted(session.runs.glob("*/*/seed-?/config.json"))]
     assert [config.augment for config in configs] == [(0.5, 0.5), (0.5, 0.25)]
     assert [(config.precision, config.augment_epochs) for config in configs] == [("bf16", 240), ("float32", 0)]

@@ -119,8 +119,8 @@ def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
 _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "accumulate", "crop_padding", "flip", "augment", "resize"),
-    *("resized_crop", "rand_augment", "colour_jitter", "augment_epochs", "precision", "patch", "checkpoint_activations"),
-    *("validation", "patience", "skip_broken"),
+    *("resized_crop", "rand_augment", "colour_jitter", "augment_epochs", "precision", "patch"),
+    *("checkpoint_activations", "validation", "patience", "skip_broken"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 
