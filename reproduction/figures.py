@@ -91,7 +91,7 @@ def draw_downsampling(cells: Sequence[Cell], results: Results) -> Figure:
 
 def draw_budgets(cells: Sequence[Cell], results: Results) -> Figure:
     """Draw certified accuracy against training time: ours, each network alone on one H200, and published ones."""
-    figure, radius = Figure(figsize=(6.4, 3.4), layout="constrained"), f"certified at {36 / 255}"
+    figure, radius = Figure(figsize=(5.6, 3.3), layout="constrained"), f"certified at {36 / 255}"
     axis = figure.subplots()
     points = [(name, 60.0 * hours, certified, _X) for (name, hours), certified in BUDGETS.items()]
     rows = [(r.name, *row) for r in results.values() if isinstance(r, Figures) for row in r.rows.items()]
@@ -102,7 +102,9 @@ def draw_budgets(cells: Sequence[Cell], results: Results) -> Figure:
     for name, minutes, certified, colour in points:
         axis.plot(minutes, certified, "o", color=colour)
         axis.annotate(name, (minutes, certified), (6, -3), textcoords="offset points", fontsize=9)
-    axis.set(xscale="log", xlim=(0.2, 4000), xlabel="training time", ylabel="certified at 36/255, %")
+    axis.set(xscale="log", xlim=(0.2, 4500), xlabel="training time", ylabel="certified at 36/255, %")
+    axis.margins(y=0.1)
+    axis.spines[["top", "right"]].set_visible(False)
     axis.set_xticks([1 / 3, 1, 10, 120, 600, 1440], ["20 s", "1 min", "10 min", "2 h", "10 h", "24 h"], minor=False)
     axis.minorticks_off()
     return figure

@@ -58,11 +58,11 @@ def curves(folder: Path) -> list[str]:
                 centre = f'cx="{x(row["epsilon"]):.1f}" cy="{y(row["accuracy"]):.1f}"'
                 parts.append(f'<circle {centre} r="4.5" fill="#fff" stroke="{colour}" stroke-width="2"/>')
         at = TOP + 22 + 20 * number
-        parts.append(f'<path d="M{WIDTH - 160} {at - 4}h26" stroke="{colour}" stroke-width="2.5"/>')
-        parts.append(text(WIDTH - 126, at, title, "start"))
+        parts.append(f'<path d="M{WIDTH - 174} {at - 4}h26" stroke="{colour}" stroke-width="2.5"/>')
+        parts.append(text(WIDTH - 140, at, title, "start"))
     at = TOP + 22 + 20 * len(NETWORKS)
-    parts.append(f'<circle cx="{WIDTH - 147}" cy="{at - 4}" r="4.5" fill="#fff" stroke="#555" stroke-width="2"/>')
-    parts.append(text(WIDTH - 126, at, "under PGD", "start"))
+    parts.append(f'<circle cx="{WIDTH - 161}" cy="{at - 4}" r="4.5" fill="#fff" stroke="#555" stroke-width="2"/>')
+    parts.append(text(WIDTH - 140, at, "under PGD", "start"))
     return parts
 
 
