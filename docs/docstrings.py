@@ -1,17 +1,20 @@
-"""Adapts isoconv to the reference pages: the names that packages load lazily, and two habits of its docstrings.
+"""Adapts isoconv to the reference pages: the names that packages load lazily, and a few habits of its docstrings.
 
 `name : what it is` is a parameter, and lines that are indented go on with it; of what has no parameters, an item of a list.
-Lines from `>>>` to the next empty one are a session. Everything else is Markdown already, but for indices, as in W_i: what
-is indented by four is a formula.
+Lines from `>>>` to the next empty one are a session, and `Note [Name]` on a line of its own is a heading. Everything else is
+Markdown already, but for indices and exponents, as in W_i and 2^(n+1): what is indented by four is a formula.
 """
 
 import re
 from typing import Any
 
-from griffe import Docstring, Extension, Module, Object
+from griffe import Class, Docstring, Extension, Function, Module, Object, Parameter, ParameterKind, Parameters
 
-_OPTION = re.compile(r"(\w+(?:, \w+)*) : (.+)")
-_INDEX = re.compile(r"_\{([^}]*)\}|(?<![A-Za-z0-9_])(\w)_([^\W_ᵀ]+)")  # in braces, or of a name of one letter
+_OPTION = re.compile(r"(\w+(?:, \w+)*) +: +(.+)")
+_NOTE = re.compile(r"Note \[[^]]+\]")
+# In braces, or of a name of one letter or of what is in brackets.
+_INDEX = re.compile(r"_\{([^}]*)\}|(?:(?<![A-Za-z0-9_])(\w)|(?<=[‖|)\]]))_(∞|\*|[^\W_⁰¹²³⁴-ⁿᴬ-ᵿ]+)")
+_EXPONENT = re.compile(r"\^(?:\{([^}]*)\}|\(((?:[^()]|\([^()]*\))*)\)|([−-]?[\w½⅛¼]+(?:\.\d+)?))")
 
 
 class LazyFaces(Extension):
@@ -26,51 +29,77 @@ class LazyFaces(Extension):
 
 
 class PlainDocstrings(Extension):
-    """Rewrites each docstring once, when its object has been read."""
+    """Gives named tuples their signatures, and rewrites each docstring once, when everything has been read."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
+        if isinstance(obj, Class) and "NamedTuple" in map(str, obj.bases):
+            obj.set_member("__init__", make_init(obj))
         if isinstance(obj.docstring, Docstring):
-            obj.docstring.value = as_markdown(obj.docstring.value, obj.is_function or obj.is_class)
+            obj.docstring.value = as_markdown(obj.docstring.value, obj if obj.is_function or obj.is_class else None)
 
 
-def as_markdown(text: str, takes_parameters: bool) -> str:
+def make_init(named_tuple: Class) -> Function:
+    fields = [member for member in named_tuple.attributes.values() if member.annotation and not member.has_labels("property")]
+    kind = ParameterKind.positional_or_keyword
+    parameters = [Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields]
+    return Function("__init__", parameters=Parameters(Parameter("self", kind=kind), *parameters), returns="None")
+
+
+def section_of(name: str, owner: Object) -> str:
+    """Return what a name is in a class or function: what neither knows is a keyword that it passes on."""
+    return "Args" if name in owner.parameters else "Attributes" if name in owner.members else "Keyword Args"
+
+
+def as_markdown(text: str, owner: Object | None) -> str:
     lines: list[str] = []
-    text = re.sub(r"(?m)^(?!    |>>>).*", lambda line: set_indices(line[0]), text)
-    state = ""  # or "option", "session": what the line before belongs to
+    state = ""  # or "session", "list", a section: what the line before belongs to
+    nested = False  # in a list within the description of an option
     others: list[str] = []  # names that share the description of the one in front of them
     for line in [*text.splitlines(), ""]:
-        if state == "session" and not line.strip():
-            lines.append("```")
-            state = ""
-        option = _OPTION.fullmatch(line)
-        if option or not line.strip():
-            lines, others = lines + others, []
-        if state != "session" and line.startswith(">>>"):
-            lines += ["", "```pycon"]
+        option, indented, rest = _OPTION.fullmatch(line), line.startswith("    "), line.strip()
+        if state == "session":
+            lines += [line] if rest else ["```", ""]
+            state = state if rest else ""
+            continue
+        if option or not rest:
+            lines, others, nested = lines + others, [], False
+        if line.startswith(">>>"):
+            lines += ["", "```pycon", line]
             state = "session"
-        elif state != "session" and option:
-            if state != "option":
-                lines += ["", "Args:"] if takes_parameters else [""]
-            names = option[1].split(", ")
-            if takes_parameters:
-                lines.append(f"    {names[0]}: {option[2]}")
+        elif option:
+            names, what = option[1].split(", "), set_indices(option[2])
+            section = section_of(names[0], owner) if owner else "list"
+            if state != section:
+                lines += ["", f"{section}:"] if owner else [""]
+            if owner:
+                lines.append(f"    {names[0]}: {what}")
                 others = [f"    {name}: see `{names[0]}`" for name in names[1:]]
             else:
-                lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {option[2]}")
-            state = "option"
-            continue
-        elif state == "option" and line.startswith("    ") and line.strip():
-            lines.append(("        " if takes_parameters else "  ") + line.strip())
-            continue
-        elif state == "option" and not line.strip():
+                lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {what}")
+            state = section
+        elif state and indented and rest:
+            indent = "        " if owner else "  "
+            if inner := _OPTION.fullmatch(rest):
+                lines += [] if nested else [""]
+                lines.append(f"{indent}- `{inner[1]}`: {set_indices(inner[2])}")
+                nested = True
+            else:
+                lines.append(indent + "  " * nested + set_indices(rest))
+        else:
             state = ""
-        lines.append(line)
-    if state == "session":
-        lines.append("```")
+            lines += ["", f"**{rest}**", ""] if _NOTE.fullmatch(line) else [line if indented else set_indices(line)]
     return "\n".join(lines)
 
 
 def set_indices(line: str) -> str:
-    """Lower the indices outside code."""
+    """Lower the indices and raise the exponents outside code, where what is in angle brackets is no tag either."""
     parts = line.split("`")
-    return "`".join(p if k % 2 else _INDEX.sub(r"\2<sub>\1\3</sub>", p) for k, p in enumerate(parts))
+    return "`".join(p if k % 2 else _raise(_INDEX.sub(_lower, p.replace("<", "&lt;"))) for k, p in enumerate(parts))
+
+
+def _lower(found: re.Match[str]) -> str:
+    return f"{found[2] or ''}<sub>{found[1] or found[3]}</sub>"
+
+
+def _raise(text: str) -> str:
+    return _EXPONENT.sub(lambda found: f"<sup>{_raise(found[1] or found[2] or found[3])}</sup>", text)

@@ -46,10 +46,10 @@ class Version:
 class TrainingDefaults:
     """What the recipes take from the data. The values here are for a user's own images.
 
-    epsilons          : radii at which robust accuracy is stated
-    margin            : of the hinge loss, in the paper's recipe
-    offset, lr        : of the cross-entropy loss and of steepest descent, in the default recipe
-    crop_padding, flip: augmentation
+    epsilons           : radii at which robust accuracy is stated
+    margin             : of the hinge loss, in the paper's recipe
+    offset, lr         : of the cross-entropy loss and of steepest descent, in the default recipe
+    crop_padding, flip : augmentation
     """
 
     epsilons: tuple[float, ...] = (36 / 255, 0.1)

@@ -20,9 +20,9 @@ class ProgressLine:
     """Shows on stderr how much of some long work is done, the rate and the time left.
 
     On a terminal it is one line with a bar, rewritten; in a pipe or a file a new line every `interval` seconds.
+    What is set as its `figures` is shown instead of numbers and rate.
 
     unit, scale : what is counted, and how many of it are one unit
-    figures     : what to show instead of numbers and rate
     """
 
     def __init__(self, unit: str = "MB", scale: float = 1e6, interval: float = 5.0):

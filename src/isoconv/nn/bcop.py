@@ -129,8 +129,8 @@ class BCOPConv2d(_BCOP2d):
     convolved with, (out_channels, in_channels/groups, k, k); or, where one stride s divides the kernel size and nothing is
     dilated, (out_channels, in_channels/groups·s², k/s, k/s), applied after invertible downsampling by s.
 
-    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
     frozen : not trained; the paper's BCOP-Fixed
+    orthogonalisation : "manifold" (fast, the default) or "bjorck" (the paper's own; see `isoconv.nn.built_weight`)
 
     >>> layer = BCOPConv2d(3, 16, 3)
     >>> layer(torch.zeros(1, 3, 32, 32)).shape

@@ -33,11 +33,11 @@ from isoconv.train.run_folder import BestEpoch, RunFolder, locked, open_runs
 
 #: A batch, as the loss takes it.
 Batch = Sequence[Tensor]
-#: `loss(model, *batch)` returns a scalar, or a scalar and metrics. A metric that is a whole number counts samples and is
-#: reported as a percentage of them; any other is averaged over the steps of an epoch.
 LossFunction = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
-#: The name of an optimiser, or a function of the parameters and the learning rate, which is a tensor.
+"""`loss(model, *batch)` returns a scalar, or a scalar and metrics. A metric that is a whole number counts samples and is
+reported as a percentage of them; any other is averaged over the steps of an epoch."""
 OptimiserChoice = str | Callable[[Iterable[Tensor], Tensor], torch.optim.Optimizer]
+"""The name of an optimiser, or a function of the parameters and the learning rate, which is a tensor."""
 
 _CPU = torch.device("cpu")
 _FIRST_SAVE = 1.0  # seconds after the start; the time to the next one doubles, up to `save_every`
@@ -65,9 +65,11 @@ class EpochReport:
 class Observer(Protocol):
     """Whoever shows progress."""
 
-    def step(self, steps: int) -> None: ...
+    def step(self, steps: int) -> None:
+        """Take note of so many updates."""
 
-    def epoch(self, report: EpochReport) -> None: ...
+    def epoch(self, report: EpochReport) -> None:
+        """Take note of an epoch that has ended."""
 
 
 class Silent:

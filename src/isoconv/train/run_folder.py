@@ -57,13 +57,13 @@ class BestEpoch:
 class RunFolder:
     """One seed's folder.
 
-    config.json        all that is needed to repeat the run
-    metrics.jsonl      one line per epoch
-    model.safetensors  the plain kernels: what is deployed and certified
-    graph.json         of a network that is the user's own: what it computes with them, as data
-    state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
-    best.safetensors   with validation, raw parameters after the best epoch so far
-    result.json        the final figures
+        config.json        all that is needed to repeat the run
+        metrics.jsonl      one line per epoch
+        model.safetensors  the plain kernels: what is deployed and certified
+        graph.json         of a network that is the user's own: what it computes with them, as data
+        state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
+        best.safetensors   with validation, raw parameters after the best epoch so far
+        result.json        the final figures
     """
 
     def __init__(self, path: Path) -> None:

@@ -46,7 +46,8 @@ class CriticConfig(NetworkSettings):
     contents : hashes of the two sets, where they are finite; with other samples, others would be held out
     upsample : how many times larger images are made (nearest neighbour) in front of the critic; part of its constant
     scale : what vectors are multiplied by in front of the critic; part of its constant
-    width, depth, group_size : of fc; anchors : number of points
+    width, depth, group_size : of fc
+    anchors : number of points
     repeats : what equal rows of a sample are; see Note [Repeated rows]
     An epoch is `steps_per_epoch` updates, whatever the size of the data.
     """
@@ -107,8 +108,9 @@ def critic_config(
 ) -> CriticConfig:
     """Return the configuration that a recipe makes of a critic; `changes` are other fields of `CriticConfig`.
 
-    paper : RMSprop, 25,600 updates of 64 pairs, a tenth of the rate every 6,000, 1e-4 with MaxMin and 1e-3 with ReLU
-    default : steepest descent where the layers live on a manifold, Adam elsewhere, the rate falling linearly to 0
+    The recipe "paper" is RMSprop, 25,600 updates of 64 pairs, a tenth of the rate every 6,000, 1e-4 with MaxMin and 1e-3
+    with ReLU; "default" is steepest descent where the layers live on a manifold, Adam elsewhere, the rate falling linearly
+    to 0.
     """
     if activation is None:
         activation = "groupsort" if model == "fc" and recipe == "default" else "maxmin"
