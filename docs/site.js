@@ -7,6 +7,14 @@ for (const formula of document.querySelectorAll(".arithmatex")) {
 for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
   code.classList.toggle("short", code.textContent.length < 30);
 }
+// Nor does it break one within the options of a command.
+for (const code of document.querySelectorAll(".language-sh pre > code")) {
+  code.innerHTML = code.innerHTML.replace(/(?<![\w-])--[a-z][a-z-]*/g, '<span class="option">$&</span>');
+}
+// A type may be broken after a bracket.
+for (const code of document.querySelectorAll(".doc-section-item td:not(:first-child) > code")) {
+  code.innerHTML = code.innerHTML.replace(/[[(](?![^<]*>)/g, "$&<wbr>");
+}
 // A number and its deviation stay on one line.
 for (const cell of document.querySelectorAll(".md-typeset :is(td, td strong)")) {
   if (!cell.children.length) cell.textContent = cell.textContent.replace(/ ± /g, "\u00a0±\u00a0").replace(/ \/ /g, "\u00a0/ ");
