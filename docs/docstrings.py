@@ -39,7 +39,9 @@ class PlainDocstrings(Extension):
 
 
 def make_init(named_tuple: Class) -> Function:
-    fields = [member for member in named_tuple.attributes.values() if member.annotation and not member.has_labels("property")]
+    fields = [
+        member for member in named_tuple.attributes.values() if member.annotation and not member.has_labels("property")
+    ]
     kind = ParameterKind.positional_or_keyword
     parameters = [Parameter(f.name, annotation=f.annotation, kind=kind, default=f.value) for f in fields]
     return Function("__init__", parameters=Parameters(Parameter("self", kind=kind), *parameters), returns="None")
@@ -92,9 +94,14 @@ def as_markdown(text: str, owner: Object | None) -> str:
 
 
 def set_indices(line: str) -> str:
-    """Lower the indices and raise the exponents outside code, where what is in angle brackets is no tag either."""
+    """Lower the indices and raise the exponents outside code, and keep what Markdown or HTML would take for its own."""
     parts = line.split("`")
-    return "`".join(p if k % 2 else _raise(_INDEX.sub(_lower, p.replace("<", "&lt;"))) for k, p in enumerate(parts))
+    return "`".join(p if k % 2 else _set(p) for k, p in enumerate(parts))
+
+
+def _set(text: str) -> str:
+    text = re.sub(r"(?<![\w*])(\w)\*(?!\w)", r"\1\*", text.replace("<", "&lt;"))  # x* is no emphasis
+    return _raise(_INDEX.sub(_lower, text))
 
 
 def _lower(found: re.Match[str]) -> str:

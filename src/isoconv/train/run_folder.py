@@ -64,6 +64,8 @@ class RunFolder:
         state.safetensors  raw parameters, the optimiser's state and the position in the epoch, to resume from
         best.safetensors   with validation, raw parameters after the best epoch so far
         result.json        the final figures
+
+    A run of several seeds has a folder for each.
     """
 
     def __init__(self, path: Path) -> None:
