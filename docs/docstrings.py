@@ -100,7 +100,7 @@ def set_indices(line: str) -> str:
 
 
 def _set(text: str) -> str:
-    text = re.sub(r"(?<![\w*])(\w)\*(?!\w)", r"\1\*", text.replace("<", "&lt;"))  # x* is no emphasis
+    text = re.sub(r"(?<![\w*])([^\W_])\*(?!\w)", r"\1\*", text.replace("<", "&lt;"))  # x* is no emphasis
     return _raise(_INDEX.sub(_lower, text))
 
 

@@ -11,7 +11,10 @@ for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
 for (const code of document.querySelectorAll(".language-sh pre > code")) {
   code.innerHTML = code.innerHTML.replace(/(?<![\w-])--[a-z][a-z-]*/g, '<span class="option">$&</span>');
 }
-// A type may be broken after a bracket.
+// A type may be broken after a bracket, a path in a heading after a dot.
+for (const name of document.querySelectorAll(":is(h2, h3) > .doc-object-name")) {
+  name.innerHTML = name.innerHTML.replaceAll(".", ".<wbr>");
+}
 for (const code of document.querySelectorAll(".doc-section-item td:not(:first-child) > code")) {
   code.innerHTML = code.innerHTML.replace(/[[(](?![^<]*>)/g, "$&<wbr>");
 }
