@@ -11,12 +11,12 @@ for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
 for (const code of document.querySelectorAll(".language-sh pre > code")) {
   code.innerHTML = code.innerHTML.replace(/(?<![\w-])--[a-z][a-z-]*/g, '<span class="option">$&</span>');
 }
-// A type may be broken after a bracket, a path in a heading after a dot.
+// A type may be broken after a bracket, a path after a dot.
 for (const name of document.querySelectorAll(":is(h2, h3) > .doc-object-name")) {
   name.innerHTML = name.innerHTML.replaceAll(".", ".<wbr>");
 }
 for (const code of document.querySelectorAll(".doc-section-item td:not(:first-child) > code")) {
-  code.innerHTML = code.innerHTML.replace(/[[(](?![^<]*>)/g, "$&<wbr>");
+  code.innerHTML = code.innerHTML.replace(/(?:[[(]|\.(?=[a-z]))(?![^<]*>)/g, "$&<wbr>");
 }
 // A number and its deviation stay on one line.
 for (const cell of document.querySelectorAll(".md-typeset :is(td, td strong)")) {

@@ -4,10 +4,10 @@ Note [Four bounds]
 Each function takes the smallest of several bounds, all of them sound:
 
 1. Near-orthogonal. For any s: ‖A‖² = ‖AAᵀ‖ ≤ s + ‖AAᵀ − sI‖_F. A convolution's AAᵀ is again a convolution, its taps
-   C_τ = Σ_t W_t W_{t+τ}ᵀ, and a convolution's norm is at most the sum of its taps' norms: ‖conv‖² ≤ s + Σ_τ ‖C_τ − s·δ_τ·I‖_F.
-   It holds for every image size, with circular or zero padding (a zero-padded convolution is a restriction of the
-   convolution on an infinite grid). We take the mean diagonal entry for s, so that a multiple of an orthogonal
-   operator is bounded as tightly as an orthogonal one.
+   C_τ = Σ_t W_t W_{t+τ}ᵀ, and a convolution's norm is at most the sum of its taps' norms:
+   ‖conv‖² ≤ s + Σ_τ ‖C_τ − s·δ_τ·I‖_F. It holds for every image size, with circular or zero padding (a zero-padded
+   convolution is a restriction of the convolution on an infinite grid). We take the mean diagonal entry for s, so that a
+   multiple of an orthogonal operator is bounded as tightly as an orthogonal one.
 2. Gram iteration. λ_max(G) ≤ ‖G^(2^t)‖_F^(1/2^t), at most n^(1/2^(t+1)) above it. The error of each squaring is bounded by
    Note [Error of a squaring].
 3. Reshaping. ‖conv‖ ≤ √taps·‖reshaped kernel‖: every pixel occurs in as many patches as there are taps.

@@ -17,7 +17,7 @@ PROJECTIONS = ("forward", "after_update")
 class OSSNConv2d(SizedConv2d):
     """A convolution divided by max(1, σ̂), σ̂ from power iterations on the convolution itself at full image size.
 
-    Arguments as for `torch.nn.Conv2d`, with "same" padding, and
+    Arguments as for `torch.nn.Conv2d`, with "same" padding, and these:
 
     input_size : the height and width of the layer's input
     power_iterations : how many a training pass (or a projection) adds, starting from the vector of the last one

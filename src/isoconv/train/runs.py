@@ -147,7 +147,10 @@ class TrainedRun:
     config: TrainConfig
 
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
-        """Return the test set that belongs to the run, or the first `count` images of it. Arguments as for `splits_of`."""
+        """Return the test set that belongs to the run, or the first `count` images of it.
+
+        A user's own pictures may have moved to `folder`, and `download` fetches a named set that is missing.
+        """
         # Pictures are looked at once or twice: they stay in their files, and what is certified needs no memory for them.
         reading: dict[str, Any] = {"stream": True, "workers": 0} if is_pictures(self.config.data) else {}
         return _take(splits_of(self.config, folder, download, **reading).test, count)
