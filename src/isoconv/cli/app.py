@@ -14,7 +14,7 @@ COMMANDS = {
     "demo": "Train, certify and attack three small networks on digits.",
     "train": "Train a classifier on a data set or on your own pictures.",
     "certify": "Prove the radius within which no change alters a prediction.",
-    "attack": "Attack a trained network within a budget.",
+    "attack": "Attack a trained network within a radius.",
     "predict": "Classify pictures, each with a certified radius.",
     "report": "Write an HTML report of one or several runs.",
     "export": "Write a network as ONNX or plain torch code.",

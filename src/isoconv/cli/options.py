@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from isoconv.errors import IsoconvError, require
+from isoconv.pretrained import pretrained_names
+
+SHIPPED = f"a network that comes with isoconv: {', '.join(pretrained_names())}"
 
 
 def list_choices(names: Iterable[str], default: str = "") -> str:
@@ -108,7 +111,7 @@ def parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -
     return typer.Option(flag, parser=parse_text, metavar=metavar, help=help)
 
 
-Run = Annotated[Path, typer.Argument(help="folder of a run, or the name of a network that comes with isoconv")]
+Run = Annotated[Path, typer.Argument(help=f"folder of a run, or {SHIPPED}")]
 Data = Annotated[Path | None, typer.Option("--data", help="path of the data set, or of pictures that have moved")]
 Download = Annotated[bool, typer.Option("--download", help="download the data set if it is missing")]
 Images = Annotated[int | None, typer.Option(help="use only this many test images, the first ones")]

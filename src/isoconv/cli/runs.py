@@ -8,11 +8,24 @@ from typing import Annotated
 import typer
 
 from isoconv.cli import print_line
-from isoconv.cli.options import Data, Device, Download, Epsilons, Images, Json, Overwrite, Run, Seed, Sides, given
+from isoconv.cli.options import (
+    SHIPPED,
+    Data,
+    Device,
+    Download,
+    Epsilons,
+    Images,
+    Json,
+    Overwrite,
+    Run,
+    Seed,
+    Sides,
+    given,
+)
 from isoconv.data import ProgressLine
 from isoconv.errors import require
 
-_RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
+_RUN = f"folder of a run; {SHIPPED}; or FILE.py:FUNCTION, which builds your own"
 _DATA = (
     "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; pictures may also be given by --data alone"
 )
@@ -93,7 +106,7 @@ def attack(
     if as_json:
         print_json(records)
     else:
-        print_attacks(records, f"{run}: accuracy in percent")
+        print_attacks(records, f"{run}: accuracy")
     refuse_violations(records)
 
 

@@ -109,4 +109,4 @@ def train(
         epochs_done = f"{count:,} epoch{'s' * (count != 1)}"
         print_results(results, ", ".join([*config.network[:2], Path(config.data).name, epochs_done]))
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
-    print_line(f"The run is in {out}. For a report: isoconv report {words}")
+    print_line(f"The run is in {out}. Next: isoconv certify {words}, or isoconv report {words}")

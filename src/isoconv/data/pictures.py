@@ -282,7 +282,8 @@ def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | N
     try:
         data = read_bytes(path)
     except IsoconvError as error:
-        raise UnreadablePictures((str(path), str(error.__cause__ or error))) from error
+        cause = error.__cause__
+        raise UnreadablePictures((str(path), getattr(cause, "strerror", None) or str(cause or error))) from error
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
             picture = _flatten(file)

@@ -226,7 +226,7 @@ def locate(record: DataSet, folder: Path) -> list[Location]:
 
 def _not_found(record: DataSet, folder: Path, locations: Sequence[Location]) -> IsoconvError:
     if not folder.is_dir():
-        problem = f"{record.title} was not found: there is no folder {folder}."
+        problem = f"{record.title} was not found: there is no folder {folder.absolute()}."
     elif partial := sorted((x for x in locations if x.paths), key=lambda location: len(location.missing)):
         problem = f"{record.title} is not complete in {partial[0].folder}: missing {', '.join(partial[0].missing)}."
     else:

@@ -21,7 +21,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,7 @@ from isoconv.errors import IsoconvError, require
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker may be ahead
 _SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
 
@@ -159,7 +160,8 @@ class PictureFiles:
                     worker_init_fn=_start_worker,
                     generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
                 )
-                iterator = iter(loader)
+                with _hold_signals():
+                    iterator = iter(loader)
             # Or torch raises an error as soon as a worker ends, wherever this process is. It comes with the next batch.
             signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             iterator._worker_pids_set = False  # type: ignore[attr-defined]
@@ -205,6 +207,17 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+@contextmanager
+def _hold_signals() -> Iterator[None]:
+    """Let signals wait, in this process until it has started others, and in those until they ignore them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING) if hasattr(signal, "pthread_sigmask") else set()
+    try:
+        yield
+    finally:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(worker: int) -> None:
     """End when the process that trains says so, or is gone.
 
@@ -212,7 +225,7 @@ def _start_worker(worker: int) -> None:
     has saved. Workers that outlived it would hold its connections to other processes open, which would wait; torch's own
     look after their parent takes five seconds.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)

@@ -171,7 +171,7 @@ def explain_radii(datasets: Sequence[str]) -> str:
     titles = ["MNIST" if name == "digits" else DATASETS[name].title for name in datasets if name in DATASETS]
     if titles:
         return f"The buttons' radii are those at which papers report certified accuracy on {' and '.join(titles)}."
-    return "The radii on the buttons were chosen when the network was trained (--epsilon)."
+    return "The buttons' radii are those of the run (--epsilon; by default 0.1 and 36/255)."
 
 
 def check_replaceable(out: Path) -> None:

@@ -124,7 +124,7 @@ def train(
             configs = [replace(config, lr=best) for config in configs]
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
-                say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
+                say(f"validation at lr {rate:g}: clean {clean:.2f} %, certified {robust:.2f} %{mark}")
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()

@@ -434,7 +434,7 @@ def certify_run(
             one.keep(path.name, record.to_fields())
     count, most = test.labels.bincount(minlength=len(test.classes)).max(dim=0)
     if count > 1.5 * len(test) / len(test.classes):
-        say(f"{100 * count / len(test):.1f} % of the images belong to the most frequent class, {test.classes[most]}.")
+        say(f"For comparison: {100 * count / len(test):.1f} % of the images are of one class, {test.classes[most]}.")
     return records
 
 
