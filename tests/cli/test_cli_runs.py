@@ -116,7 +116,7 @@ def test_predict_agrees_with_the_network(isoconv, run, pictures):
     assert outcome.code == 0 and "radius (pixels 0–1)" in outcome.out and "resized" not in outcome.err
     with Image.open(paths[0]) as picture:
         picture.resize((9, 8)).save("large.png")
-    assert "1 of the pictures is for the resized" in isoconv("predict", run, *paths, "large.png").err
+    assert "1 of the images is for the resized" in isoconv("predict", run, *paths, "large.png").err
     (*answers, large), (model, config) = isoconv("predict", run, *paths, "large.png", "--json").json, load_run(run)
     assert [answer["resized"] for answer in (*answers, large)] == [False, False, True]
     for answer, path, name in zip(answers, paths, "ad", strict=True):

@@ -153,7 +153,7 @@ def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "LARGEST", whole - 200)
     text = made(tmp_path, *runs)
     assert len(text.encode()) <= whole - 200
-    assert [len(run["mistakes"]) for run in data_of(text)] == [2, 2, 0] and "<b>c</b>: The pictures of mistakes" in text
+    assert [len(run["mistakes"]) for run in data_of(text)] == [2, 2, 0] and "<b>c</b>: The misclassified images" in text
     assert [run["mistake_count"] for run in data_of(text)] == [2, 2, 2]  # what was left out is still counted
     monkeypatch.setattr(page_module, "LARGEST", whole - 1200)
     text = made(tmp_path, *runs)

@@ -112,7 +112,7 @@ def parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -
 
 
 Run = Annotated[Path, typer.Argument(help=f"folder of a run, or {SHIPPED}")]
-Data = Annotated[Path | None, typer.Option("--data", help="path of the data set, or of pictures that have moved")]
+Data = Annotated[Path | None, typer.Option("--data", help="path of the data set, or of image files that have moved")]
 Download = Annotated[bool, typer.Option("--download", help="download the data set if it is missing")]
 Images = Annotated[int | None, typer.Option(help="use only this many test images, the first ones")]
 Seed = Annotated[int, typer.Option(help="seed of every random choice")]
@@ -126,10 +126,10 @@ Epsilons = Annotated[
 Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
 Stream = Annotated[
     bool | None,
-    typer.Option("--stream/--no-stream", help="decode pictures batch by batch (default: if they do not fit in memory)"),
+    typer.Option("--stream/--no-stream", help="decode images batch by batch (default: if they do not fit in memory)"),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="processes that decode streamed pictures (default: one per core, up to 8)")
+    int | None, typer.Option(help="processes that decode streamed images (default: one per core, up to 8)")
 ]
 CheckpointActivations = Annotated[
     bool | None,

@@ -117,7 +117,7 @@ def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
 
 
 def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[int, ...]) -> None:
-    """Print the class and the certified radius of each picture, and the class that comes next."""
+    """Print the class and the certified radius of each image, and the class that comes next."""
     if not predictions:
         return
     channels, height, width = input_shape
@@ -130,8 +130,8 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
     print_table(title, ("image", "class", "runner-up"), figures, rows)
     resized = sum(x.resized for x in predictions)
     if resized:
-        which = "" if resized == len(predictions) else f" of {resized:,} of the pictures"
-        print_line(f"The radius{which} is for the resized picture, not for the file.")
+        which = "" if resized == len(predictions) else f" of {resized:,} of the images"
+        print_line(f"The radius{which} is for the resized image, not for the file.")
 
 
 def print_first(predictions: "Sequence[Prediction]") -> None:
@@ -159,7 +159,7 @@ def print_demo(rows: "Sequence[DemoRow]") -> None:
 
 # Progress -----------------------------------------------------------------------------------------------------------
 
-show_reading = ProgressLine("pictures", 1)
+show_reading = ProgressLine("images", 1)
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):

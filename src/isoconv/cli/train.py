@@ -36,7 +36,7 @@ def train(
     size: cli.Sides = None,
     resize: Annotated[str | None, typer.Option(help=f"how to resize: {list_choices(RESIZES, 'squash')}")] = None,
     skip_broken: Annotated[
-        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read, instead of stopping")
+        bool | None, typer.Option("--skip-broken", help="leave out images that cannot be read, instead of stopping")
     ] = None,
     stream: cli.Stream = None,
     workers: cli.Workers = None,

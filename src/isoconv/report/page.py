@@ -1,4 +1,4 @@
-"""One self-contained HTML file: style, script, data and pictures inside it, and nothing fetched from anywhere.
+"""One self-contained HTML file: style, script, data and images inside it, and nothing fetched from anywhere.
 
 What users chose (names of classes, paths) reaches the page in two ways only: as text that the template escapes, and as
 JSON in which no character can end the element that it stands in. The page's own policy allows no other script than its
@@ -101,7 +101,7 @@ def write_report(
     Certified radii, singular values, gradient norms and a gallery are computed and stored if a run lacks them and its test
     images are found. The curves of attacks come from `isoconv.train.attack_run`.
 
-    folder, download : where the data set is, or a user's pictures if they have moved; whether to fetch it
+    folder, download : where the data set is, or a user's images if they have moved; whether to fetch it
     as_is : compute nothing; show only what the folders hold
     """
     device, out = choose_device(device), Path(out)
@@ -138,7 +138,7 @@ def write_page(runs: Sequence[Path], out: Path, notes: Mapping[str, str] | None 
     for view, whole in [(view, whole) for whole in (False, True) for view in reversed(views)]:
         if len(page.encode()) > LARGEST and view.gallery is not None and (whole or view.gallery.mistakes):
             view.gallery = None if whole else replace(view.gallery, mistakes=())
-            part = "gallery is" if whole else "pictures of mistakes are"
+            part = "gallery is" if whole else "misclassified images are"
             view.notes.append(f"The {part} left out to keep the page small: report on this run alone.")
             page = _render(views)
     fits, problem = len(page.encode()) <= LARGEST, f"{len(views)}: report on fewer runs"
