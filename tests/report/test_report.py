@@ -186,8 +186,8 @@ def test_bounds_are_rounded_up_radii_and_shares_down():
         assert float(show_radius(radius, 3)) <= radius < float(show_radius(radius, 3)) + 1.1e-3
     for value in (1.0000012, 1.00000049, 22.783348249, 0.99954914, 123456789.1, 1.0, 0.0012345678):
         assert value <= float(show_bound(value)) <= value * (1 + 2e-6)
-    shares = [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (200 / 3, 3))]
-    assert shares == ["59.69 %", "37.8 %", "66.6 %"]
+    shares = [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (43.75, 16), (200 / 3, 3))]
+    assert shares == ["59.69 %", "37.8 %", "43.75 %", "66.66 %"]
 
 
 def test_runs_have_names_that_tell_them_apart():

@@ -252,7 +252,7 @@ def round_radii_down(radii: Sequence[float]) -> list[float]:
 
 def show_percent(percent: float, images: int) -> str:
     """Show a percentage of so many images, never rounded up: it may be certified."""
-    digits = 2 if images > 1000 else 1
+    digits = 2 if images and 1000 % images else 1  # enough to be exact, up to 10,000 images
     return f"{math.floor(percent * 10**digits + 1e-6) / 10**digits:.{digits}f} %"
 
 
