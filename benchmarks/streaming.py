@@ -1,12 +1,12 @@
-"""Train and certify on a folder of generated JPEG pictures that stay in their files: memory, equality, speed of decoding.
+"""Train and certify on a folder of generated JPEG images that stay in their files: memory, equality, speed of decoding.
 
-Measured: the resident memory of the process and of its workers while it trains some steps and certifies some pictures;
-whether the batches of an epoch of a part are those of that part in memory; pictures per second of decoding alone, beside a
+Measured: the resident memory of the process and of its workers while it trains some steps and certifies some images;
+whether the batches of an epoch of a part are those of that part in memory; images per second of decoding alone, beside a
 bare loop of Pillow in as many processes.
 
     python -m benchmarks.streaming FOLDER [--pictures 30000] [--side 256] [--size 224] [--steps 100] [--certified 500]
 
-The pictures are written into FOLDER if they are not there yet, and stay.
+The images are written into FOLDER if they are not there yet, and stay.
 """
 
 import argparse
@@ -180,8 +180,8 @@ def main() -> None:
     }
     for name, usual in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=usual)
-    parser.add_argument("--compared", type=int, default=1000, help="pictures to compare with memory")
-    parser.add_argument("--decoded", type=int, default=6000, help="pictures to decode in each round")
+    parser.add_argument("--compared", type=int, default=1000, help="images to compare with memory")
+    parser.add_argument("--decoded", type=int, default=6000, help="images to decode in each round")
     parser.add_argument("--rounds", type=int, default=5, help="of decoding, bare and streamed in turns")
     parser.add_argument("--only-decoding", action="store_true", help="measure nothing else")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file too")

@@ -1,4 +1,4 @@
-"""How far apart are two point clouds? A Wasserstein critic that cannot cheat, beside the exact answer, with a picture.
+"""How far apart are two point clouds? A Wasserstein critic that cannot cheat, beside the exact answer, with a plot.
 
     python examples/point_clouds.py [--steps 600] [--points 256] [--out point_clouds.png]
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--points", type=int, default=256, help="in each cloud")
-    parser.add_argument("--out", default="point_clouds.png", help="the picture")
+    parser.add_argument("--out", default="point_clouds.png", help="the plot")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def main() -> None:
     print(f"exact, by optimal matching: {exact:.4f}")
     print(f"the critic finds {100 * estimate / exact:.1f} % of it")
     draw(critic, ring, blobs, columns, options.out)
-    print(f"The picture is in {options.out}")
+    print(f"The plot is in {options.out}")
 
 
 def clouds(points: int) -> tuple[Tensor, Tensor]:

@@ -183,12 +183,8 @@ def _tabulate_sota(cells: Sequence[Cell], results: Results) -> Table:
             if (*place, "default") == (dataset, radius, recipe):
                 row = {"data, ε": f"{NAMES[dataset]}, {radius}", "network": f"{quoted.name} (quoted)"}
                 rows.append(row | _quote(quoted))
-    notes = [
-        _describe_seeds(results),
-        *_check_order(results),
-        *_name_sources([quoted for _, quoted in paper.QUOTED_SOTA]),
-        RULE,
-    ]
+    sources = _name_sources([quoted for _, quoted in paper.QUOTED_SOTA])
+    notes = [_describe_seeds(results), *_check_order(results), *sources, RULE]
     return Table("Comparison with other provably robust networks", pd.DataFrame(rows).fillna("–"), notes)
 
 

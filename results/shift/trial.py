@@ -62,7 +62,9 @@ comp = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if gpu else (
 cblock, clast, cpool = comp(block), comp(last), comp(pool)
 def net(W, x, fast=True):
     bl, la, po = (cblock, clast, cpool) if fast else (block, last, pool)
-    if a.embed: x = torch.cat([x, x.roll(1, 1), x.roll(1, 2), x.roll((1, 1), (1, 2))], -1) / 2  # an isometry: each pixel sees its neighbours
+    if a.embed:  # an isometry: each pixel with its neighbours, three as tried first, or four as in the product
+        moves = [(1, 0), (0, 1), (1, 1)] if a.embed == 1 else [(1, 0), (-1, 0), (0, 1), (0, -1)]
+        x = torch.cat([x, *(x.roll(move, (1, 2)) for move in moves)], -1) / (len(moves) + 1) ** 0.5
     x = unshuffle(x, 32 // stages[0][0])
     for s, (g, C, L) in enumerate(stages):
         if s: x = unshuffle(x, stages[s - 1][0] // g)

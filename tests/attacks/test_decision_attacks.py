@@ -84,6 +84,6 @@ def test_the_first_query_is_answered_as_foolbox_expects():
 def test_foolbox_missing(attack, monkeypatch):
     monkeypatch.setitem(sys.modules, "foolbox", None)
     monkeypatch.setenv("GIT_PYTHON_REFRESH", "warn")
-    with pytest.raises(IsoconvError, match=r"Expected foolbox .* pip install 'isoconv\[attacks\]'") as caught:
+    with pytest.raises(IsoconvError, match=r"need foolbox .* pip install 'isoconv\[attacks\]'") as caught:
         attack(*linear_problem(8, 3, 6)[:3], 0.5)
     assert "\n" not in str(caught.value) and os.environ["GIT_PYTHON_REFRESH"] == "warn"

@@ -199,7 +199,7 @@ def test_the_hash_knows_names_types_shapes_and_bytes() -> None:
 FLAT = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
 NO_FILE: list[tuple[nn.Module, dict[str, Any], str]] = [
     (FLAT, {"p": 1}, "p = 2"),
-    (FLAT, {"criterion": "per-class"}, "per pair"),
+    (FLAT, {"criterion": "per-class"}, "criterion pairs"),
     (nn.Sequential(nn.Flatten(), nn.Linear(4, 2).half()), {}, "float16"),
     (nn.Sequential(nn.Flatten(), ours.Scale(1e200), ours.Scale(1e200), nn.Linear(4, 2)), {}, "overflow"),
 ]

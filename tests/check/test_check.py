@@ -130,7 +130,7 @@ def test_honest_certificates_are_accepted(name, arithmetic, version, certificate
 
 def test_it_says_what_it_did_not_check(small):
     assert check(small.folder / "certificate.json", small.folder).code == 0  # a run's folder stands for its model
-    assert "not checked without --images: the images' norms and logits" in small.check().out
+    assert "Not checked without --images: the images' norms and logits" in small.check().out
     outcome = small.check(images=small.pixels.numpy()[:2])
     assert "2 recomputed" in outcome.out and "not checked: 1 images that the file does not hold, labels" in outcome.out
 
@@ -218,7 +218,7 @@ def test_a_layer_left_out_shows_in_the_logits(small):
     """Of an activation nothing is left in the weights: without the images it is said not to have been checked."""
     place = small.layer("MaxMin")
     unseen = small.check(put(f"layers.{place}", DROP))
-    assert unseen.code == 0 and "not checked" in unseen.out and "as they are listed" in unseen.out
+    assert unseen.code == 0 and "Not checked" in unseen.out and "as they are listed" in unseen.out
     assert small.check(put(f"layers.{place}", DROP), images=small.pixels.numpy()).code == 1
 
 

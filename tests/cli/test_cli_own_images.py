@@ -51,7 +51,7 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path):
     answers = isoconv("predict", "mine", "photo.png", "grey.jpg", "--json").json
     assert [answer["class"] for answer in answers] == ["dark", "bright"]
     assert all(answer["certified"] for answer in answers)
-    assert "as 12×16 pixels in colour" in isoconv("predict", "mine", "photo.png").out
+    assert "12×16 pixels, colour" in isoconv("predict", "mine", "photo.png").out
     turned = Image.Exif()
     turned[0x0112] = 6  # a quarter turn, after which it is 12×16
     Image.new("RGB", (12, 16)).save("turned.png", exif=turned)

@@ -71,7 +71,7 @@ def test_certify_prints_a_table_and_keeps_the_figures(isoconv, run, tmp_path, mo
     words = ["--epsilon", "36/255", "--epsilon", "0.1", "--certificate", "c.json", "--device", "cpu"]
     outcome = isoconv("certify", run, *words)
     assert len(opened) == 16  # the test images alone
-    assert outcome.code == 0 and "certified % at 36/255" in outcome.out and "rounding changes the logits" in outcome.out
+    assert outcome.code == 0 and "certified % at 36/255" in outcome.out and "Rounding changes the logits" in outcome.out
     assert "python -m isoconv.check c.json" in outcome.err and check([str(tmp_path / "c.json"), str(run)]) == 0
     kept = read(run / "certified.json")
     assert kept["images"] == 16 and set(kept["robust"]) == {str(36 / 255), "0.1"}
@@ -94,7 +94,7 @@ def test_attack_keeps_the_order_and_breaks_nothing(isoconv, run):
         assert row["certified"] <= row["accuracy"] <= row["clean"] and row["violations"] == 0
     assert min(row["accuracy"] for row in rows if row["epsilon"] == 1) < rows[0]["clean"]  # it does attack
     outcome = isoconv("attack", run, "--attack", "rounding", "--images", "2")
-    assert outcome.code == 0 and "rounding" in outcome.out and "each radius" in outcome.out
+    assert outcome.code == 0 and "rounding" in outcome.out and "each image's" in outcome.out
 
 
 def test_a_false_certificate_is_an_error(isoconv, run, monkeypatch):
@@ -113,10 +113,10 @@ def test_a_false_certificate_is_an_error(isoconv, run, monkeypatch):
 def test_predict_agrees_with_the_network(isoconv, run, pictures):
     paths = [sorted((pictures / name).iterdir())[0] for name in "ad"]
     outcome = isoconv("predict", run, *paths)
-    assert outcome.code == 0 and "certified radius" in outcome.out and "resized" not in outcome.err
+    assert outcome.code == 0 and "radius (pixels 0–1)" in outcome.out and "resized" not in outcome.err
     with Image.open(paths[0]) as picture:
         picture.resize((9, 8)).save("large.png")
-    assert "1 of the pictures is for the resized" in isoconv("predict", run, *paths, "large.png").err
+    assert "1 of the images is for the resized" in isoconv("predict", run, *paths, "large.png").err
     (*answers, large), (model, config) = isoconv("predict", run, *paths, "large.png", "--json").json, load_run(run)
     assert [answer["resized"] for answer in (*answers, large)] == [False, False, True]
     for answer, path, name in zip(answers, paths, "ad", strict=True):

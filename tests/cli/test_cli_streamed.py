@@ -154,7 +154,7 @@ def test_a_broken_picture_ends_a_streamed_run_with_its_name(isoconv, photos, tmp
         (tmp_path / "photos" / name).write_bytes((photos / name).read_bytes()[:200])
     outcome = isoconv("train", "photos", *TINY, "--stream", "--workers", "2", "--epochs", "1", "--out", "run")
     assert outcome.code == 2 and "Traceback" not in outcome.err
-    assert "cannot be read as a picture" in outcome.err.splitlines()[-1] and "photos" in outcome.err.splitlines()[-1]
+    assert "cannot be read as an image" in outcome.err.splitlines()[-1] and "photos" in outcome.err.splitlines()[-1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -137,7 +137,7 @@ def test_the_last_epochs_only_move_images():
     for epoch in range(5):
         one, other = (change(DATA.images, change.draw(len(DATA), 1, epoch)) for change in (ending, moves))
         assert torch.equal(one, other) == (epoch >= 3)
-    with pytest.raises(IsoconvError, match="augment_epochs.*-1"):
+    with pytest.raises(IsoconvError, match=r"augment_epochs.*-1"):
         data.Augmentation(augment_epochs=-1)
 
 

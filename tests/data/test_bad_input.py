@@ -145,7 +145,7 @@ def test_sets_of_pictures_that_are_not_there_or_not_complete(tmp_path):
     first, *rest = annotations.read_text().splitlines()
     for line, words in (
         (first.replace("n0", "n9"), "same classes … n91443537 in only one"),
-        (first.split("\t")[0], "a picture and its class in line 3"),
+        (first.split("\t")[0], "an image and its class in line 3"),
         (first.replace("val_0", "val_9"), "line 3 … val_9.JPEG, which does not exist"),
     ):
         annotations.write_text("\n".join([*rest, line]))
@@ -153,10 +153,10 @@ def test_sets_of_pictures_that_are_not_there_or_not_complete(tmp_path):
     annotations.write_text("\n".join([*rest, first]))
     picture = tmp_path / "tiny" / "val" / "images" / "val_1.JPEG"
     picture.write_bytes(picture.read_bytes()[:100])
-    refused(f"{picture} cannot be read as a picture", tiny.read(tmp_path / "tiny", lazy=True).load)
+    refused(f"{picture} cannot be read as an image", tiny.read(tmp_path / "tiny", lazy=True).load)
     # ImageNet's test pictures as they are downloaded, without their classes
     shutil.rmtree(tmp_path / "whole" / "val")
-    refused(f"test pictures of ImageNet in {tmp_path}/whole/val", whole.read, tmp_path / "whole")
+    refused(f"test images of ImageNet in {tmp_path}/whole/val", whole.read, tmp_path / "whole")
     fakes.save_picture(tmp_path / "whole" / "val" / "ILSVRC2012_val_00000001.JPEG")
     refused(f"one sub-folder of images per class … {tmp_path}/whole/val", whole.read, tmp_path / "whole")
 
@@ -241,7 +241,7 @@ def test_paths(tmp_path):
     refused("file.txt'", data.load_splits, tmp_path / "file.txt")
     refused(f"{tmp_path}/file.txt, which is a file", data.read_folder, tmp_path / "file.txt")
     refused(f"{tmp_path}/no, which does not exist", data.read_folder, tmp_path / "no")
-    refused(f"sub-folder … {tmp_path} … no sub-folder and 2 pictures", data.read_folder, tmp_path)
+    refused(f"sub-folder … {tmp_path} … no sub-folder and 2 images", data.read_folder, tmp_path)
     refused(f"{tmp_path}/no.csv cannot be read", data.load_splits, tmp_path / "no.csv")
     refused(f"{tmp_path}/x.png cannot be read", data.load_image, tmp_path / "x.png", (1, 4, 4))
     fakes.write_mnist(tmp_path)
@@ -270,11 +270,11 @@ def test_damaged_pictures(pictures, monkeypatch):
         half = path.read_bytes()[: path.stat().st_size // 2]
         for content in (half, b"this is not a picture", b""):
             path.write_bytes(content)
-            refused(f"{path} … picture", data.read_folder, pictures, size=8)
-            refused(f"{path} … picture", data.load_image, path, (3, 8, 8))
+            refused(f"{path} … as an image", data.read_folder, pictures, size=8)
+            refused(f"{path} … as an image", data.load_image, path, (3, 8, 8))
         path.unlink()
     save_picture(pictures / "cats" / "9.png", format="TIFF")
-    refused("cats/9.png cannot be read as a picture", data.read_folder, pictures, size=8)
+    refused("cats/9.png cannot be read as an image", data.read_folder, pictures, size=8)
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 20)
     refused("5 files … cats/0.png", data.read_folder, pictures, size=8)
 
@@ -293,7 +293,7 @@ LISTS = {
     b"cats/0.png,cat\ncats/1.png,\n": "line 2 … cats/1.png,",
     b"cats/0.png,cat\ncats/8.png,cat\n": "line 2 … cats/8.png, which does not exist",
     b"cats/0.png,cat\ncats/1.png,cat\n": "at least two classes … 'cat'",
-    b"cats/0.png,cat\ncats/1.png,cat\nlist.csv,dog\n": "cannot be read as a picture",
+    b"cats/0.png,cat\ncats/1.png,cat\nlist.csv,dog\n": "cannot be read as an image",
     b"cats/0.png,\xff\xfe\n": "UTF-8",
 }
 

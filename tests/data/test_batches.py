@@ -207,7 +207,7 @@ def test_a_worker_that_is_killed_is_an_error_of_the_next_batch(tmp_path):
     worker = multiprocessing.active_children()[0]
     worker.kill()
     assert connection.wait([worker.sentinel], timeout=30)  # the signal that it has ended comes here
-    with pytest.raises(IsoconvError, match=r"decodes pictures has failed .*--workers 0"):
+    with pytest.raises(IsoconvError, match=r"decodes images has failed .*--workers 0"):
         list(batches)
     assert not multiprocessing.active_children()
 

@@ -23,7 +23,7 @@ def test_one_sub_folder_per_class(tmp_path):
     calls = []
     folder = labelled(tmp_path / "pets", cats=5, dogs=10)
     train, test = read_folder(folder, size=6, progress=lambda *call: calls.append(call))
-    assert calls == [("reading pictures", k, 15) for k in range(1, 16)]
+    assert calls == [("reading images", k, 15) for k in range(1, 16)]
     assert (train.name, train.classes, train.shape) == ("pets", ("cats", "dogs"), (1, 6, 6))
     for part, counts in ((train, [4, 8]), (test, [1, 2])):
         assert torch.bincount(part.labels).tolist() == counts

@@ -172,15 +172,15 @@ def test_no_damaged_header_is_taken_for_the_end(tmp_path, form):
     ("members", "words"),
     [
         ({"a.png": b"", "a.cls": b"0", "b.jpg": b""}, r"label for .*b\.jpg.*b\.cls"),
-        ({"a.png": b"", "a.cls": b"0", "b.cls": b"1", "b.npy": b""}, r"picture.*b\.cls"),
-        ({"a.png": b"", "a.jpg": b"", "a.cls": b"0"}, r"one picture.*a\.png and a\.jpg"),
+        ({"a.png": b"", "a.cls": b"0", "b.cls": b"1", "b.npy": b""}, r"image.*b\.cls"),
+        ({"a.png": b"", "a.jpg": b"", "a.cls": b"0"}, r"one image.*a\.png and a\.jpg"),
         ({"a.png": b"", "a.cls": b""}, r"class in .*a\.cls.*b''"),
         ({"a.png": b"", "a.cls": b"\xff\xfe"}, r"class in .*a\.cls"),
         ({"a.png": b"", "a.cls": b"cat\ndog"}, r"class in .*a\.cls"),
         ({"a.png": b"", "a.cls": b"1" * 5000}, r"class in .*a\.cls"),
         ({"a.png": b"", "a.cls": b"0"}, r"at least two classes.*'0'"),
-        ({"a.txt": b"", "b.json": b"0"}, r"at least two classes.*no pictures"),
-        (samples("c", "d", "e") | {"a.png": b"no picture", "a.cls": b"0"}, r"a\.png cannot be read as a picture"),
+        ({"a.txt": b"", "b.json": b"0"}, r"at least two classes.*no images"),
+        (samples("c", "d", "e") | {"a.png": b"no picture", "a.cls": b"0"}, r"a\.png cannot be read as an image"),
     ],
 )
 def test_what_is_wrong_in_a_shard_is_said_in_one_line(tmp_path, members, words):
@@ -206,7 +206,7 @@ def test_a_picture_that_is_damaged_or_gone_is_named(tmp_path, workers):
     splits = read_shards(path, size=4, channels=3, stream=True, workers=workers)
     content = path.read_bytes()
     first = list_shard(path)[0][0].path
-    for damaged, words in ((content[: first.offset + 9], "shorter"), (content.replace(b"IDAT", b"IDAx"), "picture")):
+    for damaged, words in ((content[: first.offset + 9], "shorter"), (content.replace(b"IDAT", b"IDAx"), "an image")):
         path.write_bytes(damaged)
         with pytest.raises(IsoconvError, match=words) as error:
             list(EpochBatches(splits.train, 4).epoch(0))

@@ -153,7 +153,7 @@ def test_a_large_page_goes_without_galleries_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(page_module, "LARGEST", whole - 200)
     text = made(tmp_path, *runs)
     assert len(text.encode()) <= whole - 200
-    assert [len(run["mistakes"]) for run in data_of(text)] == [2, 2, 0] and "<b>c</b>: The pictures of mistakes" in text
+    assert [len(run["mistakes"]) for run in data_of(text)] == [2, 2, 0] and "<b>c</b>: The misclassified images" in text
     assert [run["mistake_count"] for run in data_of(text)] == [2, 2, 2]  # what was left out is still counted
     monkeypatch.setattr(page_module, "LARGEST", whole - 1200)
     text = made(tmp_path, *runs)
@@ -186,8 +186,8 @@ def test_bounds_are_rounded_up_radii_and_shares_down():
         assert float(show_radius(radius, 3)) <= radius < float(show_radius(radius, 3)) + 1.1e-3
     for value in (1.0000012, 1.00000049, 22.783348249, 0.99954914, 123456789.1, 1.0, 0.0012345678):
         assert value <= float(show_bound(value)) <= value * (1 + 2e-6)
-    shares = [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (200 / 3, 3))]
-    assert shares == ["59.69 %", "37.8 %", "66.6 %"]
+    shares = [show_percent(*pair) for pair in ((59.69, 10_000), (37.8, 1000), (43.75, 16), (200 / 3, 3))]
+    assert shares == ["59.69 %", "37.8 %", "43.75 %", "66.66 %"]
 
 
 def test_runs_have_names_that_tell_them_apart():

@@ -105,7 +105,7 @@ def test_single_sentences():
     row = figures("certificates/cifar10-large")["certify"]
     assert row["usual test"] == pytest.approx(row[f"certified at {36 / 255}"])
     shown = (row["clean"], row[f"certified at {36 / 255}"], show_bound(row["lipschitz_bound"]))
-    assert "│ 0 │ {:.2f} │ {:.2f} │ {} │".format(*shown) in readme
+    assert "│ {:.2f} │ {:.2f} │ {} │".format(*shown) in readme
     assert f"{row['usual test']:.2f} %" in page("docs/mathematics/certificates.md")
     shift, large = figures("record/cifar10-shift-m-0"), figures("record/mnist-large")
     network = shift["alone, seed 0"]
@@ -114,6 +114,13 @@ def test_single_sentences():
     assert (
         f"**{fmean(row['certified at 1.58'] for row in large.values()):.1f} %** of MNIST" in readme and len(large) == 5
     )
+    wide, usual = large.values(), read_result(RESULTS, ClassifierCell("mnist", "large", "bcop")).results
+    wide_text = (
+        f"{fmean(row['certified at 1.58'] for row in wide):.1f} % (clean {fmean(r['clean'] for r in wide):.1f} %)"
+    )
+    usual_text = f"{fmean(s.robust['1.58'] for s in usual):.1f} % (clean {fmean(s.clean for s in usual):.1f} %)"
+    training = " ".join(page("docs/how-to/training.md").split())
+    assert f"certifies {wide_text}" in training and f"offset of 1.7, {usual_text}" in training
     losses = figures("variants/last-epochs")
     last, before = (losses[f"mnist-large-svcm-default, epoch {n}"]["loss"] for n in (30, 29))
     svcm = read_result(RESULTS, ClassifierCell("mnist", "large", "svcm")).results[0]

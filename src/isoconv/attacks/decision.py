@@ -63,7 +63,7 @@ def import_foolbox() -> Any:
             warnings.simplefilter("ignore")
             import foolbox  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        text = f"Expected foolbox for boundary and pointwise attacks. Got {error}: pip install 'isoconv[attacks]'."
+        text = f"The attacks boundary and pointwise need foolbox ({error}): pip install 'isoconv[attacks]'."
         raise IsoconvError(text) from None
     return foolbox
 

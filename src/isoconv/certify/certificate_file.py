@@ -90,7 +90,7 @@ def _header(certifier: Certifier, images: int | None) -> dict[str, Any]:
     """Return the first line, or refuse what the checker cannot be told."""
     pairs = certifier.pair_constants
     usual = certifier.p == 2 and certifier.criterion == "pairs"
-    require(usual, "a certificate for p = 2 with a constant per pair of classes", "another, which has no file")
+    require(usual, "p = 2 and the criterion pairs, for a certificate file", "another norm or criterion")
     rough = {t.dtype for t in certifier.deployed.state_dict().values() if t.is_floating_point()}
     rough -= {torch.float32, torch.float64}
     require(not rough, "weights in float32 or float64, for which there is a checker", ", ".join(map(str, rough)))

@@ -58,7 +58,10 @@ def examine(file: Path, model: Path, images: Path | None = None, unlimited: bool
     pictures = None if images is None else files.read_images(images, certificate.input_shape)
     size = file.stat().st_size + sum(t.nbytes for t in tensors.values()) + (0 if pictures is None else pictures.nbytes)
     claimed, digest = certificate.weights_sha256, files.weights_sha256(tensors)
-    Invalid.unless(claimed == digest, f"weights_sha256 is {claimed!r:.70}, but the model's weights have {digest!r}.")
+    Invalid.unless(
+        claimed == digest,
+        f"weights_sha256 is {claimed!r:.70}, but the model's weights have {digest!r}: it is of other weights.",
+    )
     network = assemble(certificate, tensors, Budget(size, unlimited))
     require_claims(network)
     require_pair_constants(network)
@@ -475,7 +478,7 @@ def _summarise(certificate: Certificate, count: int, certified: int, replayed: i
     )
     order = "that the model applies the layers as they are listed"
     if replayed is None:
-        return f"{proved}; not checked without --images: the images' norms and logits, {order}."
+        return f"{proved}. Not checked without --images: the images' norms and logits, and {order}."
     unseen = count - replayed
     rest = f"{unseen} images that the file does not hold, " if unseen else ""
     return f"{proved}; {replayed} recomputed from their pixels; not checked: {rest}labels, {order} for other inputs."

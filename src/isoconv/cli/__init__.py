@@ -85,7 +85,7 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
             error.show()  # type: ignore[attr-defined]
             return _BAD_INPUT, ""
         context = getattr(error, "ctx", None)
-        message = " ".join(error.format_message().split())
+        message = _say_number(error) or " ".join(error.format_message().split())
         stop = "" if message.endswith((".", "?")) else "."
         return _BAD_INPUT, f"{message}{stop} Help: {context.command_path if context else 'isoconv'} --help"
     if isinstance(error, BrokenPipeError):
@@ -98,6 +98,15 @@ def _ending(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or cpu_full:
         return _BAD_INPUT, "Not enough memory. Use smaller images, batches or networks."
     return None
+
+
+def _say_number(error: BaseException) -> str:
+    """Return what to say of a number that typer has had pydantic parse, in vain; of other errors nothing."""
+    wanted = {"int_parsing": "a whole number", "float_parsing": "a number"}
+    for problem in getattr(error.__cause__, "errors", list)():
+        if problem["type"] in wanted:
+            return f"Expected {wanted[problem['type']]} for {error.param.opts[0]}. Got {problem['input']!r}."  # type: ignore[attr-defined]
+    return ""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -12,10 +12,10 @@ from isoconv import __version__
 #: Each command in one line of at most 61 letters, so that the list fits a screen of 80×24.
 COMMANDS = {
     "demo": "Train, certify and attack three small networks on digits.",
-    "train": "Train a classifier on a data set or on your own pictures.",
+    "train": "Train a classifier on a data set or on your own images.",
     "certify": "Prove the radius within which no change alters a prediction.",
-    "attack": "Attack a trained network within a budget.",
-    "predict": "Classify pictures, each with a certified radius.",
+    "attack": "Attack a trained network within a radius.",
+    "predict": "Classify images, each with a certified radius.",
     "report": "Write an HTML report of one or several runs.",
     "export": "Write a network as ONNX or plain torch code.",
     "wasserstein": "Prove a lower bound on the distance between distributions.",

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from isoconv.errors import IsoconvError, require
+from isoconv.pretrained import pretrained_names
+
+SHIPPED = f"a network that comes with isoconv: {', '.join(pretrained_names())}"
 
 
 def list_choices(names: Iterable[str], default: str = "") -> str:
@@ -108,8 +111,8 @@ def parsed(parse: Callable[[str], object], flag: str, metavar: str, help: str) -
     return typer.Option(flag, parser=parse_text, metavar=metavar, help=help)
 
 
-Run = Annotated[Path, typer.Argument(help="folder of a run, or the name of a network that comes with isoconv")]
-Data = Annotated[Path | None, typer.Option("--data", help="path of the data set, or of pictures that have moved")]
+Run = Annotated[Path, typer.Argument(help=f"folder of a run, or {SHIPPED}")]
+Data = Annotated[Path | None, typer.Option("--data", help="path of the data set, or of image files that have moved")]
 Download = Annotated[bool, typer.Option("--download", help="download the data set if it is missing")]
 Images = Annotated[int | None, typer.Option(help="use only this many test images, the first ones")]
 Seed = Annotated[int, typer.Option(help="seed of every random choice")]
@@ -123,10 +126,10 @@ Epsilons = Annotated[
 Sides = Annotated[Any, parsed(parse_size, "--size", "<size>", "resize images: 32, or 32x48 (height x width)")]
 Stream = Annotated[
     bool | None,
-    typer.Option("--stream/--no-stream", help="decode pictures batch by batch (default: if they do not fit in memory)"),
+    typer.Option("--stream/--no-stream", help="decode images batch by batch (default: if they do not fit in memory)"),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="processes that decode streamed pictures (default: one per core, up to 8)")
+    int | None, typer.Option(help="processes that decode streamed images (default: one per core, up to 8)")
 ]
 CheckpointActivations = Annotated[
     bool | None,

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from isoconv.cli import print_line
 from isoconv.data import ProgressLine
+from isoconv.data.fetch import format_duration
 
 if TYPE_CHECKING:
     from isoconv.report.demo import DemoRow
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from isoconv.wasserstein import CriticConfig
 
 _WIDE = 160  # characters of a table in a pipe or a file
-_SECONDS_WITHIN_AN_EPOCH = 30.0  # between lines, when piped
+_SECONDS_WITHIN_AN_EPOCH = 10.0  # between lines, when piped
 
 # Tables -------------------------------------------------------------------------------------------------------------
 
@@ -39,9 +40,10 @@ def show_radius(radius: float, digits: int) -> str:
 
 
 def format_radius(radius: float) -> str:
-    """Return a radius as people write it: 36/255 where it is one, else a decimal number."""
+    """Return a radius as people write it: 0.2, but 36/255, which has no short decimal."""
     steps = round(radius * 255)
-    return f"{steps}/255" if steps and abs(radius * 255 - steps) < 1e-9 else f"{radius:g}"
+    is_fraction = abs(radius * 255 - steps) < 1e-9 and abs(float(f"{radius:.3g}") - radius) > 1e-9
+    return f"{steps}/255" if is_fraction else f"{radius:g}"
 
 
 def print_table(title: str, words: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -82,13 +84,15 @@ def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str
     certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
     columns = [[result.clean or 0.0 for result in results]]
     columns += [[(result.robust or {})[radius] for result in results] for radius in radii]
+    several = len(results) > 1
     rows = [
-        [str(result.seed), *(f"{column[k]:.2f}" for column in columns), show_bound(result.lipschitz_bound or 0.0)]
+        [str(result.seed)] * several
+        + [*(f"{column[k]:.2f}" for column in columns), show_bound(result.lipschitz_bound or 0.0)]
         for k, result in enumerate(results)
     ]
-    if len(results) > 1:
+    if several:
         rows += [[], ["mean", *(f"{fmean(column):.2f} ± {pstdev(column):.2f}" for column in columns)]]
-    print_table(title, ["seed"], ["clean %", *certified, "Lipschitz bound"], rows)
+    print_table(title, ["seed"] * several, ["clean %", *certified, "Lipschitz bound"], rows)
 
 
 def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
@@ -96,23 +100,24 @@ def print_certified(records: "Sequence[CertifiedRecord]", title: str) -> None:
     print_results(records, title)
     for record in records:
         rounding = f"{record.error_offset:.1e} + {record.error_slope:.1e}·‖x‖"
-        print(f"seed {record.seed}: rounding changes the logits of x by at most {rounding}; the radii account for it")
+        which = f"Seed {record.seed}: rounding" if len(records) > 1 else "Rounding"
+        print(f"{which} changes the logits of x by at most {rounding}; the radii account for it.")
 
 
 def print_attacks(records: "Sequence[AttackRecord]", title: str) -> None:
-    """Print one line per attack and budget: certified ≤ attacked ≤ clean."""
-    rows = []
+    """Print one line per attack and radius: certified ≤ under attack ≤ clean."""
+    rows, several = [], len({record.seed for record in records}) > 1
     for row in records:
-        budget = "each radius" if row.epsilon is None else format_radius(row.epsilon)
+        radius = "each image's" if row.epsilon is None else format_radius(row.epsilon)
         figures = ["–" if value is None else f"{value:.2f}" for value in (row.certified, row.accuracy, row.clean)]
         ending = (str(row.violations), f"{row.seconds:.1f}")
-        rows.append([str(row.seed), row.attack, budget, f"{row.images:,}", *figures, *ending])
-    headings = ("epsilon", "images", "certified", "attacked", "clean", "certificates broken", "seconds")
-    print_table(title, ("seed", "attack"), headings, rows)
+        rows.append([*[str(row.seed)] * several, row.attack, radius, f"{row.images:,}", *figures, *ending])
+    headings = ("radius", "images", "certified %", "under attack %", "clean %", "certificates broken", "seconds")
+    print_table(title, [*["seed"] * several, "attack"], headings, rows)
 
 
 def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[int, ...]) -> None:
-    """Print the class and the certified radius of each picture, and the class that comes next."""
+    """Print the class and the certified radius of each image, and the class that comes next."""
     if not predictions:
         return
     channels, height, width = input_shape
@@ -120,13 +125,13 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
     for x in predictions:
         radii = (show_radius(x.radius, 4), show_radius(x.radius_255, 2)) if x.radius > 0 else ("none", "none")
         rows.append([x.image, x.label, x.runner_up, f"{x.margin:.4f}", *radii])
-    title = f"as {height}×{width} pixels in {'grey' if channels == 1 else 'colour'}"
-    figures = ("margin", "certified radius (pixels 0–1)", "(pixels 0–255)")
+    title = f"as the network sees them: {height}×{width} pixels, {'grey' if channels == 1 else 'colour'}"
+    figures = ("margin", "radius (pixels 0–1)", "radius (pixels 0–255)")
     print_table(title, ("image", "class", "runner-up"), figures, rows)
     resized = sum(x.resized for x in predictions)
     if resized:
-        which = "" if resized == len(predictions) else f" of {resized:,} of the pictures"
-        print_line(f"The radius{which} is for the resized picture, not for the file.")
+        which = "" if resized == len(predictions) else f" of {resized:,} of the images"
+        print_line(f"The radius{which} is for the resized image, not for the file.")
 
 
 def print_first(predictions: "Sequence[Prediction]") -> None:
@@ -154,7 +159,7 @@ def print_demo(rows: "Sequence[DemoRow]") -> None:
 
 # Progress -----------------------------------------------------------------------------------------------------------
 
-show_reading = ProgressLine("pictures", 1)
+show_reading = ProgressLine("images", 1)
 
 
 class TrainingProgress(AbstractContextManager["TrainingProgress"]):
@@ -184,7 +189,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
             self.line("training", self.done, self.steps)
         else:
             self.line.shown = time.monotonic()
-            print_line(f"{self.line.figures}  {report.seconds_left:.0f} s left")
+            print_line(f"{self.line.figures}  {format_duration(report.seconds_left)} left")
+            self.line.figures = ""
 
 
 class DifferenceProgress(TrainingProgress):

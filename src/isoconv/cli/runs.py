@@ -8,13 +8,26 @@ from typing import Annotated
 import typer
 
 from isoconv.cli import print_line
-from isoconv.cli.options import Data, Device, Download, Epsilons, Images, Json, Overwrite, Run, Seed, Sides, given
+from isoconv.cli.options import (
+    SHIPPED,
+    Data,
+    Device,
+    Download,
+    Epsilons,
+    Images,
+    Json,
+    Overwrite,
+    Run,
+    Seed,
+    Sides,
+    given,
+)
 from isoconv.data import ProgressLine
 from isoconv.errors import require
 
-_RUN = "folder of a run, the name of a network that comes with isoconv, or FILE.py:FUNCTION, which builds your own"
+_RUN = f"folder of a run; {SHIPPED}; or FILE.py:FUNCTION, which builds your own"
 _DATA = (
-    "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; pictures may also be given by --data alone"
+    "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; images may also be given by --data alone"
 )
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
@@ -93,20 +106,20 @@ def attack(
     if as_json:
         print_json(records)
     else:
-        print_attacks(records, f"{run}: accuracy in percent")
+        print_attacks(records, f"{run}: accuracy")
     refuse_violations(records)
 
 
 def predict(
     run: Run,
-    images: Annotated[list[Path], typer.Argument(help="pictures (PNG, JPEG, BMP, WebP, GIF), or folders of them")],
+    images: Annotated[list[Path], typer.Argument(help="image files (PNG, JPEG, BMP, WebP, GIF), or folders of them")],
     device: Device = "auto",
     as_csv: Annotated[bool, typer.Option("--csv", help="print the results as CSV on stdout")] = False,
     as_json: Json = False,
 ) -> None:
-    """Classify pictures, and print the radius within which each class cannot change.
+    """Classify images, and print the radius within which each class cannot change.
 
-    The radius is in the L2 norm, for the picture that the network sees, resized if need be. It is printed for pixels from
+    The radius is in the L2 norm, for the image that the network sees, resized if need be. It is printed for pixels from
     0 to 1 and for pixels from 0 to 255. The runner-up is the class with the next largest logit; the margin is the
     difference of the two. Files that cannot be read are named at the end, with exit code 2.
 
@@ -118,7 +131,7 @@ def predict(
     from isoconv.train import open_run
 
     trained = open_run(run)
-    predictions = trained.predict(images, device, progress=ProgressLine("pictures", 1))
+    predictions = trained.predict(images, device, progress=ProgressLine("images", 1))
     if as_json:
         print_json(predictions)
     elif as_csv:

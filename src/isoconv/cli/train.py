@@ -36,7 +36,7 @@ def train(
     size: cli.Sides = None,
     resize: Annotated[str | None, typer.Option(help=f"how to resize: {list_choices(RESIZES, 'squash')}")] = None,
     skip_broken: Annotated[
-        bool | None, typer.Option("--skip-broken", help="leave out pictures that cannot be read, instead of stopping")
+        bool | None, typer.Option("--skip-broken", help="leave out images that cannot be read, instead of stopping")
     ] = None,
     stream: cli.Stream = None,
     workers: cli.Workers = None,
@@ -109,4 +109,4 @@ def train(
         epochs_done = f"{count:,} epoch{'s' * (count != 1)}"
         print_results(results, ", ".join([*config.network[:2], Path(config.data).name, epochs_done]))
     words = shlex.join([str(out), *(["--data", str(folder)] if folder is not None else [])])
-    print_line(f"The run is in {out}. For a report: isoconv report {words}")
+    print_line(f"The run is in {out}. Next: isoconv certify {words}, or isoconv report {words}")

@@ -64,12 +64,12 @@ class TrainingDefaults:
 class DataSet(TrainingDefaults):
     """One data set.
 
-    shape           : (C, H, W) of the published images, or to which pictures of many sizes are brought
-    classes         : their names; none if they are read from the folders of a set of pictures
-    reader          : the function "module:name" that returns `Splits`, of a record and a folder; for a set of pictures, also
-                      of `PictureOptions`
-    versions        : the forms of its files, in the order of preference; none if it comes with a package, or as pictures
-    folders         : for a set of pictures, in one sub-folder per class: where users keep it, in the order of preference
+    shape           : (C, H, W) of the published images, or to which images of many sizes are brought
+    classes         : their names; none if they are read from the folders of a set of image files
+    reader          : the function "module:name" that returns `Splits`, of a record and a folder; for a set of image files,
+                      also of `PictureOptions`
+    versions        : the forms of its files, in the order of preference; none if it comes with a package, or as image files
+    folders         : for a set of image files, in one sub-folder per class: where users keep it, in the order of preference
     class_count     : how many classes a complete copy of such a set has
     source          : where users get a set that isoconv may not fetch
     downloads       : the files to fetch, those of one version, by their path in the data folder, with their md5
@@ -95,7 +95,7 @@ class DataSet(TrainingDefaults):
     def read(self, folder: str | PathLike[str], **options: "Unpack[PictureOptions]") -> "Splits":
         """Return the training and the test set from the files in `folder`; each is read when it is first asked for.
 
-        The options are for sets of pictures. The others are read as they are.
+        The options are for sets of image files. The others are read as they are.
         """
         read: Callable[..., Splits] = pkgutil.resolve_name(self.reader)
         return read(self, Path(folder), **options) if self.folders else read(self, Path(folder))
@@ -267,5 +267,5 @@ FROM_FILES = tuple(name for name, record in DATASETS.items() if record.versions 
 
 
 def is_pictures(data: str) -> bool:
-    """Return True if the images of a set, or of a user's own path, are pictures in files of their own."""
+    """Return True if the images of a set, or of a user's own path, are in files of their own."""
     return data not in DATASETS or bool(DATASETS[data].folders)

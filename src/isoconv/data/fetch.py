@@ -41,13 +41,21 @@ class ProgressLine:
         rate, digits = (done - self.first) / max(now - self.start, 1e-3), int(self.scale > 1)
         whole = f" of {total / self.scale:,.{digits}f}" if total else ""
         counts = f"{done / self.scale:,.{digits}f}{whole} {self.unit}, {rate / self.scale:,.1f} {self.unit}/s"
-        left = f", {(total - done) / rate:.0f} s left" if total and rate and not finished else ""
+        left = f", {format_duration((total - done) / rate)} left" if total and rate and not finished else ""
         text = f"{what}: {self.figures or counts}{left}"
         if terminal:
             bar = f"[{'#' * (16 * done // total):16}] " if total else ""
             columns = shutil.get_terminal_size().columns - 1
             text = f"\r{f'{bar}{text}':{columns}.{columns}}" + "\n" * finished
         print(text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time in the units that people would name: 40 s, 3 min, 1 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def download(

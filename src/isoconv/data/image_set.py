@@ -90,9 +90,9 @@ class Splits:
     images. The test set may be missing (STL-10 is often kept without it); `why_no_test` is then the error of whoever
     asks for it. `train, test = splits` asks for both.
 
-    listing : for a user's own pictures, a hash of their names, sizes in bytes and classes, which decide what is held out
-    ignored : by their ending, how many files were passed over, because they are no pictures or in no class's folder
-    left_out : the pictures that could not be read, of the parts that have been asked for; see `skip_broken`
+    listing : for a user's own image files, a hash of their names, sizes in bytes and classes, which decide what is held out
+    ignored : by their ending, how many files were passed over, because they are no images or in no class's folder
+    left_out : the image files that could not be read, of the parts that have been asked for; see `skip_broken`
     """
 
     def __init__(

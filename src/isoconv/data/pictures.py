@@ -1,8 +1,8 @@
-"""A user's own pictures: a folder with one sub-folder per class, a CSV file of paths and labels, or single files.
+"""A user's own images: a folder with one sub-folder per class, a CSV file of paths and labels, or single files.
 
 Those in tar files are read by `isoconv.data.shards`, and prepared here.
 
-How a picture becomes (C, H, W): the first frame of it, turned as its EXIF orientation says; what is transparent lies on
+How an image becomes (C, H, W): the first frame of it, turned as its EXIF orientation says; what is transparent lies on
 black; sixteen bits are rounded to eight; colours become grey (ITU-R 601) if one channel is asked for; then it is scaled
 to the size that is asked for by Pillow's BICUBIC, whose filter widens when it shrinks (antialiasing): squashed, not keeping
 its proportions, or cropped, losing what lies outside of the largest rectangle of the right proportions in its middle.
@@ -54,7 +54,7 @@ _MOST_NAMED = 50  # unreadable files in one line
 
 
 class Picture(NamedTuple):
-    """A picture with its class; `name` is its path as seen from the folder, CSV file or shard, which may move."""
+    """An image file with its class; `name` is its path as seen from the folder, CSV file or shard, which may move."""
 
     name: str
     path: Source
@@ -62,31 +62,31 @@ class Picture(NamedTuple):
 
 
 class UnreadablePictures(IsoconvError):  # noqa: N818  (what the files are)
-    """Files that cannot be read as pictures. The arguments are pairs: a file, and what is wrong with it."""
+    """Files that cannot be read as images. The arguments are pairs: a file, and what is wrong with it."""
 
     def __str__(self) -> str:
         count, files = len(self.args), [f"{path} ({reason})" for path, reason in self.args[:_MOST_NAMED]]
         if count == 1:
             path, reason = self.args[0]
-            return f"{path} cannot be read as a picture ({reason}). Repair or remove it."
+            return f"{path} cannot be read as an image ({reason}). Repair or remove it."
         more = f"; and {count - _MOST_NAMED:,} more" if count > _MOST_NAMED else ""
-        return f"{count:,} files cannot be read as pictures: {'; '.join(files)}{more}. Repair or remove them."
+        return f"{count:,} files cannot be read as images: {'; '.join(files)}{more}. Repair or remove them."
 
 
 class PictureOptions(TypedDict, total=False):
-    """How pictures are read and split.
+    """How images are read and split.
 
     size          : to bring them to; without it they must all have the same
-    channels      : 1 (grey) or 3 (colour); without it 1 if all pictures are grey, else 3
+    channels      : 1 (grey) or 3 (colour); without it 1 if all images are grey, else 3
     test_fraction : of each class, held out if there is no test folder (default: 0.2)
     seed          : of the choice of these, and of the order of the images (default: 0)
-    progress      : is told how many pictures were read
+    progress      : is told how many images were read
     lazy          : read a part when it is first asked for, if `size` and `channels` are known
     resize        : "squash" (default) or "crop"; see the head of this module
-    stream        : leave the pictures in their files, and decode a batch when it is needed: True, False (default), or None
+    stream        : leave the images in their files, and decode a batch when it is needed: True, False (default), or None
                     to stream those that do not fit in memory
     workers       : processes that decode what is streamed, by default one per core, at most 8; 0 for threads instead
-    skip_broken   : leave out files that cannot be read as pictures, which are an error otherwise. What is held out is
+    skip_broken   : leave out files that cannot be read as images, which are an error otherwise. What is held out is
                     decided before
     """
 
@@ -103,11 +103,11 @@ class PictureOptions(TypedDict, total=False):
 
 
 def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
-    """Return the pictures of `folder`/<class>/…, or of its train/<class>/… and test/<class>/… (or val/<class>/…).
+    """Return the images of `folder`/<class>/…, or of its train/<class>/… and test/<class>/… (or val/<class>/…).
 
     Classes are the names of the sub-folders, sorted. If there is no test folder, a fraction of each class is held out.
     The images are shuffled, so that the first n are of all classes. See `PictureOptions`; the head of this module says
-    how a picture is prepared.
+    how an image is prepared.
     """
     folder = Path(folder)
     problem = "is a file" if folder.exists() else "does not exist"
@@ -125,7 +125,7 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
-    """Return the pictures that a CSV file lists as `path,label`, one per line, with or without a header.
+    """Return the images that a CSV file lists as `path,label`, one per line, with or without a header.
 
     Paths are relative to the folder of the file. Classes are the labels, sorted, as numbers if all are whole numbers.
     For everything else see `read_folder`.
@@ -140,7 +140,7 @@ def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Sp
                 continue
             require(len(row) == 2 and all(row), f"path,label in {line}", repr(",".join(fields)))
             file = path.parent / row[0]
-            require(file.is_file(), f"a picture for {line}", f"{file}, which does not exist")
+            require(file.is_file(), f"an image for {line}", f"{file}, which does not exist")
             pictures.append(Picture(row[0], file, row[1]))
     except (UnicodeDecodeError, csv.Error) as error:
         raise IsoconvError(f"Expected a CSV file of path,label, in UTF-8. Got {path} ({error}).") from error
@@ -158,7 +158,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def load_image(path: str | PathLike[str], shape: tuple[int, int, int], resize: str = "squash") -> Tensor:
-    """Return one picture as a uint8 tensor of this shape (C, H, W), prepared as the pictures of a folder are."""
+    """Return one image as a uint8 tensor of this shape (C, H, W), prepared as the images of a folder are."""
     channels, *size = shape
     return read_pictures([Path(path)], (size[0], size[1]), channels, resize=resize)[0]
 
@@ -171,9 +171,9 @@ def read_pictures(
     resize: str = "squash",
     broken: dict[int, UnreadablePictures] | None = None,
 ) -> Tensor:
-    """Return all the pictures, uint8 (N, C, H, W).
+    """Return all the images, uint8 (N, C, H, W).
 
-    Without a size they must all have the same. Without `channels`, C is 1 if all pictures are grey, else 3.
+    Without a size they must all have the same. Without `channels`, C is 1 if all images are grey, else 3.
 
     broken : receives the error of each file that cannot be read, by its index; such files are left out. Without it, one
         error names them all
@@ -187,9 +187,9 @@ def read_pictures(
             first, other = (f"{x.shape[1]}×{x.shape[0]}" for x in (arrays[0], array))
             readable = next(path for k, path in enumerate(paths) if k not in errors)
             problem = f"{first} in {readable} and {other} in {paths[index]}"
-            require(first == other, "pictures of one size, or a size to bring them to (--size)", problem)
+            require(first == other, "images of one size, or a size to bring them to (--size)", problem)
         if progress is not None:
-            progress("reading pictures", index + 1, len(paths))
+            progress("reading images", index + 1, len(paths))
     if errors and (broken is None or not (arrays or (size and channels))):
         raise UnreadablePictures(*(pair for error in errors.values() for pair in error.args))
     if broken is not None:
@@ -237,7 +237,7 @@ def _ending(path: Source) -> str:
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """Return every picture in a folder and its sub-folders, in the order of their names, without hidden ones."""
+    """Return every image file in a folder and its sub-folders, in the order of their names, without hidden ones."""
     return [path for path in files_in(folder) if path.name.lower().endswith(ENDINGS)]
 
 
@@ -282,7 +282,8 @@ def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | N
     try:
         data = read_bytes(path)
     except IsoconvError as error:
-        raise UnreadablePictures((str(path), str(error.__cause__ or error))) from error
+        cause = error.__cause__
+        raise UnreadablePictures((str(path), getattr(cause, "strerror", None) or str(cause or error))) from error
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
             picture = _flatten(file)
@@ -333,7 +334,7 @@ def make_splits(
     ignored: Counter[str],
     options: PictureOptions,
 ) -> Splits:
-    """Shuffle the pictures of each part, hold some out if there is only one, and read them, or say how to stream them."""
+    """Shuffle the images of each part, hold some out if there is only one, and read them, or say how to stream them."""
     size, channels, seed = options.get("size"), options.get("channels"), options.get("seed", 0)
     resize = options.get("resize", "squash")
     pictures = [picture for part in parts for picture in part]
@@ -390,7 +391,7 @@ def _find_broken(files: PictureFiles, indices: Tensor, progress: Progress | None
         if isinstance(result, UnreadablePictures):
             broken[k] = result
         if progress is not None:
-            progress("checking pictures", k + 1, len(sources))
+            progress("checking images", k + 1, len(sources))
     return broken
 
 
@@ -413,7 +414,7 @@ def _shape_of(
         results = (_attempt(read, path) if skip else read(path) for path in paths)
         arrays = (result for result in results if not isinstance(result, UnreadablePictures))
         first = next(arrays, None) if size is None or channels is None else None
-        require(size is not None or first is not None, "a picture that can be read", "none")
+        require(size is not None or first is not None, "an image that can be read", "none")
         height, width = first.shape[:2] if size is None and first is not None else height_and_width(size or 1)
         depth = channels or (3 if any(x.shape[2] == 3 for x in chain([first], arrays) if x is not None) else 1)
     return depth, height, width
@@ -428,11 +429,11 @@ def list_folder(folder: Path) -> list[Path]:
 
 
 def list_classes(root: Path, folder: Path) -> list[Picture]:
-    """Return the pictures in the sub-folders of `folder`, each with the sub-folder's name as its class."""
+    """Return the images in the sub-folders of `folder`, each with the sub-folder's name as its class."""
     classes = {path: pictures_in(path) for path in list_folder(folder) if path.is_dir()}
     empty = [f"{path}{_list_endings(path)}" for path, files in classes.items() if not files]
     require(not empty, f"images ({', '.join(ENDINGS)}) in every class folder", f"none in {', '.join(empty)}")
-    problem = f"only {min(classes).name!r}" if classes else f"no sub-folder and {len(pictures_in(folder))} pictures"
+    problem = f"only {min(classes).name!r}" if classes else f"no sub-folder and {len(pictures_in(folder))} images"
     require(len(classes) > 1, f"one sub-folder of images per class, at least two, in {folder}", problem)
     return [Picture(x.relative_to(root).as_posix(), x, path.name) for path, files in classes.items() for x in files]
 

@@ -1,6 +1,6 @@
 """From a data set's name or path to images: find its files, read them, decode them. Whatever is wrong becomes one line.
 
-`load_splits` is the way in, for a data set by its name and for a user's own pictures by their path.
+`load_splits` is the way in, for a data set by its name and for a user's own images by their path.
 `read_files` does this for every record that has files. What differs between sets is the decoder of a version: a function
 of the record and a group of files that returns images, uint8 (N, C, H, W), and labels, counted from 0.
 """
@@ -47,7 +47,7 @@ def load_splits(
 
     The files of a named set are looked for in `folder` (default: `data`); with `download` they are fetched if they are
     missing. A name wins over a path of the same name: write ./mnist for the path. Of the options (see `PictureOptions`) a
-    named set uses `size`, `progress` and `lazy`: it has its own channels and test images. One of pictures has its
+    named set uses `size`, `progress` and `lazy`: it has its own channels and test images. One of image files has its
     published size unless another is asked for, and can be cropped and streamed; others are held in memory.
     """
     record = DATASETS.get(str(name_or_path))
@@ -61,12 +61,12 @@ def load_splits(
         require(own, f"one of {', '.join(DATASETS)}, or the path of {places}", problem)
         return (read_folder if path.is_dir() else read_csv)(path, **options)
     size, channels = options.get("size"), options.get("channels")
-    problem = f"{channels}: only pictures from a folder or a CSV file are converted"
+    problem = f"{channels}: only images from a folder or a CSV file are converted"
     require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)
     held = options.get("resize", "squash") == "squash" and not any(
         map(options.get, ("stream", "workers", "skip_broken"))
     )
-    require(held or is_pictures(record.name), "pictures in files of their own, to crop, stream or skip", record.name)
+    require(held or is_pictures(record.name), "images in files of their own, to crop, stream or skip", record.name)
     folder = Path("data" if folder is None else folder)
     if download and record.downloads and all(location.missing for location in locate(record, folder)):
         fetch(record, folder, progress=options.get("progress"))
@@ -104,9 +104,9 @@ def read_files(record: DataSet, folder: Path) -> Splits:
 
 
 def read_class_folders(record: DataSet, folder: Path, **options: Unpack[PictureOptions]) -> Splits:
-    """Read a set that is published as pictures: train/CLASS/… and val/CLASS/…, such as ImageNet's.
+    """Read a set that is published as image files: train/CLASS/… and val/CLASS/…, such as ImageNet's.
 
-    Tiny-ImageNet's test pictures lie in val/images instead, and val/val_annotations.txt says what they are.
+    Tiny-ImageNet's test images lie in val/images instead, and val/val_annotations.txt says what they are.
     """
     roots = [root for root in (folder / name for name in record.folders) if (root / "train").is_dir()]
     if not roots:
@@ -115,7 +115,7 @@ def read_class_folders(record: DataSet, folder: Path, **options: Unpack[PictureO
         advice = f"isoconv may not fetch it: get it from {record.source}, unpack it, and say where it is (--data)"
         raise IsoconvError(f"{record.title} was not found: {problem}. {advice}.")
     root = roots[0]
-    require((root / "val").is_dir(), f"the test pictures of {record.title} in {root / 'val'}", "no such folder")
+    require((root / "val").is_dir(), f"the test images of {record.title} in {root / 'val'}", "no such folder")
     annotations = root / "val" / "val_annotations.txt"
     train = list_classes(root, root / "train")
     test = _list_annotated(root, annotations) if annotations.is_file() else list_classes(root, root / "val")
@@ -136,8 +136,8 @@ def _list_annotated(root: Path, annotations: Path) -> list[Picture]:
         name, _, label = line.partition("\t")
         label = label.partition("\t")[0]
         path = folder / name
-        require(bool(name and label), f"a picture and its class in line {number} of {annotations}", repr(line[:80]))
-        require(path.is_file(), f"a picture for line {number} of {annotations}", f"{path}, which does not exist")
+        require(bool(name and label), f"an image and its class in line {number} of {annotations}", repr(line[:80]))
+        require(path.is_file(), f"an image for line {number} of {annotations}", f"{path}, which does not exist")
         pictures.append(Picture(path.relative_to(root).as_posix(), path, label))
     return pictures
 
@@ -226,7 +226,7 @@ def locate(record: DataSet, folder: Path) -> list[Location]:
 
 def _not_found(record: DataSet, folder: Path, locations: Sequence[Location]) -> IsoconvError:
     if not folder.is_dir():
-        problem = f"{record.title} was not found: there is no folder {folder}."
+        problem = f"{record.title} was not found: there is no folder {folder.absolute()}."
     elif partial := sorted((x for x in locations if x.paths), key=lambda location: len(location.missing)):
         problem = f"{record.title} is not complete in {partial[0].folder}: missing {', '.join(partial[0].missing)}."
     else:

@@ -1,14 +1,14 @@
-"""WebDataset shards: tar files in which a picture and its label share a key, such as 000123.jpg and 000123.cls.
+"""WebDataset shards: tar files in which an image and its label share a key, such as 000123.jpg and 000123.cls.
 
 The key of a member is its name up to the first dot after the last slash, as the package webdataset has it. `.cls` holds the
 class as text, a number or a name. Members with other endings are passed over.
 
-Shards are not read from their beginning: an index says where each picture lies. It is made once, from the members' headers
-and labels alone. So the pictures are shuffled, held out, resized and streamed like those of a folder. They are put in its
-order, the classes and in each the pictures by name, so that their batches are those of a folder of the same pictures.
+Shards are not read from their beginning: an index says where each image lies. It is made once, from the members' headers
+and labels alone. So the images are shuffled, held out, resized and streamed like those of a folder. They are put in its
+order, the classes and in each the images by name, so that their batches are those of a folder of the same images.
 
 The headers are parsed here, not by the standard library's tarfile: that takes a damaged header for the end of the file, so
-that pictures would be missing without a word, and needs three times as long.
+that images would be missing without a word, and needs three times as long.
 """
 
 import os
@@ -35,7 +35,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def read_shards(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
-    """Return the pictures of a tar file, of several that braces stand for (shard-{000..007}.tar), or of a folder of them.
+    """Return the images of a tar file, of several that braces stand for (shard-{000..007}.tar), or of a folder of them.
 
     Shards in the folders train and test (or val), or with these words in their names, are the two parts. Otherwise a
     fraction of each class is held out. Classes are what the labels say, sorted, as numbers if all are whole numbers. For
@@ -50,8 +50,8 @@ def read_shards(path: str | PathLike[str], **options: Unpack[PictureOptions]) ->
     known = {picture.label for picture in parts[0]}
     for picture in parts[-1]:
         require(picture.label in known, f"a class of the training shards for {picture.path}", repr(picture.label))
-    problem = f"only {min(known)!r}" if known else "no pictures"
-    require(len(known) > 1, f"pictures of at least two classes in {path}", problem)
+    problem = f"only {min(known)!r}" if known else "no images"
+    require(len(known) > 1, f"images of at least two classes in {path}", problem)
     classes = sort_classes(known)
     number = {label: index for index, label in enumerate(classes)}
     for pictures in parts:
@@ -96,7 +96,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def list_shard(shard: Path) -> tuple[list[Picture], Counter[str]]:
-    """Return the pictures of a shard, in its order, and how many files of which ending are neither pictures nor labels."""
+    """Return the images of a shard, in its order, and how many files of which ending are neither images nor labels."""
     pictures, labels, ignored = dict[str, Member](), dict[str, tuple[Member, str]](), Counter[str]()
     for member, file in _members(shard):
         folder, slash, base = member.name.rpartition("/")
@@ -107,12 +107,12 @@ def list_shard(shard: Path) -> tuple[list[Picture], Counter[str]]:
             labels[key] = member, _read_label(member, file)
         elif stem and ending in ENDINGS:
             other = pictures.setdefault(key, member)
-            require(other is member, f"one picture for each key in {shard}", f"{other.name} and {member.name}")
+            require(other is member, f"one image for each key in {shard}", f"{other.name} and {member.name}")
         else:
             ignored[ending] += 1
     for key in sorted(pictures.keys() ^ labels.keys())[:1]:
         require(key in labels, f"a label for {pictures.get(key)}, in {key}.cls", "none")
-        require(key in pictures, f"a picture ({', '.join(ENDINGS)}) for {labels[key][0]}", "none")
+        require(key in pictures, f"an image ({', '.join(ENDINGS)}) for {labels[key][0]}", "none")
     return [Picture(member.name, member, labels[key][1]) for key, member in pictures.items()], ignored
 
 

@@ -1,8 +1,8 @@
-"""Pictures that stay in their files and are decoded when they are asked for, so that memory does not grow with their number.
+"""Images that stay in their files and are decoded when they are asked for, so that memory does not grow with their number.
 
 Note [Streamed batches]
 A batch of a streamed set holds the same bytes as one of a set in memory: both are decoded by the same function, and which
-pictures are in it is decided by whoever asks. Worker processes of torch's `DataLoader` decode ahead; batches come in the
+images are in it is decided by whoever asks. Worker processes of torch's `DataLoader` decode ahead; batches come in the
 order in which they were asked for, however many workers there are. No random number is drawn from torch's own generator.
 Workers write into memory that they share with the process that asks, a slot for each batch that is on its way, and send the
 slot's number. A slot is free again when its batch has been copied: new shared memory for each batch would cost a tenth of
@@ -21,7 +21,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +38,12 @@ from isoconv.errors import IsoconvError, require
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker may be ahead
 _SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux's prctl
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
 
 class Member(NamedTuple):
-    """A picture inside of a tar file: `size` bytes from `offset`. It is read like a path."""
+    """An image inside of a tar file: `size` bytes from `offset`. It is read like a path."""
 
     shard: Path
     offset: int
@@ -65,7 +66,7 @@ Source = Path | Member
 
 
 class SourceTable:
-    """Where pictures lie, in little memory: a million take as much as their names, and worker processes share it.
+    """Where images lie, in little memory: a million take as much as their names, and worker processes share it.
 
     All of them are files, or all of them are members of tar files.
     """
@@ -95,7 +96,7 @@ class SourceTable:
 
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
-    """Picture files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
+    """Image files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
 
     workers : how many processes decode ahead; 0 leaves it to threads of this one
     """
@@ -106,25 +107,25 @@ class PictureFiles:
     workers: int
 
     def read(self, index: int) -> Array:
-        """Return one picture, uint8 (C, H, W)."""
+        """Return one image, uint8 (C, H, W)."""
         source = self.sources[index]
         pixels, (_, height, width) = self.decode(source), self.shape
         if pixels.shape[:2] != (height, width):
             problem = f"{width}×{height} in {self.sources[0]} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
-            require(False, "pictures of one size, or a size to bring them to (--size)", problem)
+            require(False, "images of one size, or a size to bring them to (--size)", problem)
         return np.broadcast_to(pixels.transpose(2, 0, 1), self.shape)
 
     def read_into(self, images: Array, indices: Iterable[int]) -> None:
-        """Write one picture after the other into uint8 (n, C, H, W)."""
+        """Write one image after the other into uint8 (n, C, H, W)."""
         for image, index in zip(images, indices, strict=True):
             image[:] = self.read(index)
 
     def batches(self, indices: Sequence[Tensor], pinned: bool = False) -> Iterator[Tensor]:
-        """Yield the pictures of each batch of indices, uint8 (n, C, H, W), decoded ahead. See Note [Streamed batches]."""
+        """Yield the images of each batch of indices, uint8 (n, C, H, W), decoded ahead. See Note [Streamed batches]."""
         return self._by_workers(indices, pinned) if self.workers and indices else self._by_threads(indices, pinned)
 
     def read_all(self, indices: Tensor) -> Tensor:
-        """Return pictures, uint8 (n, C, H, W), all in memory."""
+        """Return images, uint8 (n, C, H, W), all in memory."""
         return next(self._by_threads([indices], pinned=False))
 
     def _new_batch(self, count: int, pinned: bool = False) -> Tensor:
@@ -159,7 +160,8 @@ class PictureFiles:
                     worker_init_fn=_start_worker,
                     generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
                 )
-                iterator = iter(loader)
+                with _hold_signals():
+                    iterator = iter(loader)
             # Or torch raises an error as soon as a worker ends, wherever this process is. It comes with the next batch.
             signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
             iterator._worker_pids_set = False  # type: ignore[attr-defined]
@@ -175,7 +177,7 @@ class PictureFiles:
         except RuntimeError as error:
             reason = (str(error).splitlines() or [""])[0].rstrip(".")
             advice = "With little shared memory, use fewer (--workers) or none (--workers 0)."
-            raise IsoconvError(f"A process that decodes pictures has failed ({reason}). {advice}") from error
+            raise IsoconvError(f"A process that decodes images has failed ({reason}). {advice}") from error
         finally:
             if iterator is not None:
                 iterator._shutdown_workers()  # type: ignore[attr-defined]  # a traceback may keep the iterator
@@ -205,6 +207,17 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+@contextmanager
+def _hold_signals() -> Iterator[None]:
+    """Let signals wait, in this process until it has started others, and in those until they ignore them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING) if hasattr(signal, "pthread_sigmask") else set()
+    try:
+        yield
+    finally:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(worker: int) -> None:
     """End when the process that trains says so, or is gone.
 
@@ -212,7 +225,7 @@ def _start_worker(worker: int) -> None:
     has saved. Workers that outlived it would hold its connections to other processes open, which would wait; torch's own
     look after their parent takes five seconds.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)
@@ -220,7 +233,7 @@ def _start_worker(worker: int) -> None:
 
 
 class StreamedSet(ImageSet):
-    """An image set whose pictures stay in their files.
+    """An image set that stays in its files.
 
     `images` reads all of them, each time. `batches`, `select` and `isoconv.data.EpochBatches` need memory for a few
     batches only. A part of a streamed set is a streamed set.
@@ -236,7 +249,7 @@ class StreamedSet(ImageSet):
 
     @property
     def images(self) -> Tensor:  # type: ignore[override]
-        """Read all pictures into memory."""
+        """Read all images into memory."""
         return self.files.read_all(self.index)
 
     def __len__(self) -> int:
@@ -247,7 +260,7 @@ class StreamedSet(ImageSet):
         return self.files.shape
 
     def to(self, device: torch.device | str) -> ImageSet:
-        """Read all pictures into the memory of a device."""
+        """Read all images into the memory of a device."""
         return ImageSet(self.images.to(device), self.labels.to(device), self.classes, self.name)
 
     def _part(self, at: Any) -> ImageSet:
@@ -259,7 +272,7 @@ class StreamedSet(ImageSet):
         return StreamedSet(files, self.index, self.labels, self.classes, self.name)
 
     def select(self, indices: Iterable[Tensor], pinned: bool = False) -> Iterator[Tensor]:
-        """Yield the pictures of each batch of indices, decoded ahead, in pinned memory if asked for."""
+        """Yield the images of each batch of indices, decoded ahead, in pinned memory if asked for."""
         return self.files.batches([self.index[index] for index in indices], pinned)
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

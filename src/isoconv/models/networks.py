@@ -73,7 +73,7 @@ def _check_size(size: tuple[int, int], unit: int) -> None:
     """Raise unless a number divides both sides of an image; name the sizes next to it that would do."""
     around = [[max(1, count) * unit for count in (side // unit, -(-side // unit))] for side in size]
     near = dict.fromkeys(f"{height}×{width}" for height, width in zip(*around, strict=True))
-    expected = f"images whose height and width {unit} divides, such as {' or '.join(near)}"
+    expected = f"a height and a width that are divisible by {unit}, such as {' or '.join(near)}"
     require(all(side % unit == 0 for side in size), expected, "×".join(map(str, size)))
 
 

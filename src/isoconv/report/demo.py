@@ -1,5 +1,6 @@
 """Three small networks on digits, trained, certified and attacked side by side: the demo, and its page."""
 
+import math
 import os
 import signal
 import sys
@@ -32,12 +33,14 @@ _FIRST = 5  # how many digits it classifies
 _STEPS = 20  # of PGD, each a fifth of the budget: the paper's 200 steps of 0.01 would take ten times as long
 _OTHER_BUDGETS = (1.0,)  # a point of PGD's curve on the page, beside the table's own
 _MARK = "isoconv demo"  # in demo.json: this folder was made by the demo, which may fill it again
+# Of 26 changes to the recipe, tried on 1,000 held-out training digits, these certify most without a loss of clean accuracy.
+_WIDE = {"lr": 0.04, "offset": 1.5 * math.sqrt(2), "temperature": 0.25, "augment": (0.5, 0.3)}
 # The ordinary network is trained as people train one: ReLU, and cross-entropy without a margin. Of the rates 0.001, 0.003,
 # 0.01 and 0.02, with and without crops, this was the best on 400 held-out training digits.
 _ORDINARY = {"conv": "standard", "activation": "relu", "temperature": 1.0, "offset": 0.0, "lr": 0.01}
 _NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bcop": ("BCOP: orthogonal convolutions", {"conv": "bcop"}),
-    "rko": ("RKO: reshaped kernels", {"conv": "rko"}),
+    "bcop": ("BCOP: orthogonal convolutions", {"conv": "bcop", **_WIDE}),
+    "rko": ("RKO: reshaped kernels", {"conv": "rko", **_WIDE}),
     "ordinary": ("ordinary network", _ORDINARY),
 }
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML file: style, script, data and pictures inside it, and nothing fetched from anywhere.
+"""One self-contained HTML file: style, script, data and images inside it, and nothing fetched from anywhere.
 
 What users chose (names of classes, paths) reaches the page in two ways only: as text that the template escapes, and as
 JSON in which no character can end the element that it stands in. The page's own policy allows no other script than its
@@ -101,7 +101,7 @@ def write_report(
     Certified radii, singular values, gradient norms and a gallery are computed and stored if a run lacks them and its test
     images are found. The curves of attacks come from `isoconv.train.attack_run`.
 
-    folder, download : where the data set is, or a user's pictures if they have moved; whether to fetch it
+    folder, download : where the data set is, or a user's images if they have moved; whether to fetch it
     as_is : compute nothing; show only what the folders hold
     """
     device, out = choose_device(device), Path(out)
@@ -138,7 +138,7 @@ def write_page(runs: Sequence[Path], out: Path, notes: Mapping[str, str] | None 
     for view, whole in [(view, whole) for whole in (False, True) for view in reversed(views)]:
         if len(page.encode()) > LARGEST and view.gallery is not None and (whole or view.gallery.mistakes):
             view.gallery = None if whole else replace(view.gallery, mistakes=())
-            part = "gallery is" if whole else "pictures of mistakes are"
+            part = "gallery is" if whole else "misclassified images are"
             view.notes.append(f"The {part} left out to keep the page small: report on this run alone.")
             page = _render(views)
     fits, problem = len(page.encode()) <= LARGEST, f"{len(views)}: report on fewer runs"
@@ -171,7 +171,7 @@ def explain_radii(datasets: Sequence[str]) -> str:
     titles = ["MNIST" if name == "digits" else DATASETS[name].title for name in datasets if name in DATASETS]
     if titles:
         return f"The buttons' radii are those at which papers report certified accuracy on {' and '.join(titles)}."
-    return "The radii on the buttons were chosen when the network was trained (--epsilon)."
+    return "The buttons' radii are those of the run (--epsilon; by default 0.1 and 36/255)."
 
 
 def check_replaceable(out: Path) -> None:
@@ -252,7 +252,7 @@ def round_radii_down(radii: Sequence[float]) -> list[float]:
 
 def show_percent(percent: float, images: int) -> str:
     """Show a percentage of so many images, never rounded up: it may be certified."""
-    digits = 2 if images > 1000 else 1
+    digits = 2 if images and 1000 % images else 1  # enough to be exact, up to 10,000 images
     return f"{math.floor(percent * 10**digits + 1e-6) / 10**digits:.{digits}f} %"
 
 

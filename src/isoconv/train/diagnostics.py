@@ -96,7 +96,7 @@ class Diagnostics(Finding):
 
 @dataclass(frozen=True)
 class Adversarial(Finding):
-    """The smallest perturbation found that changes the prediction, and the new prediction; pictures as data URIs."""
+    """The smallest perturbation found that changes the prediction, and the new prediction; images as data URIs."""
 
     norm: Size
     prediction: Index
@@ -108,7 +108,7 @@ class Adversarial(Finding):
 class GalleryImage(Finding):
     """One test image. `adversarial` is None if the image is misclassified, or if nothing was found.
 
-    file : the folder and name of a user's own picture
+    file : the folder and name of a user's own image file
     """
 
     index: Index
@@ -317,7 +317,7 @@ def picture_uri(pixels: Tensor) -> str:
 def find_test_images(run: TrainedRun, folder: Path | None, download: bool) -> ImageSet | str:
     """Return a run's test images, or why there are none. A data set that was pointed at, or is to be fetched, must be there.
 
-    `folder` is for all runs of a page: a user's own pictures may be there, or still where they were.
+    `folder` is for all runs of a page: a user's own images may be there, or still where they were.
     """
     own, reasons = run.config.data not in NAMES, []
     for source in dict.fromkeys((None, folder) if own else (folder,)):

@@ -1,4 +1,4 @@
-"""Train classifiers by name: from a data set or a folder of pictures to run folders, in one call."""
+"""Train classifiers by name: from a data set or a folder of images to run folders, in one call."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -57,11 +57,11 @@ def train(
 ) -> tuple[list[TrainResult], TrainConfig]:
     """Train one network per seed and evaluate the last epoch of each. Return the results and the first configuration.
 
-    data : the name of a data set, a folder of pictures with one sub-folder per class, a CSV file, or shards
+    data : the name of a data set, a folder of images with one sub-folder per class, a CSV file, or shards
         (`isoconv.data.read_shards`); None to resume
     out : the run's folder; several seeds live in seed-0, seed-1, … inside it
-    folder : where the data set is, or where a user's pictures have moved to
-    stream, workers : whether a user's pictures stay in their files (by default if they do not fit in memory), and how many
+    folder : where the data set is, or where a user's images have moved to
+    stream, workers : whether a user's images stay in their files (by default if they do not fit in memory), and how many
         processes decode them; see `isoconv.data.pictures.PictureOptions`. The networks are the same either way
     search : learning rates to try on a validation split first
     tensorboard : write events of the same figures as the metrics into `out`, too
@@ -124,7 +124,7 @@ def train(
             configs = [replace(config, lr=best) for config in configs]
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
-                say(f"validation at lr {rate:g}: clean {clean:.2f} %, robust {robust:.2f} %{mark}")
+                say(f"validation at lr {rate:g}: clean {clean:.2f} %, certified {robust:.2f} %{mark}")
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
@@ -172,7 +172,7 @@ class _Events:
 
 
 def choose_batch_size(images: int, processes: int = 1, most: int = 128) -> int:
-    """Return `most`, or less for small data sets: an epoch should have several batches and leave few pictures over.
+    """Return `most`, or less for small data sets: an epoch should have several batches and leave few images over.
 
     With several processes the size is a multiple of their number.
     """
@@ -187,7 +187,7 @@ def describe_data(config: TrainConfig, splits: Splits, held_out: ImageSet | None
     channels, height, width = train.shape
     counts = torch.bincount(train.labels, minlength=len(train.classes)).tolist()
     none = ", ".join(name for name, count in zip(train.classes, counts, strict=True) if count == 0)
-    require(not none, "a picture that can be read in every class", f"none of {none}")
+    require(not none, "an image that can be read in every class", f"none of {none}")
     (fewest, least), *_, (most, largest) = sorted(zip(counts, train.classes, strict=True))
     line = f"{config.data}: {len(train):,} images to train on"
     if most >= 2 * fewest:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import time
 import weakref
 import zlib
@@ -396,13 +397,17 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
     folder = RunFolder(Path(path))
     if not folder.exists:
         if folder.path.is_dir():
-            missing = f"There is no {folder.config.name} in it."
+            inside = ", ".join(sorted(config.parent.name for config in folder.path.glob(f"*/{folder.config.name}")))
+            missing = f"There is no {folder.config.name} in it" + (
+                f", but there are runs: {inside}." if inside else "."
+            )
         else:
             missing = f"It {'is a file' if folder.path.exists() else 'does not exist'}."
-            missing += f" With isoconv come {', '.join(pretrained_names())}."
+            missing += f" Networks that come with isoconv: {', '.join(pretrained_names())}."
         raise IsoconvError(f"Expected a run in {path}. {missing}")
     if not folder.model.exists():
-        raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. Resume it (--resume).")
+        advice = f"Finish it: isoconv train --resume --out {shlex.quote(str(path))}"
+        raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. {advice}")
     config = TrainConfig.read(folder.config)
     weights = read_tensors(folder.model)
     if is_own(config.model):

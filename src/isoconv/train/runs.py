@@ -108,11 +108,11 @@ class AttackRecord(Finding):
 
 @dataclass(frozen=True)
 class Prediction(Record):
-    """What a network says of one picture, and the proved radius: of pixels from 0 to 1, and from 0 to 255.
+    """What a network says of one image, and the proved radius: of pixels from 0 to 1, and from 0 to 255.
 
     resized : whether the file has another size; the radius is for what the network sees
     runner_up, margin : the class with the second largest logit, and how much smaller that is
-    error : why the file cannot be read as a picture; then there is no class
+    error : why the file cannot be read as an image; then there is no class
     """
 
     image: str
@@ -149,7 +149,7 @@ class TrainedRun:
     def test_images(self, folder: Path | None = None, download: bool = False, count: int | None = None) -> ImageSet:
         """Return the test set that belongs to the run, or the first `count` images of it.
 
-        A user's own pictures may have moved to `folder`, and `download` fetches a named set that is missing.
+        A user's own images may have moved to `folder`, and `download` fetches a named set that is missing.
         """
         # Pictures are looked at once or twice: they stay in their files, and what is certified needs no memory for them.
         reading: dict[str, Any] = {"stream": True, "workers": 0} if is_pictures(self.config.data) else {}
@@ -220,9 +220,9 @@ class TrainedRun:
     def predict(
         self, images: Sequence[Path | str] | Path | str, device: str = "auto", *, progress: Progress = be_silent
     ) -> list[Prediction]:
-        """Classify pictures, resized to the network's input, each with its certified radius.
+        """Classify images, resized to the network's input, each with its certified radius.
 
-        images : a file or several, and folders, which stand for all pictures in them and in their sub-folders. One that
+        images : a file or several, and folders, which stand for all images in them and in their sub-folders. One that
             cannot be read is answered with its error
         """
         (channels, *sides), classes = self.config.input_shape, self.config.classes
@@ -275,7 +275,7 @@ class TrainedRun:
 def _list_pictures(path: Path) -> list[Path]:
     """Return the pictures in a folder, or the file."""
     pictures = pictures_in(path) if path.is_dir() else [path]
-    require(bool(pictures), f"pictures ({', '.join(ENDINGS)}) in {path}", "none")
+    require(bool(pictures), f"images ({', '.join(ENDINGS)}) in {path}", "none")
     return pictures
 
 
@@ -328,7 +328,7 @@ def open_own(
 
     model : the function that builds it, or its name, FILE.py:FUNCTION, which is run
     weights : a safetensors file; without one the network stays as it is built
-    data, folder, size, download : as for `isoconv.train.train`; without `data` the pictures are those in `folder`
+    data, folder, size, download : as for `isoconv.train.train`; without `data` the images are those in `folder`
     """
     require(data is not None or folder is not None, "data to certify a network of your own on (--data)", "none")
     name, build = find_function(model)
@@ -351,7 +351,7 @@ def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
 
 
 def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = False, **options: Any) -> Splits:
-    """Return the data of a run, split as in its training. A user's own pictures may have moved to `folder`.
+    """Return the data of a run, split as in its training. A user's own images may have moved to `folder`.
 
     options : `stream` and `workers`, as for `isoconv.data.load_splits`
     """
@@ -359,7 +359,7 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     source = Path(config.data if folder is None or not own else folder)
     if own and not is_there(source):
         problem = "which does not exist: say where they are (--data)"
-        raise IsoconvError(f"Expected the pictures of the run in {source}, {problem}.")
+        raise IsoconvError(f"Expected the images of the run in {source}, {problem}.")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
     options |= {"channels": channels, "resize": config.resize, "skip_broken": config.skip_broken, "lazy": True}
@@ -368,8 +368,8 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     if part.shape != config.input_shape or part.classes != config.classes:
         raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
     if config.listing and splits.listing != config.listing:
-        problem = "which of its pictures were held out is unknown: restore the old ones, or train again"
-        expected = "Expected the pictures that the run was trained on."
+        problem = "which of its images were held out is unknown: restore the old ones, or train again"
+        expected = "Expected the images that the run was trained on."
         raise IsoconvError(f"{expected} {source} has changed since, and {problem}.")
     return splits
 
@@ -437,7 +437,7 @@ def certify_run(
             one.keep(path.name, record.to_fields())
     count, most = test.labels.bincount(minlength=len(test.classes)).max(dim=0)
     if count > 1.5 * len(test) / len(test.classes):
-        say(f"{100 * count / len(test):.1f} % of the images belong to the most frequent class, {test.classes[most]}.")
+        say(f"For comparison: {100 * count / len(test):.1f} % of the images are of one class, {test.classes[most]}.")
     return records
 
 

@@ -31,7 +31,7 @@ const place = (node, left, width) => {
 
 /** Never rounded up, for it may be something that is proved; as exact as a share of so many images needs. */
 function percent(value, run) {
-  const digits = run && run.images > 1000 ? 2 : 1, scale = 10 ** digits;
+  const digits = run && 1000 % run.images ? 2 : 1, scale = 10 ** digits;
   return (Math.floor(value * scale + 1e-6) / scale).toFixed(digits) + " %";
 }
 

@@ -41,7 +41,7 @@ function fillGallery(shown) {
   const run = runs[shown], list = document.querySelector("ul.gallery");
   list.replaceChildren(...run.gallery.map((entry, k) => {
     const label = run.classes[entry.label], predicted = run.classes[entry.prediction], other = entry.adversarial;
-    const pictures = element("div", { className: "pictures" },
+    const pictures = element("div", { className: "images" },
       picture(entry.image, label, `Test image ${entry.index}, class ${label}, classified as ${predicted}`));
     if (other) {
       pictures.append(

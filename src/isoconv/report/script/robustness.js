@@ -66,7 +66,7 @@ function robustness() {
     });
   }
   chart(section.querySelector("figure"), () => ({
-    x: { low: 0, high: largest, label: "budget ε (L2, pixels from 0 to 1)" },
+    x: { low: 0, high: largest, label: "radius ε (L2, pixels from 0 to 1)" },
     y: { low: 0, high: 100, percent: true },
     describe: "Certified accuracy against ε. " + visible().filter(([run]) => run.clean !== null).map(([run]) => {
       const proved = certifiedAt(run, state.epsilon);
