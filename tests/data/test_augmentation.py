@@ -139,6 +139,8 @@ def test_the_last_epochs_only_move_images():
         assert torch.equal(one, other) == (epoch >= 3)
     with pytest.raises(IsoconvError, match=r"augment_epochs.*-1"):
         data.Augmentation(augment_epochs=-1)
+    with pytest.raises(IsoconvError, match="for augment_epochs to end"):
+        data.Augmentation(**options, augment_epochs=3)
 
 
 def test_by_default_nothing_happens():

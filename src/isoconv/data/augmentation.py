@@ -67,11 +67,17 @@ class Augmentation:
         require(is_whole, "rand_augment: a whole number of operations", self.rand_augment)
         asked = f"crop_padding {self.padding} and resized_crop {self.resized_crop}"
         require(self.padding == 0 or not self.crops, "crop_padding or resized_crop, not both", asked)
+        ends = self.augment_epochs == 0 or self.distorts
+        require(ends, "augment, rand_augment or colour_jitter, for augment_epochs to end", "none of them")
 
     def __bool__(self) -> bool:
         """Return True if images may change."""
-        moves = self.padding > 0 or self.flip or self.crops
-        return moves or self.rand_augment[0] > 0 or any(self.colour_jitter) or self.augment[0] > 0
+        return self.padding > 0 or self.flip or self.crops or self.distorts
+
+    @property
+    def distorts(self) -> bool:
+        """Whether colours change, or more than a crop and a mirror moves pixels."""
+        return self.rand_augment[0] > 0 or any(self.colour_jitter) or self.augment[0] > 0
 
     @property
     def crops(self) -> bool:

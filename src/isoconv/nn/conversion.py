@@ -57,7 +57,6 @@ _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_fea
 _ROUNDING = 1e-12
 _SUMMED = 2**24  # weights at most of what stands for an average over whole images
 _TOGETHER = 8  # channels at most in a group of what was a depthwise convolution
-_Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,19 @@ class ConversionTable:
 
 @overload
 def convert(
-    model: nn.Module, method: str = ..., *, input_shape: _Sizes, carry_weights: bool = ..., report_only: Literal[True]
+    model: nn.Module,
+    method: str = ...,
+    *,
+    input_shape: Sequence[int],
+    carry_weights: bool = ...,
+    report_only: Literal[True],
 ) -> "ConversionTable": ...
 @overload
 def convert(
     model: nn.Module,
     method: str = ...,
     *,
-    input_shape: _Sizes,
+    input_shape: Sequence[int],
     carry_weights: bool = ...,
     report_only: Literal[False] = ...,
 ) -> tuple[nn.Module, "ConversionTable"]: ...
