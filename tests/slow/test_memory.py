@@ -83,7 +83,7 @@ def test_a_certificate_is_checked_as_it_is_read(runs):
     """Lines of as many images as there may be, of which one at a time is held."""
     peak_memory(runs, "certify", "few", "--certificate", "short.jsonl", "--images", "20", "--device", "cpu")
     header, *lines = map(json.loads, (runs / "short.jsonl").read_text().splitlines())
-    count = 4000
+    count = 12_000
     with (runs / "long.jsonl").open("w") as file:
         for line in (header | {"images": count}, *(lines[k % 20] | {"index": k} for k in range(count))):
             file.write(json.dumps(line) + "\n")
