@@ -27,7 +27,7 @@ from isoconv.train.engine import EpochReport, Silent
 from isoconv.train.job import Say, train
 from isoconv.train.runs import Prediction, open_run, refuse_violations
 
-SHIPPED = "mnist-small"  # the network that is shown before anything is trained
+SHIPPED = "mnist-large"  # the network that is shown before anything is trained
 
 _FIRST = 5  # how many digits it classifies
 _STEPS = 20  # of PGD, each a fifth of the budget: the paper's 200 steps of 0.01 would take ten times as long
