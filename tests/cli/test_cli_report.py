@@ -176,7 +176,7 @@ def test_a_second_demo_prints_one_table_and_says_where_the_page_is(isoconv, show
     write_demo("called", epochs=1, images=2, show_first=answers.extend)
     assert data_of(Path("called", "report.html")) == data_of(out / "report.html")  # the command is that call
     assert len(answers) == 2 and all(str(answer.radius)[:5] in outcome.out for answer in answers)
-    assert outcome.out.index("mnist-small") < outcome.out.index("BCOP")  # a first result before anything is trained
+    assert outcome.out.index("mnist-large") < outcome.out.index("BCOP")  # a first result before anything is trained
     assert outcome.err.splitlines()[-1].startswith(f"The report is in {out / 'report.html'}")
     for part in ("2 held-out digits", "ε = 1.58", "BCOP", "RKO", "ordinary", "PGD", "FGSM", "Lipschitz bound"):
         assert part in " ".join(outcome.out.split())
