@@ -124,6 +124,8 @@ def test_an_asymptotic_interval_is_an_estimate_and_no_inequality():
     for known, assumed in (({"value_range": (0, 2)}, True), ({"whole": (True, True)}, False)):
         bound = distance_bound(a, b, **known, **options)
         assert bound.proved and str(bound).startswith("W1 ≥ ") and ("independent" in str(bound)) == assumed
+    same = distance_bound(a, uniform(200, 2), value_range=(0, 2), **options)
+    assert same.lower == 0 and "says nothing" in str(same) and "says nothing" not in str(bound)
 
 
 def test_images_have_a_range_so_their_bound_holds_for_every_sample_size():
