@@ -89,9 +89,9 @@ class WassersteinBound(Record):
             head += "no bound, and right for many independent draws without heavy tails only)"
         nothing = "" if self.lower > 0 else " That says nothing: take more samples, or train longer."
         return (
-            f"{head}.{nothing} The critic's difference of means is {self.estimate:.6g}, interval {low} to {high}, on {first} and "
-            f"{second} samples, after division by its proved Lipschitz bound {self.lipschitz_bound:.7f}, which includes "
-            f"the scaling in front of it. {self.units}."
+            f"{head}.{nothing} The critic's difference of means is {self.estimate:.6g}, interval {low} to {high}, "
+            f"on {first} and {second} samples, after division by its proved Lipschitz bound {self.lipschitz_bound:.7f}, "
+            f"which includes the scaling in front of it. {self.units}."
         )
 
 
