@@ -124,7 +124,7 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
     rows = []
     for x in predictions:
         radii = (show_radius(x.radius, 4), show_radius(x.radius_255, 2)) if x.radius > 0 else ("none", "none")
-        rows.append([x.image, x.label, x.runner_up, f"{x.margin:.4f}", *radii])
+        rows.append([x.image, x.prediction, x.runner_up, f"{x.margin:.4f}", *radii])
     title = f"as the network sees them: {height}×{width} pixels, {'grey' if channels == 1 else 'colour'}"
     figures = ("margin", "radius (pixels 0–1)", "radius (pixels 0–255)")
     print_table(title, ("image", "class", "runner-up"), figures, rows)
@@ -138,7 +138,7 @@ def print_first(predictions: "Sequence[Prediction]") -> None:
     """Print what a network that comes with isoconv says of digits."""
     from isoconv.report.demo import SHIPPED
 
-    rows = [[x.image, x.label, show_radius(x.radius, 3)] for x in predictions]
+    rows = [[x.image, x.prediction, show_radius(x.radius, 3)] for x in predictions]
     print_table(f"{SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
     print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
 

@@ -116,7 +116,7 @@ class Prediction(Record):
     """
 
     image: str
-    label: str = ""
+    prediction: str = ""
     radius: float = 0.0
     resized: bool = False
     runner_up: str = ""
@@ -130,7 +130,7 @@ class Prediction(Record):
     def to_fields(self) -> dict[str, Any]:
         if self.error:
             return {"image": self.image, "error": self.error}
-        fields = {"image": self.image, "class": self.label, "radius": self.radius}
+        fields = {"image": self.image, "class": self.prediction, "radius": self.radius}
         fields |= {"radius_255": self.radius_255, "certified": self.radius > 0, "resized": self.resized}
         return fields | {"runner_up": self.runner_up, "margin": self.margin}
 
