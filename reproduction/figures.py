@@ -1,4 +1,4 @@
-"""The paper's three figures, drawn from the real operators and the trained networks."""
+"""The paper's three figures, drawn from the real operators and the trained networks, and the curve of the record."""
 
 import io
 from collections.abc import Callable, Sequence
