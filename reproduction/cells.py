@@ -268,7 +268,7 @@ _FIGURES = {
     "record-mnist": ("record", "mnist-large"),
     "record-more": ("record", "cifar10-shift-m-1", "cifar10-shift-m-2", "cifar10-shift-l"),
     "record-attacks": ("record", "cifar10-shift-l-attacks"),
-    "record-trials": ("record", "mnist-large-trials"),
+    "record-trials": ("record", "mnist-large-trials", "digits-small-trials"),
     "paths": ("variants", *(f"cifar10-small-bcop-{p}-{n}-epochs" for n in (6, 15) for p in ("manifold", "paper"))),
     "svcm": ("recipes", "mnist-large-svcm", "cifar10-large-svcm"),
     "epochs": ("recipes", "cifar10-fc3-epochs", "cifar10-large-rkl2ne-epochs"),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from isoconv import __version__
 from isoconv.data.datasets import DATASETS, FROM_FILES
+from isoconv.data.fetch import format_duration
 from isoconv.data.shards import is_there
 from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
@@ -201,7 +202,7 @@ def _render(runs: Sequence[RunView]) -> str:
         loader=PackageLoader("isoconv", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"percent": show_percent, "bound": show_bound, "duration": _show_duration, "show": _show}
+    environment.filters |= {"percent": show_percent, "bound": show_bound, "duration": format_duration, "show": _show}
     environment.filters["describe"] = describe_network
     environment.globals |= {"asdict": asdict, "command_of": command_of, "version": __version__}
     style, parts = _resource("page.css"), [_resource("script", f"{name}.js") for name in _SCRIPT]
@@ -260,12 +261,6 @@ def show_bound(bound: float) -> str:
     """Show seven digits, never rounded down."""
     text = f"{bound:.7g}"
     return text if float(text) >= bound else f"{float(text) + 10.0 ** (math.floor(math.log10(bound)) - 6):.7g}"
-
-
-def _show_duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _show(value: object) -> str:
