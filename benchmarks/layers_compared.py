@@ -381,14 +381,14 @@ def work_on(method: str, asked: argparse.Namespace) -> None:
 
 
 def work_on_all(asked: argparse.Namespace) -> None:
-    """Do what is missing of all methods, each in a process of its own: first trials and one seed, then the others."""
+    """Do what is missing of all methods, each in a process of its own: all trials, then one seed, then the others."""
     deadline = time.monotonic() + asked.limit
 
-    def launch(piece: tuple[int, str]) -> None:
-        seed, method = piece
-        if (asked.out / f"{method}-{asked.budget:g}s-seed{seed}.json").exists():
+    def launch(method: str, *seeds: int) -> None:
+        paths = [asked.out / f"{method}-{asked.budget:g}s-seed{seed}.json" for seed in seeds]
+        if paths and all(path.exists() for path in paths):
             return
-        command = [sys.executable, "-m", "benchmarks.layers_compared", "--only", method, "--seeds", str(seed)]
+        command = [sys.executable, "-m", "benchmarks.layers_compared", "--only", method, "--seeds", *map(str, seeds)]
         for name in ("data", "out", "device", "budget", "trial_seconds", "keep", "commit"):
             if getattr(asked, name) is not None:
                 command += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
@@ -401,7 +401,9 @@ def work_on_all(asked: argparse.Namespace) -> None:
                 return
 
     with ThreadPoolExecutor(asked.jobs) as pool:
-        list(pool.map(launch, itertools.product(asked.seeds, asked.methods)))
+        list(pool.map(launch, asked.methods))
+    for seed, method in itertools.product(asked.seeds, asked.methods):
+        launch(method, seed)
 
 
 # The page ---------------------------------------------------------------------------------------------------------------
@@ -498,13 +500,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(COMPARED), **names)
     parser.add_argument("--only", help="one method, in this process", **names)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of training")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none for trials alone")
     parser.add_argument("--trial-seconds", type=float, default=15.0)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("results/layers"))
     parser.add_argument("--keep", type=Path, help="keep the plain weights of the networks in this folder")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which nothing more is begun")
-    parser.add_argument("--jobs", type=int, default=1, help="methods at the same time, which slows each of them down")
+    parser.add_argument("--jobs", type=int, default=1, help="methods whose trials run at the same time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--small", action="store_true", help="a narrow network and 256 images, to see that it runs")
