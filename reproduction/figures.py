@@ -2,9 +2,9 @@
 
 import io
 from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -96,15 +96,11 @@ def draw_budgets(cells: Sequence[Cell], results: Results) -> Figure:
     axis = figure.subplots()
     points = [(name, 60.0 * hours, certified, _X) for (name, hours), certified in BUDGETS.items()]
     runs: dict[str, list[tuple[float, float]]] = {}
-    for name, run, row in [
-        (r.name, *row) for r in results.values() if isinstance(r, Figures) for row in r.rows.items()
-    ]:
-        if run.startswith("alone") and radius in row:
-            title = next(NAMES[model] for model in CLASSIFIERS if f"-{model}-" in f"{name}-")
-            runs.setdefault(title, []).append((row["train_seconds"] / 60, row[radius]))
-    for title, each in runs.items():
-        minutes, certified = zip(*each, strict=True)
-        points.append((f"isoconv, {title}", fmean(minutes), fmean(certified), _Y))
+    for record in (record for record in results.values() if isinstance(record, Figures)):
+        title = next(NAMES[model] for model in CLASSIFIERS if f"-{model}-" in f"{record.name}-")
+        alone = [row for run, row in record.rows.items() if run.startswith("alone") and radius in row]
+        runs.setdefault(title, []).extend((row["train_seconds"] / 60, row[radius]) for row in alone)
+    points += [(f"isoconv, {title}", *np.mean(each, axis=0).tolist(), _Y) for title, each in runs.items()]
     for name, minutes, certified, colour in points:
         axis.plot(minutes, certified, "o", color=colour)
         axis.annotate(name, (minutes, certified), (6, -3), textcoords="offset points", fontsize=9)
