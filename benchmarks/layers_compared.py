@@ -381,7 +381,7 @@ def work_on(method: str, asked: argparse.Namespace) -> None:
 
 
 def work_on_all(asked: argparse.Namespace) -> None:
-    """Do what is missing of all methods, each in a process of its own: all trials, then one seed, then the others."""
+    """Do what is missing, each method in a process of its own: first the trials of all methods, then their seeds."""
     deadline = time.monotonic() + asked.limit
 
     def launch(method: str, *seeds: int) -> None:
@@ -402,8 +402,8 @@ def work_on_all(asked: argparse.Namespace) -> None:
 
     with ThreadPoolExecutor(asked.jobs) as pool:
         list(pool.map(launch, asked.methods))
-    for seed, method in itertools.product(asked.seeds, asked.methods):
-        launch(method, seed)
+    for method in asked.methods if asked.seeds else ():
+        launch(method, *asked.seeds)
 
 
 # The page ---------------------------------------------------------------------------------------------------------------
