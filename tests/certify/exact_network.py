@@ -27,7 +27,7 @@ MOVES = (
     *(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.Upsample),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.FeatureAlphaDropout),
     *(nn.CircularPad1d, nn.CircularPad2d, nn.ReflectionPad1d, nn.ReflectionPad2d),
-    *(ours.ChannelShift, ours.Slice),
+    *(ours.ChannelShift, ours.Slice, ours.Flip),
     *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ZeroPad1d, nn.ZeroPad2d),
 )
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)

@@ -112,6 +112,8 @@ EXACT: dict[str, tuple[Callable[[nn.ModuleList, Tensor], Tensor], float]] = {
     "dropped": (lambda _, x: (x + 1e9 * x, torch.cat([x[:, 1:], x[:, :1]], 1))[1], 1),
     "even and odd, after moving": (even_and_odd, 2),
     "halves of halves": (halves_of_halves, 2),
+    "halves, one of them flipped": (lambda _, x: torch.cat([2 * x[:, :2].flip(1, 2), x[:, 2:]], 1), 2),
+    "every second, and the mirror image": (lambda _, x: torch.cat([x[..., ::2], 3 * x.flip(2)[..., ::2]], 2), 3),
     "a base behind a base": (base_behind_a_base, math.sqrt(1 + 4 + 9)),
     "a selection that is taken twice": (selection_taken_twice, math.sqrt(26)),
     "what a layer moves is no selection": (what_a_layer_moves, math.sqrt(3)),

@@ -41,7 +41,7 @@ def test_all_kinds_are_in_the_table() -> None:
     """Those of graphs have tests of their own."""
     modules = [*CURVES, *(module for module, _, _ in CASES)]
     kinds = {type(inner) for module in modules for inner in plain(module).modules()}
-    others = {"Add", "Concat", "Slice", "Reshape", "Permute", "Translate", "Dropout1d"}
+    others = {"Add", "Concat", "Slice", "Flip", "Reshape", "Permute", "Translate", "Dropout1d"}
     assert {kind.__name__ for kind, rule in RULES.items() if rule.settings and kind not in kinds} == others
 
 

@@ -32,6 +32,7 @@ from isoconv.nn import (
     BCOPConv1d,
     BCOPConv2d,
     ConvexPotential2d,
+    Flip,
     GroupSort,
     Householder,
     InvertibleDownsampling,
@@ -102,8 +103,8 @@ NETWORKS = {
         nn.BatchNorm1d(2, affine=False), nn.Unflatten(2, (2, -1)), nn.Flatten(),
     ))),
     "shapes": ((6, 4), lambda: nn.Sequential(
-        nn.Unflatten(1, (3, 2)), nn.Tanh(), nn.Flatten(1, 2), Reshape((3, 8)), Permute((1, 0)), nn.Linear(3, 2),
-        nn.Flatten(),
+        nn.Unflatten(1, (3, 2)), nn.Tanh(), nn.Flatten(1, 2), Reshape((3, 8)), Permute((1, 0)), Flip(1), nn.Linear(3, 2),
+        Flip(2), nn.Flatten(),
     )),
     "factors beside products": ((2, 5, 5), lambda: nn.Sequential(
         nn.MaxPool2d(2, 2, 1, ceil_mode=True), nn.AvgPool2d(3, 1), nn.Upsample(5, mode="bilinear"), Scale(0.3),

@@ -124,6 +124,7 @@ OTHERS = {
     ),
     "shift of an eighth of seven channels": Case(ours.ChannelShift, (7, 2, 3), lambda m, x: x),
     "half abs of one channel": Case(ours.HalfAbs, (1, 2, 3), lambda m, x: x),
+    "flip": Case(lambda: ours.Flip(3), (2, 3, 4), lambda m, x: x[:, :, :, [3, 2, 1, 0]]),
     "downsampling": Case(ours.InvertibleDownsampling, (3, 4, 6), lambda m, x: unshuffled(x, 2)),
     "downsampling by 3": Case(lambda: ours.InvertibleDownsampling(3), (2, 6, 9), lambda m, x: unshuffled(x, 3)),
     "downsampling a line": Case(lambda: ours.InvertibleDownsampling(2), (3, 12), lambda m, x: unshuffled(x, 2)),

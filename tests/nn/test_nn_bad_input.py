@@ -147,6 +147,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], list[Any], str]] = [
     (ours.Concat, [0], "behind the batch"),
     (partial(ours.Slice, 1, 2), [2], "start < stop"),
     (ours.Permute, [(0, 2)], "order of the axes"),
+    (ours.Flip, [0, -1, True, (1, 2)], "behind the batch"),
     (ours.Reshape, [(0,)], "at least 1"),
     (ours.Translate, [1], "tensor"),
     (lambda y: ours.Add()(torch.zeros(1, 2), y), [torch.zeros(1, 1)], "one shape"),

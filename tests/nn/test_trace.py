@@ -13,7 +13,19 @@ import isoconv
 from helpers import randomised
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import Add, BCOPConv2d, Concat, Graph, MaxMin, OrthogonalLinear, Permute, Reshape, Slice, Translate
+from isoconv.nn import (
+    Add,
+    BCOPConv2d,
+    Concat,
+    Flip,
+    Graph,
+    MaxMin,
+    OrthogonalLinear,
+    Permute,
+    Reshape,
+    Slice,
+    Translate,
+)
 
 SHAPE = (4, 6, 6)
 
@@ -113,6 +125,7 @@ ACCEPTED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "statistics": lambda net, x: F.batch_norm(net.norm(x), *statistics(net)),
     "dropout": lambda net, x: F.dropout(x, 0.5, net.training).clone().detach(),
     "resizing": lambda net, x: F.pixel_unshuffle(F.interpolate(x, scale_factor=2), 2),
+    "flips": lambda net, x: x.flip(-1) - torch.flip(net.relu(x), (1, 2)) + torch.flip(x, dims=[1]),
     "in place": add_in_place,
     "statement in place": statement_in_place,
     "shapes in branches": branch_on_shapes,
@@ -185,6 +198,7 @@ REFUSED: dict[str, tuple[Callable[[Function, Tensor], object], str]] = {
     "negative deviation": (lambda net, x: x / -net.bias.abs()[:, None, None], "above 0"),
     "out": (lambda net, x: torch.add(x, x, out=torch.empty(0)), "add"),
     "samples": (lambda net, x: next(iter(x)), "batch axis"),
+    "flipped batch": (lambda net, x: x.flip(0, 1), "batch axis"),
     "assignment": (lambda net, x: x.__setitem__(0, 1.0) or x, "setitem"),
     "a view": (view_in_place, "in place"),
     "what a view changed": (overwritten, "in place"),
@@ -270,7 +284,7 @@ def test_what_a_graph_survives() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [Concat(3), Slice(1, 0, 9), Slice(3, 0, 1), Permute((1, 0)), Reshape((3,)), Translate(torch.zeros(1, 2))],
+    [Concat(3), Slice(1, 0, 9), Slice(3, 0, 1), Flip(2), Permute((1, 0)), Reshape((3,)), Translate(torch.zeros(1, 2))],
     ids=lambda module: type(module).__name__,
 )
 def test_modules_that_do_not_fit_the_input(bad: nn.Module) -> None:

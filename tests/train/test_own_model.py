@@ -65,8 +65,8 @@ KINDS = {
         isoconv.nn.Normalize([0.1, 0.2, 0.3, 0.4], [0.5, 1, 2, 3]), isoconv.nn.PositionBias(6, 6), isoconv.nn.Scale(0.1),
         isoconv.nn.ChannelShift(0.25), isoconv.nn.GroupSort(None), isoconv.nn.MaxMin(-1), isoconv.nn.L2NormPool2d((2, 3)),
         isoconv.nn.BatchCentering(4, bias=False), isoconv.nn.LayerCentering((2, 3)), isoconv.nn.Householder(4),
-        isoconv.nn.Concat(2), isoconv.nn.Slice(3, 1, 6, 2), isoconv.nn.Reshape((6, 24)), isoconv.nn.Permute((2, 0, 1)),
-        isoconv.nn.Translate(torch.rand(4, 1, 6)), nn.Linear(6, 3),
+        isoconv.nn.Concat(2), isoconv.nn.Slice(3, 1, 6, 2), isoconv.nn.Flip(2), isoconv.nn.Reshape((6, 24)),
+        isoconv.nn.Permute((2, 0, 1)), isoconv.nn.Translate(torch.rand(4, 1, 6)), nn.Linear(6, 3),
         isoconv.nn.ConvexPotential2d(4, 3, (3, 2), padding_mode="zeros"), isoconv.nn.ConvexPotential2d(4, 2, 3, False),
     ],
     LINE: [

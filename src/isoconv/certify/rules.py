@@ -486,6 +486,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Flatten: _select(settings.spell_flatten),
     nn.Unflatten: _select(settings.spell_unflatten),
     ours.Slice: _select(settings.spell_slice),
+    ours.Flip: _select(lambda node: {"axis": node.module.dim - 1}),
     ours.Reshape: _select(lambda node: {"shape": list(node.module.shape)}),
     ours.Permute: _select(lambda node: {"order": list(node.module.order)}),
     ours.Add: Rule(_one, lambda node, *_: Rounding(len(node.inputs) - 2), _ones, settings.spell, joins="sum"),

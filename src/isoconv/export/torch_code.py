@@ -320,6 +320,17 @@ class Slice(nn.Module):
         return x[self.index]
 
 
+class Flip(nn.Module):
+    """Puts the entries of one axis in reverse order."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(self.dim)
+
+
 class Reshape(nn.Module):
     """Gives another shape, without the batch, to every sample."""
 

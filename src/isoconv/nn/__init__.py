@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from isoconv.nn.graph import Add as Add
     from isoconv.nn.graph import Concat as Concat
     from isoconv.nn.graph import ConvexSum as ConvexSum
+    from isoconv.nn.graph import Flip as Flip
     from isoconv.nn.graph import Graph as Graph
     from isoconv.nn.graph import Permute as Permute
     from isoconv.nn.graph import Reshape as Reshape
@@ -57,5 +58,6 @@ if TYPE_CHECKING:
     from isoconv.nn.sll import SLLConv2d as SLLConv2d
     from isoconv.nn.soc import SOCConv2d as SOCConv2d
     from isoconv.nn.svcm import SVCMConv2d as SVCMConv2d
+    from isoconv.nn.symmetry import symmetrise as symmetrise
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

@@ -7,8 +7,8 @@ more than once. A *relation* (S, f) of a value v to a base b that every way from
     ‖Δv‖ ≤ f·‖(Δb)_S‖        for any two inputs of the network, S a set of b's entries and Δ the difference.
 
 * b itself has (all, 1). A node of one input u and bound L has (S_u, L·f_u).
-* Kinds that select (slices, reshapes, permutations) have outputs that are some of their inputs, each at most once. While
-  nothing else has happened since b, v is a list of entries of b, none of them twice, and S is the set of those, with f = 1.
+* Kinds that select (slices, flips, reshapes, permutations) have outputs that are some of their inputs, each at most once.
+  While nothing else has happened since b, v is a list of entries of b, none of them twice: S is the set of those, f = 1.
 * Concatenation: ‖Δv‖² = Σ‖Δu_k‖² ≤ Σ_k f_k²‖(Δb)_{S_k}‖² ≤ max_e(Σ_{k: e ∈ S_k} f_k²)·‖(Δb)_S‖² with S = ∪S_k, the
   maximum over the entries e of S. So slices that share no entry count by the largest f_k.
 * Sum: ‖Δv‖ ≤ Σ f_k‖(Δb)_{S_k}‖ ≤ (Σ f_k)·‖(Δb)_S‖. If no two S_k share an entry, the inequality of Cauchy and Schwarz
@@ -78,6 +78,18 @@ class Slice(Described):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[(slice(None),) * self.dim + (slice(self.start, self.stop, self.step),)]
+
+
+class Flip(Described):
+    """The entries of one axis in reverse order. `dim` counts the batch, which is axis 0 and is left alone."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        require(is_whole(dim, 1), "a dim of at least 1, behind the batch", repr(dim))
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(self.dim)
 
 
 class Reshape(Described):
@@ -277,7 +289,7 @@ class Graph(nn.Module):
 
 # Relations ----------------------------------------------------------------------------------------------------------
 
-SELECTIONS = (Slice, Reshape, Permute, nn.Flatten, nn.Unflatten)
+SELECTIONS = (Slice, Flip, Reshape, Permute, nn.Flatten, nn.Unflatten)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import isoconv.nn
 from isoconv.errors import IsoconvError, require
 from isoconv.nn.activations import Abs, Normalize, Scale
 from isoconv.nn.built_weight import BuiltWeight, with_parameters
-from isoconv.nn.graph import INPUT, Add, Concat, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
+from isoconv.nn.graph import INPUT, Add, Concat, Flip, Graph, GraphNode, Permute, Reshape, Slice, Translate, check_shape
 from isoconv.nn.methods import METHODS, load
 
 _BATCHES = (2, 3)
@@ -509,6 +509,13 @@ def _select(r: _Recorder, x: Tensor, dim: int, index: int) -> str:
     return _index(r, x, (*(slice(None),) * r.axis(dim, x.dim()), index))
 
 
+def _flip(r: _Recorder, x: Tensor, *axes: Any, dims: Sequence[int] = ()) -> str:
+    name = r.name(x)
+    for dim in dims or (axes[0] if axes and isinstance(axes[0], (tuple, list)) else axes):
+        name = r.emit("flip", Flip(r.axis(dim, x.dim())), name)
+    return name
+
+
 def _clamp(r: _Recorder, x: Tensor, min: Any = None, max: Any = None) -> str:
     if min == 0 and max is None:
         return r.emit("relu", nn.ReLU(), r.name(x))
@@ -636,6 +643,7 @@ _TRANSLATIONS: dict[str, Callable[..., Any]] = {
             "getitem": _index,
             "narrow": _narrow,
             "select": _select,
+            "flip": _flip,
             "clamp clip": _clamp,
             "mean": partial(_pool, "Avg"),
             "amax": partial(_pool, "Max"),
