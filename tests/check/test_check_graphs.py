@@ -16,7 +16,7 @@ from isoconv.certify import Certifier, write_certificate
 from isoconv.check import Invalid
 from isoconv.check.proof import examine
 from isoconv.files import write_tensors
-from isoconv.nn import Abs, Add, Concat, Permute, Reshape, Slice, Translate
+from isoconv.nn import Abs, Add, Concat, Flip, Permute, Reshape, Slice, Translate
 
 Table = dict[str, Any]
 
@@ -66,7 +66,8 @@ def honest(tmp_path: Path) -> Certificate:
         *halves("h", "sum"),
         ("abs", Abs(), ["h0"]),
         ("cat", Concat(1), ["abs", "h1"]),
-        ("move", Permute((1, 2, 0)), ["cat"]),
+        ("turn", Flip(3), ["cat"]),
+        ("move", Permute((1, 2, 0)), ["turn"]),
         ("bias", Translate(torch.randn(3, 4)), ["move"]),
         ("flat", Reshape((36,)), ["bias"]),
         ("last", nn.Linear(36, 3), ["flat"]),
@@ -74,7 +75,7 @@ def honest(tmp_path: Path) -> Certificate:
     return Certificate(tmp_path, model, (4, 3, 3))
 
 
-NODES = ["conv", "tanh", "conv#2", "sum", "h0", "h1", "abs", "cat", "move", "bias", "flat", "last"]
+NODES = ["conv", "tanh", "conv#2", "sum", "h0", "h1", "abs", "cat", "turn", "move", "bias", "flat", "last"]
 
 
 def at(name: str, part: str) -> str:
@@ -114,6 +115,8 @@ LIES: list[tuple[str, Any, int, str]] = [
     (at("h0", "settings.start"), 2, 2, "from 2"),
     (at("h0", "settings.stop"), 5, 2, "up to 5"),
     (at("h0", "settings.step"), 0, 2, "step"),
+    (at("turn", "settings.axis"), 3, 2, "axis"),
+    (at("turn", "settings.axis"), -1, 2, "axis"),
     (at("h0", "settings.step"), 1 << 62, 2, ""),
     (at("h0", "settings.axis"), 1 << 40, 2, "axis"),
     (at("move", "settings.order"), [1, 2, 2], 2, "axes"),
@@ -135,6 +138,13 @@ def test_lies(number, honest):
     outcome = honest.check(put(path, value))
     assert outcome.code == code and word in outcome.out + outcome.err, outcome
     assert (outcome.out + outcome.err).count("\n") == 1
+
+
+def test_that_another_axis_is_flipped_is_seen_in_the_logits(honest):
+    pixels = honest.pixels.numpy()
+    assert honest.check(images=pixels).code == 0
+    outcome = honest.check(put(at("turn", "settings.axis"), 1), images=pixels)
+    assert outcome.code == 1 and "logit" in outcome.out
 
 
 def test_lines(honest, tmp_path):

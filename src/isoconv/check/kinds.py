@@ -238,6 +238,13 @@ def _slice(place: Place) -> Step:
     return Step(result, 1, lambda x: x[chosen].copy(), selects=True)  # a view would keep all of x in memory
 
 
+def _flip(place: Place) -> Step:
+    """The numbers along one axis, the last one first."""
+    shape, axis = place.shape, place["axis"]
+    place.require(axis < len(shape), f"an axis {axis}", shape)
+    return Step(shape, 1, lambda x: np.flip(x, axis + 1).copy(), selects=True)
+
+
 def _pixel_unshuffle(place: Place) -> Step:
     shape, f = place.shape, place["factor"]
     fits = len(shape) == 3 and shape[1] % f == 0 and shape[2] % f == 0
@@ -288,6 +295,7 @@ MOVES: dict[str, Kind] = {
     "Unflatten": Kind(_unflatten, {"dim": anything, "unflattened_size": each(SIZE, 1, AXES)}),
     "Reshape": Kind(_reshape, {"shape": each(whole(1, LARGEST_ACTIVATION), 1, AXES)}),
     "Permute": Kind(_permute, {"order": each(_AXIS, 1, AXES)}),
+    "Flip": Kind(_flip, {"axis": _AXIS}),
     "Slice": Kind(_slice, {"axis": _AXIS, "start": whole(), "stop": whole(), "step": whole(1)}),
     "PixelUnshuffle": Kind(_pixel_unshuffle, {"factor": SIZE}),
     "PixelShuffle": Kind(_pixel_shuffle, {"factor": SIZE}),
