@@ -363,13 +363,13 @@ def _measure_changes(
             names = ("clean", "lipschitz_bound", "images", "train_seconds", "peak_memory_mib")
             figures = {name: value for name in names if (value := getattr(result, name)) is not None}
             figures |= {f"certified at {radius}": value for radius, value in (result.robust or {}).items()}
-            rows[label if trials else f"{label}, seed {result.seed}"] = figures
+            rows[label if trials and len(seeds) == 1 else f"{label}, seed {result.seed}"] = figures
     return {"dataset": dataset, "train_images": len(splits.train), **changes}, rows
 
 
 def _parse(text: str) -> Any:
     """Return a number, or several behind each other as a tuple, or the text as it is."""
-    numbers = [json.loads(part) for part in text.split(",")] if text[0].isdigit() else []
+    numbers = [json.loads(part) for part in text.split(",")] if text[0].isdigit() or text in ("true", "false") else []
     return text if not numbers else numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
@@ -387,6 +387,12 @@ def _changes(name: str) -> dict[str, Any]:
         case []:
             changes = {"epochs": 8, **PAPERS_PROJECTIONS}
             return shared | changes | {"trials": 10_240, "runs": dict.fromkeys(_SVCM, (0,))}
+        case ["mirror"]:
+            return shared | {
+                "trials": 45_000,
+                "epochs": 8,
+                "runs": dict.fromkeys(("mirror=false", "mirror=true"), (0, 1, 2)),
+            }
         case ["epochs"]:
             return shared | {"trials": 45_000, "runs": dict.fromkeys(_EPOCHS, (0,))}
         case ["every", "update"]:

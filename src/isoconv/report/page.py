@@ -155,15 +155,15 @@ def _gallery_fields(gallery: Gallery) -> dict[str, object]:
 
 def describe_network(config: TrainConfig) -> str:
     """Say in a line what a network consists of, from the records of its parts."""
-    if config.model not in MODELS:
-        return f"A network of your own, {config.model}."
-    model = MODELS[config.model]
-    sentences = [f"{model.title}: {model.summary}."]
+    model = MODELS.get(config.model)
+    sentences = [f"{model.title}: {model.summary}." if model else f"A network of your own, {config.model}."]
     if config.has_methods:
         method, activation = METHODS[config.conv], ACTIVATIONS[config.activation]
         title = method.title[0].upper() + method.title[1:]
         sentences.append(f"{title} convolutions are {method.summary}.")
         sentences.append(f"{activation.title} {activation.summary}.")
+    if config.mirror:
+        sentences.append("Its logits are means over the image and its mirror image.")
     return " ".join(sentences)
 
 

@@ -19,7 +19,7 @@ from isoconv.errors import require
 from isoconv.losses import LOSSES
 from isoconv.records import Count, Pattern, Percent, Size
 from isoconv.train.capture import STREAMS_IN_POOL, lay_out
-from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.config import TrainConfig, make_model, to_deployed
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Observer, fit
 from isoconv.train.own_model import Build
@@ -124,7 +124,8 @@ def train_classifiers(
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
             machine = device_name(target), torch.__version__
-            figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
+            deployed = to_deployed(model, config)
+            figures = {} if test is None else figures_of(share_certifying(deployed, test, epsilons, processes))
             epochs = fitted.updates * first.epochs // steps  # fewer than planned where patience has ended
             run = config.seed, epochs, fitted.seconds, len(configs)
             if fitted.best_epoch:

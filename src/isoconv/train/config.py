@@ -169,6 +169,7 @@ class TrainConfig(NetworkSettings):
     checkpoint_activations : see `fit`; a run may be resumed with or without
     skip_broken : see `isoconv.data.pictures.PictureOptions`
     validation : the share of the training images that is held out to find the best epoch; 0 keeps the last one
+    mirror : whether what is deployed is the mean over each image and its mirror image; see `isoconv.nn.symmetrise`
     patience : for how many epochs without a gain to go on, with `validation`; 0 for all. A run may be resumed with another
     prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given more
     """
@@ -207,6 +208,7 @@ class TrainConfig(NetworkSettings):
     checkpoint_activations: bool = False
     skip_broken: bool = False
     validation: float = 0.0
+    mirror: bool = False
     patience: int = 0
     prolonged: tuple[tuple[int, int], ...] = ()
 
@@ -264,7 +266,15 @@ class TrainConfig(NetworkSettings):
         there |= {"resized_crop": self.augmentation.crops, "rand_augment": self.rand_augment[0] > 0}
         there |= {"colour_jitter": any(self.colour_jitter)}
         there |= {"patch": self.patch != self._usual_patch}
-        names = ("augment_epochs", "checkpoint_activations", "skip_broken", "validation", "patience", "prolonged")
+        names = (
+            "augment_epochs",
+            "checkpoint_activations",
+            "skip_broken",
+            "validation",
+            "mirror",
+            "patience",
+            "prolonged",
+        )
         there |= {name: bool(getattr(self, name)) for name in names}
         return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
 
@@ -289,6 +299,13 @@ def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = N
             return build_network(build, config)
         options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation", "patch")}
         return MODELS[config.model].make(config.input_shape, len(config.classes), **options)  # type: ignore[no-any-return]
+
+
+def to_deployed(network: "nn.Module", config: TrainConfig) -> "nn.Module":
+    """Return what a run deploys: the network, or its mean over each image and its mirror image, in evaluation mode."""
+    from isoconv.nn import symmetrise
+
+    return symmetrise(network, config.input_shape) if config.mirror else network.eval()
 
 
 def default_epsilons(data: str) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.pretrained import pretrained_names
 from isoconv.records import Record
-from isoconv.train.config import Settings, TrainConfig, is_own, make_model
+from isoconv.train.config import Settings, TrainConfig, is_own, make_model, to_deployed
 from isoconv.train.own_model import from_graph, to_graph
 
 if TYPE_CHECKING:
@@ -423,4 +423,4 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         model.load_state_dict(weights)
     except RuntimeError:
         raise IsoconvError(f"Expected {expected}. Got other weights.") from None
-    return model, config
+    return to_deployed(model, config), config
