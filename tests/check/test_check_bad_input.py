@@ -18,7 +18,7 @@ from certify.certificates import read, write, write_all
 from certify.exact_network import images
 from check.certificate_maker import DROP, Certificate, Outcome, check, make_step, put, weights_hash
 from isoconv.check import Malformed, files
-from isoconv.nn import MaxMin
+from isoconv.nn import ChannelShift, Householder, L2NormPool2d, MaxMin, PositionBias
 
 Table = dict[str, Any]
 
@@ -322,6 +322,46 @@ def test_settings_that_make_no_sense(case: Any, name: str, values: list[Any], tm
         header["nodes"][0]["settings"][name] = value
         write(Path(arguments[0]), header, lines)
         require_refused(check(*arguments), "")
+
+
+SQUARES, REFLECTION = (L2NormPool2d(2), (2, 4, 4)), (Householder(4), (4, 3, 2))
+SHIFT, BIAS = (ChannelShift(0.25), (8, 2, 2)), (PositionBias(2, 3), (2, 2, 3))
+# A module alone, what the certificate says instead of what is true of it, and what the answer names.
+MISPLACED: list[tuple[tuple[nn.Module, tuple[int, ...]], tuple[Any, ...], str]] = [
+    (SQUARES, ("input_shape", [4, 4]), r"Expected an input \(channels, height, width\)"),
+    (SQUARES, ("nodes.0.settings.stride", [1, 2]), "Expected windows that do not overlap"),
+    (SQUARES, ("nodes.0.settings.kernel_size", [2, 3]), "Expected windows that do not overlap"),
+    (SQUARES, ("nodes.0.settings.kernel_size", None), "Expected windows that do not overlap"),
+    (SQUARES, ("nodes.0.settings.stride", None), "Expected windows that do not overlap"),
+    (SQUARES, ("input_shape", [2, 1, 4]), "large enough for one output"),
+    (REFLECTION, ("input_shape", [5, 3, 2]), "an even number of channels"),
+    (REFLECTION, ("input_shape", [6, 3, 2]), "a vectors of 6 numbers"),
+    (SHIFT, ("input_shape", [8, 2]), r"Expected an input \(channels, height, width\)"),
+    (SHIFT, ("input_shape", [7, 2, 2]), "at least 8 channels"),
+    (BIAS, ("input_shape", [6]), r"Expected an input \(channels, height, width\)"),
+    (BIAS, ("input_shape", [2, 3, 3]), "a bias of 9 numbers"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "named"), MISPLACED, ids=lambda value: str(value)[:40])
+def test_kinds_where_they_do_not_fit(case: Any, change: tuple[Any, ...], named: str, tmp_path: Path) -> None:
+    module, shape = case
+    arguments = write_all(nn.Sequential(module, nn.Flatten()), images(1, *shape), tmp_path)
+    header, lines = read(Path(arguments[0]))
+    put(*change)(header)
+    write(Path(arguments[0]), header, lines)
+    require_refused(check(*arguments[:2]), f"{type(module).__name__}.*{named}")
+
+
+@pytest.mark.parametrize("factor", [0.0, 2.0**-40, 2.0**40])
+def test_reflections_along_vectors_near_zero_or_very_long(factor: float, tmp_path: Path) -> None:
+    """One of two pairs of channels."""
+    model = nn.Sequential(Householder(4), nn.Flatten())
+    honest = Certificate(tmp_path, model, (4, 3, 2))
+    model[0].vectors.data[::2] *= factor
+    honest.save_model()
+    honest.table["weights_sha256"] = weights_hash(model.state_dict())
+    require_refused(honest.check(), "Householder.*vectors of ordinary length")
 
 
 @pytest.mark.parametrize(("padding", "said"), [(9000, "numbers at once"), (1200, "more computation")])
