@@ -18,7 +18,7 @@ from certify.certificates import read, write, write_all
 from certify.exact_network import images
 from check.certificate_maker import DROP, Certificate, Outcome, check, make_step, put, weights_hash
 from isoconv.check import Malformed, files
-from isoconv.nn import ChannelShift, Householder, L2NormPool2d, MaxMin, PositionBias
+from isoconv.nn import ChannelShift, Householder, L2NormPool2d, LayerCentering, MaxMin, Normalize, PositionBias
 
 Table = dict[str, Any]
 
@@ -301,6 +301,7 @@ SENSELESS: list[tuple[tuple[nn.Module, tuple[int, ...]], str, list[Any]]] = [
     ((nn.Softplus(), (3,)), "beta", [(0.0).hex()]),
     ((nn.CELU(), (3,)), "alpha", [(-1.0).hex()]),
     ((nn.GELU(), (3,)), "approximate", ["erf"]),
+    ((nn.Hardtanh(), (3,)), "min_val", [(1.5).hex()]),
     ((nn.Softmax(1), (3,)), "dim", [0, 2]),
     ((nn.AdaptiveAvgPool1d(2), (1, 5)), "output_size", [[0], [2, 1]]),
     ((nn.ReflectionPad1d(2), (2, 4)), "padding", [[[4, 0]], [[0, 4]]]),
@@ -326,6 +327,7 @@ def test_settings_that_make_no_sense(case: Any, name: str, values: list[Any], tm
 
 SQUARES, REFLECTION = (L2NormPool2d(2), (2, 4, 4)), (Householder(4), (4, 3, 2))
 SHIFT, BIAS = (ChannelShift(0.25), (8, 2, 2)), (PositionBias(2, 3), (2, 2, 3))
+MEAN = LayerCentering((2, 3)), (2, 3, 3)
 # A module alone, what the certificate says instead of what is true of it, and what the answer names.
 MISPLACED: list[tuple[tuple[nn.Module, tuple[int, ...]], tuple[Any, ...], str]] = [
     (SQUARES, ("input_shape", [4, 4]), r"Expected an input \(channels, height, width\)"),
@@ -340,6 +342,7 @@ MISPLACED: list[tuple[tuple[nn.Module, tuple[int, ...]], tuple[Any, ...], str]] 
     (SHIFT, ("input_shape", [7, 2, 2]), "at least 8 channels"),
     (BIAS, ("input_shape", [6]), r"Expected an input \(channels, height, width\)"),
     (BIAS, ("input_shape", [2, 3, 3]), "a bias of 9 numbers"),
+    *((MEAN, ("nodes.0.settings.axes", axes), r"axes \[\d, \d\], in order") for axes in ([2, 1], [1, 1], [1, 3])),
 ]
 
 
@@ -353,15 +356,25 @@ def test_kinds_where_they_do_not_fit(case: Any, change: tuple[Any, ...], named: 
     require_refused(check(*arguments[:2]), f"{type(module).__name__}.*{named}")
 
 
-@pytest.mark.parametrize("factor", [0.0, 2.0**-40, 2.0**40])
-def test_reflections_along_vectors_near_zero_or_very_long(factor: float, tmp_path: Path) -> None:
-    """One of two pairs of channels."""
-    model = nn.Sequential(Householder(4), nn.Flatten())
+# A module alone, one of its tensors, what the model holds instead, and what the answer names.
+TENSORS: list[tuple[nn.Module, str, list[float], str]] = [
+    *((Householder(4), "vectors", [f, 1.0, f, 1.0], "vectors of ordinary length") for f in (0.0, 2.0**-40, 2.0**40)),
+    *((nn.BatchNorm2d(4), "running_var", [1.0, v, 1.0, 1.0], "variances of at least 0") for v in (-1e-6, -1.0)),
+    (nn.BatchNorm2d(4, eps=0.0), "running_var", [1.0, 0.0, 1.0, 1.0], "with eps normal numbers"),
+    *((Normalize([0.0] * 4, [1.0] * 4), "std", [1.0, std, 1.0, 1.0], "stds that are normal") for std in (0.0, -1.0)),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "numbers", "named"), TENSORS, ids=lambda value: str(value)[:40])
+def test_tensors_that_make_no_sense(
+    module: nn.Module, name: str, numbers: list[float], named: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(module, nn.Flatten())
     honest = Certificate(tmp_path, model, (4, 3, 2))
-    model[0].vectors.data[::2] *= factor
+    getattr(module, name).data = torch.tensor(numbers)
     honest.save_model()
     honest.table["weights_sha256"] = weights_hash(model.state_dict())
-    require_refused(honest.check(), "Householder.*vectors of ordinary length")
+    require_refused(honest.check(), f"{type(module).__name__}.*{named}")
 
 
 @pytest.mark.parametrize(("padding", "said"), [(9000, "numbers at once"), (1200, "more computation")])
