@@ -344,6 +344,7 @@ MISPLACED: list[tuple[nn.Module, tuple[int, ...], list[tuple[Any, ...]], str]] =
     (L2NormPool2d(2), (2, 4, 4), [(f"{AT}.kernel_size", value) for value in ([2, 3], None)], "do not overlap"),
     (Householder(4), (4, 3, 2), [("input_shape", [5, 3, 2])], "an even number of channels"),
     (Householder(4), (4, 3, 2), [("input_shape", [6, 3, 2])], "vectors of 6 numbers"),
+    (nn.BatchNorm2d(4), (4, 3, 2), [("input_shape", [4, 3])], "an input of 3 axes"),
     (ChannelShift(0.25), (8, 2, 2), [("input_shape", [8, 2])], IMAGE),
     (ChannelShift(0.25), (8, 2, 2), [("input_shape", [7, 2, 2])], "at least 8 channels"),
     (PositionBias(2, 3), (2, 2, 3), [("input_shape", [6])], IMAGE),
