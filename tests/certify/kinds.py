@@ -92,6 +92,7 @@ CASES: list[Case] = [
     (nn.Sequential(nn.ReLU(), ours.Abs()), (5,), 1e-12),
     *((nn.LeakyReLU(TENTH), (6,), 1e-12), (nn.LeakyReLU(-1.5), (6,), 1e-12), (ours.Scale(-4 * TENTH), (6,), 1e-12)),
     *((nn.ReLU6(), (6,), 1e-12), (nn.Hardtanh(-TENTH, 0.25), (6,), 1e-12), (nn.Tanh(), (6,), 1e-12)),
+    (nn.Hardtanh(-2.0, -1.0), (70,), 1e-12),  # 0 is beyond its limits, and a layer follows that rounds
     *((nn.Softsign(), (6,), 1e-12), (nn.Sigmoid(), (6,), 3 + 1e-12)),
     *((nn.Softmax(1), (2, 3, 2), 1e-9), (nn.Softmax(-1), (3, 2), 1e-9)),
 ]

@@ -388,6 +388,17 @@ def test_weights_of_any_size(factor, dtype, certificate):
         assert outcome.code == 1 and f"INVALID: layer {number} " in outcome.out
 
 
+def test_the_constant_of_a_batch_norm_is_its_largest_gain(certificate):
+    """√(variance + eps) is 1 for all channels but one; that the gains are rounded takes nothing from the claim."""
+    norm = nn.BatchNorm1d(3, eps=0.25)
+    norm.running_var.copy_(torch.tensor([0.75, 3.75, 0.75]))
+    honest = certificate(nn.Sequential(norm), 3, images=0, version=2)
+    enough = ("error_offset", (1e-9).hex(), "error_slope", (1e-9).hex())
+    assert honest.check(put(*enough)).code == 0
+    lie = honest.check(put(*enough, "nodes.0.lipschitz", down))
+    assert lie.code == 1 and "BatchNorm1d) claims a constant" in lie.out
+
+
 def test_zero_weights(certificate):
     model = trap_network()
     model[2].weight.data.zero_()

@@ -1,5 +1,6 @@
 """What the checker refuses to read: one line on stderr, exit code 2, nothing on stdout, and never a traceback."""
 
+import copy
 import json
 import math
 import random
@@ -18,7 +19,16 @@ from certify.certificates import read, write, write_all
 from certify.exact_network import images
 from check.certificate_maker import DROP, Certificate, Outcome, check, make_step, put, weights_hash
 from isoconv.check import Malformed, files
-from isoconv.nn import MaxMin
+from isoconv.nn import (
+    ChannelShift,
+    ConvexPotential2d,
+    Householder,
+    L2NormPool2d,
+    LayerCentering,
+    MaxMin,
+    Normalize,
+    PositionBias,
+)
 
 Table = dict[str, Any]
 
@@ -322,6 +332,74 @@ def test_settings_that_make_no_sense(case: Any, name: str, values: list[Any], tm
         header["nodes"][0]["settings"][name] = value
         write(Path(arguments[0]), header, lines)
         require_refused(check(*arguments), "")
+
+
+AT = "nodes.0.settings"
+IMAGE = r"Expected an input \(channels, height, width\)"
+# A module alone and its input, what the certificate says instead of what is true of it, and what the answer names.
+MISPLACED: list[tuple[nn.Module, tuple[int, ...], list[tuple[Any, ...]], str]] = [
+    (L2NormPool2d(2), (2, 4, 4), [("input_shape", [4, 4])], IMAGE),
+    (L2NormPool2d(2), (2, 4, 4), [("input_shape", [2, 1, 4])], "large enough for one output"),
+    (L2NormPool2d(2), (2, 4, 4), [(f"{AT}.stride", value) for value in ([1, 2], [2, 1], None)], "do not overlap"),
+    (L2NormPool2d(2), (2, 4, 4), [(f"{AT}.kernel_size", value) for value in ([2, 3], None)], "do not overlap"),
+    (Householder(4), (4, 3, 2), [("input_shape", [5, 3, 2])], "an even number of channels"),
+    (Householder(4), (4, 3, 2), [("input_shape", [6, 3, 2])], "vectors of 6 numbers"),
+    (nn.BatchNorm2d(4), (4, 3, 2), [("input_shape", [4, 3])], "an input of 3 axes"),
+    (ChannelShift(0.25), (8, 2, 2), [("input_shape", [8, 2])], IMAGE),
+    (ChannelShift(0.25), (8, 2, 2), [("input_shape", [7, 2, 2])], "at least 8 channels"),
+    (PositionBias(2, 3), (2, 2, 3), [("input_shape", [6])], IMAGE),
+    (PositionBias(2, 3), (2, 2, 3), [("input_shape", [2, 3, 3])], "bias of 9 numbers"),
+    (LayerCentering((2, 3)), (2, 3, 3), [(f"{AT}.axes", axes) for axes in ([2, 1], [1, 1], [1, 3])], "in order"),
+    (MaxMin(), (4, 3), [(f"{AT}.axis", 2)], "an axis 2"),
+    (nn.Unflatten(1, (2, 2)), (4, 3), [(f"{AT}.unflattened_size", [3, 2])], "6 numbers along axis 1"),
+    (nn.Unflatten(1, (2, 2)), (4, 3), [(f"{AT}.unflattened_size", [3], f"{AT}.dim", 0)], "along axis 0"),
+    (nn.PixelShuffle(2), (4, 2, 3), [("input_shape", [3, 2, 4]), ("input_shape", [4, 6])], "4 divides"),
+    (nn.Hardtanh(), (3,), [(f"{AT}.min_val", (1.5).hex())], "min_val not above max_val"),
+    (nn.Hardtanh(), (3,), [("arithmetic", "float32", f"{AT}.max_val", (1e300).hex())], "max_val that float32 can hold"),
+    (nn.AvgPool2d(2), (1, 4, 4), [(f"{AT}.divisor_override", 0)], "other than 0"),
+    (nn.AdaptiveAvgPool2d(2), (1, 4, 4), [("input_shape", [4, 4])], "3 axes"),
+    (nn.Upsample(scale_factor=2), (1, 4), [("input_shape", [4])], r"an input \(channels"),
+    (nn.Conv1d(2, 4, 1), (2, 3), [(f"{AT}.groups", 3)], "that 3 groups divide"),
+    (nn.ConvTranspose1d(2, 4, 2), (2, 3), [("input_shape", [2, 3, 1])], "an input of 2 axes"),
+    (nn.ConvTranspose1d(2, 4, 2), (2, 3), [("input_shape", [3, 3])], "2 channels in 1 groups"),
+    (ConvexPotential2d(2, 3, 3), (2, 4, 5), [("input_shape", [3, 4, 5])], "2 channels"),
+    (ConvexPotential2d(2, 3, 3), (2, 4, 5), [(f"{AT}.padding", [[0, 0], [0, 0]])], "padding that keeps the size"),
+]
+
+
+@pytest.mark.parametrize(("module", "shape", "changes", "named"), MISPLACED, ids=lambda value: str(value)[:40])
+def test_kinds_where_they_do_not_fit(
+    module: nn.Module, shape: tuple[int, ...], changes: list[tuple[Any, ...]], named: str, tmp_path: Path
+) -> None:
+    file, model, *_ = write_all(nn.Sequential(module, nn.Flatten()), images(1, *shape), tmp_path)
+    header, lines = read(Path(file))
+    for change in changes:
+        told = copy.deepcopy(header)
+        put(*change)(told)
+        write(Path(file), told, lines)
+        require_refused(check(file, model), f"{type(module).__name__}.*{named}")
+
+
+# A module alone, one of its tensors, what the model holds instead, and what the answer names.
+TENSORS: list[tuple[nn.Module, str, list[float], str]] = [
+    *((Householder(4), "vectors", [f, 1.0, f, 1.0], "vectors of ordinary length") for f in (0.0, 2.0**-40, 2.0**40)),
+    *((nn.BatchNorm2d(4), "running_var", [1.0, v, 1.0, 1.0], "variances of at least 0") for v in (-1e-6, -1.0)),
+    (nn.BatchNorm2d(4, eps=0.0), "running_var", [1.0, 0.0, 1.0, 1.0], "with eps normal numbers"),
+    (nn.Linear(2, 2), "weight", [1.0, 1.0], "a weight .outputs, inputs."),
+    *((Normalize([0.0] * 4, [1.0] * 4), "std", [1.0, std, 1.0, 1.0], "stds that are normal") for std in (0.0, -1.0)),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "numbers", "named"), TENSORS, ids=lambda value: str(value)[:40])
+def test_tensors_that_make_no_sense(
+    module: nn.Module, name: str, numbers: list[float], named: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(module, nn.Flatten())
+    honest = Certificate(tmp_path, model, (4, 3, 2))
+    getattr(module, name).data = torch.tensor(numbers)
+    honest.save_model()
+    honest.table["weights_sha256"] = weights_hash(model.state_dict())
+    require_refused(honest.check(), f"{type(module).__name__}.*{named}")
 
 
 @pytest.mark.parametrize(("padding", "said"), [(9000, "numbers at once"), (1200, "more computation")])

@@ -136,6 +136,17 @@ def test_zeros_beside_the_image_cost_once_and_not_for_each_tap():
     assert time.process_time() - start < 10
 
 
+def test_more_taps_cost_little_where_they_make_no_matrix_larger():
+    """Without a stride, the matrix of a frequency has a row for each output and a column for each input."""
+    spent = []
+    for taps in (3, 7):
+        kernel = np.random.default_rng(0).standard_normal((1, 8, 8, taps, taps))
+        window, budget = window_of((16, 16), (taps, taps), (1, 1), (1, 1), ((taps - 1, 0),) * 2, True), Budget(0)
+        assert norms.convolution_norm(kernel, window, Fraction(1000), budget, "it") is None
+        spent.append(budget.limit - budget.left)
+    assert spent[1] < 1.5 * spent[0]
+
+
 def test_the_budget_grows_as_the_work_for_a_wider_network_does():
     assert Budget(0).left == Budget(Budget.SMALL).left
     assert Budget(4 * Budget.SMALL).left == 8 * Budget(Budget.SMALL).left

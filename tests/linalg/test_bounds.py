@@ -1,9 +1,11 @@
 """Bounds of norms against the matrices themselves: above them, by exact rational arithmetic; how close, in numbers."""
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from itertools import product
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -22,7 +24,7 @@ from isoconv.linalg import (
     matrix_norm_bound,
     random_projector,
 )
-from isoconv.linalg.bounds import _frobenius
+from isoconv.linalg.bounds import _frobenius, largest_absolute_sums, row_distance_bounds
 from linalg.linalg_reference import DEVICES, dense_convolution, exact, norm_at_most, normal, orthonormal, spectral_norm
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -150,6 +152,36 @@ def test_the_frobenius_norm_is_rounded_up_where_squares_underflow(shape):
     for entry in (1.0, 1e-155, 2.0**-530, 1e-162, 1e-250, math.ulp(0.0)):
         matrix = torch.full(shape, entry, dtype=torch.float64)
         assert Fraction(_frobenius(matrix)) ** 2 >= math.prod(shape) * Fraction(entry) ** 2
+
+
+def with_dust(numbers: int, power: int) -> Tensor:
+    """64 ones, then powers of two so small that no partial sum that has reached 1 notices one of them."""
+    return torch.cat([torch.ones(64, dtype=torch.float64), torch.full((numbers,), 2.0**power, dtype=torch.float64)])
+
+
+SQUARES, TERMS, LEVELS = with_dust(1 << 15, -27), with_dust(1 << 11, -53), with_dust(1 << 14, -56)
+NEARLY = torch.tensor([[1.0, 2.0**-600], [1.0, 0.0]], dtype=torch.float64)
+OF_SQUARES, OF_SUMS = 64 + Fraction(2) ** -39, (64 + Fraction(2) ** -42) ** 2
+# What is bounded, and its exact square: the sum of squares of the first, the square of the sum of the others.
+LOST: dict[str, tuple[Callable[[], Any], Fraction]] = {
+    "frobenius": (lambda: _frobenius(SQUARES), OF_SQUARES),
+    "row": (lambda: matrix_norm_bound(SQUARES[None]), OF_SQUARES),
+    "column": (lambda: matrix_norm_bound(SQUARES[:, None]), OF_SQUARES),
+    "row distance": (lambda: row_distance_bounds(torch.stack([0 * SQUARES, SQUARES]))[0, 1], OF_SQUARES),
+    "one tap": (lambda: conv_norm_bound(SQUARES[None, :, None]), OF_SQUARES),
+    "one pixel": (lambda: conv_norm_bound(SQUARES[None, :, None], 1, 1), OF_SQUARES),
+    "difference": (lambda: conv_norm_bound(torch.stack([SQUARES, -SQUARES], 1)[None], 1, 2), 4 * OF_SQUARES),
+    "taps": (lambda: conv_norm_bound(TERMS[None, None], 1, len(TERMS)), OF_SUMS),
+    "row sum": (lambda: largest_absolute_sums(torch.stack([0 * LEVELS, -LEVELS]))[0], OF_SUMS),
+    "column sum": (lambda: largest_absolute_sums(torch.stack([LEVELS, 0 * LEVELS], 1))[1], OF_SUMS),
+    "rows that nearly agree": (lambda: row_distance_bounds(NEARLY)[0, 1], Fraction(2) ** -1200),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_small_terms_that_long_sums_lose_are_covered(name):
+    bound, square = LOST[name]
+    assert Fraction(float(bound())) ** 2 >= square
 
 
 # Convolutions

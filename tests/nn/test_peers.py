@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 import isoconv
 from certify.certificates import check, write_all
 from isoconv import IsoconvError
-from isoconv.certify import certified_radius, lipschitz_bound
+from isoconv.certify import Rule, certified_radius, lipschitz_bound, register
 from isoconv.nn.peers import CONVERTERS, CutSort, ScaledMean, TwoSidedReLU
 
 SHAPE = (4, 8, 8)
@@ -86,6 +86,12 @@ def double(self: Any, x: Tensor) -> Tensor:
     return 2 * nn.Linear.forward(self, x)
 
 
+def double_large(self: Any, x: Tensor) -> Tensor:
+    """What running it on ordinary images does not show."""
+    y = nn.Linear.forward(self, x)
+    return 2 * y if x.abs().max() > 100 else y
+
+
 def kind_of(package: Any, **members: Any) -> Any:
     """Another class of the same name."""
     return type("Linear", (package.Linear,), {"__module__": "toy", **members})
@@ -93,9 +99,13 @@ def kind_of(package: Any, **members: Any) -> Any:
 
 CHANGES: dict[str, Callable[[Any, Any], object]] = {
     "subclass": lambda package, layer: kind_of(package)(6, 4),
-    "disguise": lambda package, layer: setattr(layer, "__class__", kind_of(package, forward=double)),
-    "hook": lambda package, layer: layer.register_forward_hook(lambda module, inputs, output: 2 * output),
-    "patch": lambda package, layer: setattr(layer, "forward", types.MethodType(double, layer)),
+    "disguise": lambda package, layer: setattr(layer, "__class__", kind_of(package, forward=double_large)),
+    # torch makes a class for each layer that has parametrisations
+    "class's forward": lambda package, layer: setattr(type(layer), "forward", double_large),
+    "class's call": lambda package, layer: setattr(type(layer), "__call__", double_large),
+    "hook": lambda package, layer: layer.register_forward_hook(lambda *_: None),
+    "hook before": lambda package, layer: layer.register_forward_pre_hook(lambda *_: None),
+    "patch": lambda package, layer: setattr(layer, "forward", types.MethodType(double_large, layer)),
     "broken weight": lambda package, layer: setattr(layer.parametrizations.weight[0], "forward", None),
 }
 
@@ -111,6 +121,14 @@ def test_what_only_looks_like_a_known_layer_is_refused(monkeypatch: pytest.Monke
     for call in (lipschitz_bound, isoconv.plain) if change is None else (lipschitz_bound,):
         with pytest.raises(IsoconvError, match="Expected" if change else "does not"):
             call(nn.Sequential(layer), (6,))
+
+
+def test_a_rule_of_the_users_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = make_package(monkeypatch)
+    package.Own = type("Own", (nn.Linear,), {"__module__": "toy"})
+    monkeypatch.setitem(CONVERTERS, "toy.Own", CONVERTERS["toy.Linear"])
+    register(package.Own, Rule(lambda node: 7.0))
+    assert lipschitz_bound(package.Own(6, 4), (6,)).value == pytest.approx(7.0)
 
 
 def test_functions_that_stand_for_activations() -> None:

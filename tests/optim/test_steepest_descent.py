@@ -74,6 +74,15 @@ def test_a_gradient_of_any_scale_and_rank_moves_only_its_own_directions_by_lr(sc
         assert float(torch.linalg.matrix_norm(step / 0.02 + (U @ V.T).double(), 2)) < 0.05
 
 
+@pytest.mark.parametrize(("shape", "rounded"), [((6, 6), True), ((6, 11), True), ((12, 6), False), ((6, 12), False)])
+def test_half_computes_in_bfloat16_what_is_not_long(shape, rounded):
+    for scale in (1e-12, 1.0, 1e12):
+        start, gradient = torch.zeros(shape), scale * conditioned(*shape)
+        precise, step = (moved(start, gradient, lr=1.0, half=half) for half in (False, True))
+        assert torch.equal(step, step.bfloat16().double()) == rounded and torch.equal(step, precise) != rounded
+        assert float(torch.linalg.matrix_norm(step - precise, 2)) < 0.08
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(), (5,), (4, 3), (2, 4, 3), (4, 2, 3, 3), (0,), (2, 0, 3)], ids=str)
 def test_without_a_gradient_or_with_one_of_zero_nothing_moves(shape, dtype):
