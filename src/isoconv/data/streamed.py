@@ -2,21 +2,20 @@
 
 Note [Streamed batches]
 A batch of a streamed set holds the same bytes as one of a set in memory: both are decoded by the same function, and which
-images are in it is decided by whoever asks. Worker processes of torch's `DataLoader` decode ahead; batches come in the
-order in which they were asked for, however many workers there are. No random number is drawn from torch's own generator.
-Workers write into memory that they share with the process that asks, a slot for each batch that is on its way, and send the
-slot's number. A slot is free again when its batch has been copied: new shared memory for each batch would cost a tenth of
-the time of decoding, for the kernel to find and clear its pages.
+images are in it is decided by whoever asks. Worker processes decode ahead, whole batches in turn, and batches come in the
+order in which they were asked for, however many workers there are.
+Workers write into memory that they share with the process that asks, a slot for each batch that is on its way. A slot is
+free again when its batch has been copied: new shared memory for each batch would cost a tenth of the time of decoding, for
+the kernel to find and clear its pages.
 Workers live as long as the iterator: they end with its last batch, when it is closed, on an error, and when the process
 that started them is gone.
 """
 
-import ctypes
+import atexit
 import errno
 import math
 import os
 import signal
-import sys
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,20 +23,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
+from torch import Tensor, multiprocessing
 
 from isoconv.data.image_set import Array, ImageSet
 from isoconv.errors import IsoconvError, require
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker may be ahead
-_SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux's prctl
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
@@ -145,66 +144,74 @@ class PictureFiles:
                 yield batch
 
     def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
-        ahead, iterator = _AHEAD * self.workers, None
-        free = list(range(min(ahead + 1, len(indices))))  # slots for the batches ahead and for the one being copied
+        # Slots for the batches ahead and for the one being copied: batch n goes to slot n % count, by worker n % workers.
+        count = min(_AHEAD * self.workers + 1, len(indices))
+        requests = [(n % count, index.tolist()) for n, index in enumerate(indices)]
         try:
-            memory = self._new_batch(len(free) * max(map(len, indices))).unflatten(0, (len(free), -1)).share_memory_()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of more workers than cores, and that a process with threads is forked
-                loader: DataLoader[int] = DataLoader(
-                    _Slots(self, memory),  # type: ignore[arg-type]
-                    batch_sampler=([free.pop(), *index.tolist()] for index in indices),
-                    num_workers=self.workers,
-                    prefetch_factor=_AHEAD,
-                    collate_fn=_as_it_is,
-                    worker_init_fn=_start_worker,
-                    generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
-                )
-                with _hold_signals():
-                    iterator = iter(loader)
-            # Or torch raises an error as soon as a worker ends, wherever this process is. It comes with the next batch.
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            iterator._worker_pids_set = False  # type: ignore[attr-defined]
-            for index, slot in zip(indices, iterator, strict=True):
-                if isinstance(slot, IsoconvError):
-                    raise slot
-                batch = self._new_batch(len(index), pinned)
-                batch.numpy()[:] = memory[
-                    slot, : len(index)
-                ].numpy()  # torch would copy with threads, which workers lack
-                free.append(slot)
-                yield batch
-        except RuntimeError as error:
-            reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            slots = self._new_batch(count * max(map(len, indices))).unflatten(0, (count, -1)).share_memory_()
+            with _start_workers(self, slots) as workers:
+                for n, request in enumerate(requests[:count]):
+                    workers[n % self.workers].send(request)
+                for n, index in enumerate(indices):
+                    if (error := workers[n % self.workers].recv()) is not None:
+                        raise error
+                    batch, slot = self._new_batch(len(index), pinned), slots[n % count, : len(index)]
+                    batch.numpy()[:] = slot.numpy()  # torch would copy with threads, which workers lack
+                    if n + count < len(indices):
+                        workers[(n + count) % self.workers].send(requests[n + count])
+                    yield batch
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            reason = str(error).split("\n")[0].rstrip(".") or "it has ended"
             advice = "With little shared memory, use fewer (--workers) or none (--workers 0)."
             raise IsoconvError(f"A process that decodes images has failed ({reason}). {advice}") from error
-        finally:
-            if iterator is not None:
-                iterator._shutdown_workers()  # type: ignore[attr-defined]  # a traceback may keep the iterator
 
 
-@dataclass(frozen=True, eq=False)
-class _Slots:
-    """What worker processes run: each batch goes to a slot, (n, C, H, W), of shared `memory`."""
+@contextmanager
+def _start_workers(files: PictureFiles, slots: Tensor) -> "Iterator[list[Connection]]":
+    """Start the processes that fill slots, and end them with this block, or with this process."""
+    processes, connections = list[multiprocessing.Process](), list["Connection"]()
 
-    files: PictureFiles
-    memory: Tensor
+    def end() -> None:
+        for process in processes:
+            process.kill()
+            process.join()
 
-    def __getitems__(self, request: Sequence[int]) -> int | IsoconvError:
-        """Fill the slot that comes first in the request with the pictures of the indices after it, and return its number.
+    try:
+        with _hold_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a process with threads that is forked
+            for _ in range(files.workers):
+                ours, theirs = multiprocessing.Pipe()
+                connections.append(ours)
+                process = multiprocessing.Process(target=_fill_slots, args=(files, slots, ours, theirs), daemon=True)
+                process.start()
+                processes.append(process)
+                theirs.close()  # or the end of the worker would not be noticed
+        atexit.register(end)  # before multiprocessing waits for them: a traceback may keep this block from ending
+        yield connections
+    finally:
+        atexit.unregister(end)
+        end()
 
-        What is wrong with a picture is returned: raised in a worker, it would be wrapped in a traceback.
-        """
-        slot, *indices = request
-        try:
-            self.files.read_into(self.memory[slot, : len(indices)].numpy(), indices)
-        except IsoconvError as error:
-            return error
-        return slot
 
+def _fill_slots(files: PictureFiles, slots: Tensor, ours: "Connection", theirs: "Connection") -> None:
+    """Read the pictures of each batch into the slot that is asked for; answer with what is wrong with one, or with None.
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    Signals are for the process that trains: terminals, torchrun and schedulers send them to its workers too, and it needs
+    them until it has saved. When it is gone, they end: they would hold its connections to other processes open, which would
+    wait.
+    """
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    ours.close()
+    warnings.simplefilter("ignore")
+    with suppress(EOFError, ConnectionError):
+        while True:
+            slot, indices = theirs.recv()
+            try:
+                files.read_into(slots[slot, : len(indices)].numpy(), indices)
+                theirs.send(None)
+            except Exception as error:
+                theirs.send(error)
 
 
 @contextmanager
@@ -216,20 +223,6 @@ def _hold_signals() -> Iterator[None]:
     finally:
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_worker(worker: int) -> None:
-    """End when the process that trains says so, or is gone.
-
-    Signals are for that process: terminals, torchrun and schedulers send them to its workers too, and it needs them until it
-    has saved. Workers that outlived it would hold its connections to other processes open, which would wait; torch's own
-    look after their parent takes five seconds.
-    """
-    for number in _STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)
-    warnings.simplefilter("ignore")
 
 
 class StreamedSet(ImageSet):
