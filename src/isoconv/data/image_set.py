@@ -1,6 +1,6 @@
 """Images with labels, as bytes: what every reader returns and everything else takes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,6 +68,17 @@ class ImageSet:
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images and labels, so many at a time, in their order."""
         return zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True) if len(self) else iter(())
+
+    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[tuple[Tensor, Tensor], None, None]:
+        """Yield images and labels of each batch of indices, in host memory, which is pinned if asked for."""
+        for index in indices:
+            yield gather(self.images, index, pinned), gather(self.labels, index, pinned)
+
+
+def gather(source: Tensor, index: Tensor, pinned: bool) -> Tensor:
+    """Return a part of a tensor in new host memory."""
+    host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=pinned)
+    return torch.index_select(source, 0, index, out=host)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -18,7 +18,7 @@ import os
 import signal
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, multiprocessing
 
-from isoconv.data.image_set import Array, ImageSet
+from isoconv.data.image_set import Array, ImageSet, gather
 from isoconv.errors import IsoconvError, require
 
 if TYPE_CHECKING:
@@ -264,14 +264,14 @@ class StreamedSet(ImageSet):
         files = replace(self.files, workers=-(-self.files.workers // count))
         return StreamedSet(files, self.index, self.labels, self.classes, self.name)
 
-    def select(self, indices: Iterable[Tensor], pinned: bool = False) -> Iterator[Tensor]:
-        """Yield the images of each batch of indices, decoded ahead, in pinned memory if asked for."""
-        return self.files.batches([self.index[index] for index in indices], pinned)
+    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[tuple[Tensor, Tensor], None, None]:
+        """Yield images, decoded ahead, and labels of each batch of indices, in pinned memory if asked for."""
+        images = self.files.batches([self.index[index] for index in indices], pinned)
+        for index, part in zip(indices, images, strict=True):
+            yield part, gather(self.labels, index, pinned)
 
     def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if not len(self):
-            return iter(())
-        return zip(self.files.batches(self.index.split(batch_size)), self.labels.split(batch_size), strict=True)
+        return self.select(torch.arange(len(self)).split(batch_size) if len(self) else [])
 
 
 def fit_in_memory(count: int, shape: tuple[int, int, int]) -> bool:
