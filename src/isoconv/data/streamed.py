@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, multiprocessing
 
 from isoconv.data.image_set import Array, ImageSet, gather
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -93,6 +93,13 @@ class SourceTable:
         return map(self.__getitem__, range(len(self)))
 
 
+def require_one_size(size: tuple[int, ...], first: Source, pixels: Array, source: Source) -> None:
+    """Raise unless pixels (H, W, C) have the size of the first picture."""
+    if pixels.shape[:2] != size:
+        problem = f"{size[1]}×{size[0]} in {first} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
+        raise IsoconvError(f"Expected images of one size, or a size to bring them to (--size). Got {problem}.")
+
+
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
     """Image files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
@@ -108,10 +115,8 @@ class PictureFiles:
     def read(self, index: int) -> Array:
         """Return one image, uint8 (C, H, W)."""
         source = self.sources[index]
-        pixels, (_, height, width) = self.decode(source), self.shape
-        if pixels.shape[:2] != (height, width):
-            problem = f"{width}×{height} in {self.sources[0]} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
-            require(False, "images of one size, or a size to bring them to (--size)", problem)
+        pixels = self.decode(source)
+        require_one_size(self.shape[1:], self.sources[0], pixels, source)
         return np.broadcast_to(pixels.transpose(2, 0, 1), self.shape)
 
     def read_into(self, images: Array, indices: Iterable[int]) -> None:
