@@ -73,7 +73,7 @@ def is_there(path: Path) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return what a shell makes of braces: {000..007} is a range, {a,b} a choice, also inside of each other. No name twice."""
+    """Return what a shell makes of braces: {000..007} is a range, {a,b} a choice. They can be nested."""
     pattern = _RANGE.sub(lambda ends: _count(*ends.groups()), pattern)
     if (innermost := _CHOICE.search(pattern)) is None:
         return [pattern]
