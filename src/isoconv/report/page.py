@@ -242,12 +242,15 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def show_radius(radius: float, digits: int) -> str:
+    """Show a certified radius, never rounded up."""
+    text = f"{radius:.{digits}f}"
+    return text if float(text) <= radius else f"{float(text) - 10.0**-digits:.{digits}f}"
+
+
 def round_radii_down(radii: Sequence[float]) -> list[float]:
     """Return the radii in rising order, rounded down, without those that become zero."""
-    scale = 10**_DIGITS
-    steps = [(radius, math.floor(radius * scale)) for radius in radii]
-    # The product may have been rounded up.
-    rounded = [(step if step / scale <= radius else step - 1) / scale for radius, step in steps]
+    rounded = (float(show_radius(radius, _DIGITS)) for radius in radii)
     return sorted(radius for radius in rounded if radius > 0)
 
 
