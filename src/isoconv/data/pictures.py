@@ -123,12 +123,9 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     train, test = known.get("train", folder), known.get("test", known.get("val"))
     roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
     parts = [list_classes(folder, root) for root in roots]
-    classes = [{picture.label for picture in part} for part in parts]
-    different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
-    require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
     pictures = (picture.path for part in parts for picture in part)
-    ignored = Counter(_ending(path) for path in files_in(folder)) - Counter(_ending(path) for path in pictures)
-    return make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
+    ignored = Counter(map(_ending, files_in(folder))) - Counter(map(_ending, pictures))
+    return split_folders(folder.resolve().name, roots, parts, ignored, options)
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -166,8 +163,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 def load_image(path: str | PathLike[str], shape: tuple[int, int, int], resize: str = "squash") -> Tensor:
     """Return one image as a uint8 tensor of this shape (C, H, W), prepared as the images of a folder are."""
-    channels, *size = shape
-    return read_pictures([Path(path)], (size[0], size[1]), channels, resize=resize)[0]
+    return read_pictures([Path(path)], shape[1:], shape[0], resize=resize)[0]
 
 
 def read_pictures(
@@ -348,6 +344,16 @@ def _flatten(file: "Image") -> "Image":
         return Image.alpha_composite(Image.new("RGBA", picture.size, (0, 0, 0, 255)), picture).convert("RGB")
     wanted = "L" if picture.mode in ("1", "L") else "RGB"
     return picture if picture.mode == wanted else picture.convert(wanted)
+
+
+def split_folders(
+    name: str, roots: Sequence[Path], parts: Sequence[Sequence[Picture]], ignored: Counter[str], options: PictureOptions
+) -> Splits:
+    """Do as `make_splits` with the classes that are the names of folders: sorted, and the same in both roots."""
+    classes = [{picture.label for picture in part} for part in parts]
+    different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
+    require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
+    return make_splits(name, sorted(classes[0]), parts, ignored, options)
 
 
 def make_splits(
