@@ -16,7 +16,6 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -37,6 +36,7 @@ from isoconv.data.streamed import (
     StreamedSet,
     default_workers,
     fit_in_memory,
+    map_by_threads,
     require_one_size,
 )
 from isoconv.errors import IsoconvError, require
@@ -299,27 +299,24 @@ class PictureReader:
     def attempt_all(
         self, sources: Sequence[Source], title: str, progress: Progress | None
     ) -> Iterator[Array | UnreadablePictures]:
-        """Yield what becomes of each, in order, by several threads: Pillow works outside of Python's lock."""
-        with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-            for done, result in enumerate(pool.map(self.attempt, sources), start=1):
-                yield result
-                if progress is not None:
-                    progress(title, done, len(sources))
+        """Yield what becomes of each, in order."""
+        for done, result in enumerate(map_by_threads(self.attempt, sources), start=1):
+            yield result
+            if progress is not None:
+                progress(title, done, len(sources))
 
-    def find_shape(self, sources: Iterable[Source], skip_broken: bool) -> tuple[int, int, int]:
-        """Return (C, H, W) of all the pictures, as if they had been read: reads on to the first one that has colours."""
+    def find_shape(self, sources: Iterable[Source]) -> tuple[int, int, int]:
+        """Return (C, H, W) of all that can be read, as if they had been: reads on to the first one that has colours."""
         if self.size and self.channels:
             return self.channels, *self.size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            results = map(self.attempt if skip_broken else self, sources)
-            arrays = (result for result in results if not isinstance(result, UnreadablePictures))
+            arrays = (array for array in map(self.attempt, sources) if not isinstance(array, UnreadablePictures))
             first = next(arrays, None)
             if first is None:
                 raise IsoconvError("Expected an image that can be read. Got none.")
-            coloured = any(array.shape[2] == 3 for array in chain([first], arrays)) if self.channels is None else False
-        return self.channels or (3 if coloured else 1), *first.shape[:2]
+            coloured = (array.shape[2] == 3 for array in chain([first], arrays))
+            return self.channels or (3 if any(coloured) else 1), *first.shape[:2]
 
 
 def _name_format(data: bytes) -> str:
@@ -393,7 +390,7 @@ def make_splits(
     found: dict[str, Any] = {"listing": _hash_listing(pictures), "ignored": ignored, "left_out": left_out}
     if options.get("stream", False) is not False:
         sources = SourceTable(picture.path for picture in pictures)
-        shape = reader.find_shape(sources, skip)
+        shape = reader.find_shape(sources)
         if options.get("stream") or not fit_in_memory(len(sources), shape):
             workers = default_workers() if (asked := options.get("workers")) is None else asked
             require(workers >= 0, "a number of workers of at least 0", workers)

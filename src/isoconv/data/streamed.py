@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from isoconv.errors import IsoconvError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+T = TypeVar("T")
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker may be ahead
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -100,6 +101,13 @@ def require_one_size(size: tuple[int, ...], first: Source, pixels: Array, source
         raise IsoconvError(f"Expected images of one size, or a size to bring them to (--size). Got {problem}.")
 
 
+def map_by_threads(read: Callable[[Any], T], sources: Iterable[Any]) -> Iterator[T]:
+    """Yield what becomes of each, in order, by several threads: Pillow works outside of Python's lock."""
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
+        yield from pool.map(read, sources)
+
+
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
     """Image files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
@@ -138,15 +146,11 @@ class PictureFiles:
         return torch.from_numpy(np.empty((count, *self.shape), dtype=np.uint8))  # numpy asks for large pages
 
     def _by_threads(self, indices: Iterable[Tensor], pinned: bool) -> Iterator[Tensor]:
-        # Pillow works outside of Python's lock, so threads help.
-        with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
-            for index in indices:
-                batch = self._new_batch(len(index), pinned)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-                    for image, pixels in zip(batch.numpy(), pool.map(self.read, index.tolist()), strict=True):
-                        image[:] = pixels
-                yield batch
+        for index in indices:
+            batch = self._new_batch(len(index), pinned)
+            for image, pixels in zip(batch.numpy(), map_by_threads(self.read, index.tolist()), strict=True):
+                image[:] = pixels
+            yield batch
 
     def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
         # Slots for the batches ahead and for the one being copied: batch n goes to slot n % count, by worker n % workers.
