@@ -282,9 +282,7 @@ class PictureReader:
             raise
         except UnidentifiedImageError as error:
             raise UnreadablePictures((str(source), _name_format(data))) from error
-        except (
-            Exception
-        ) as error:  # a damaged file makes Pillow's readers fail in any way: SyntaxError, struct.error, …
+        except Exception as error:  # Pillow's readers of a damaged file fail in any way: SyntaxError, struct.error, …
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UnreadablePictures((str(source), reason)) from error
         return array[..., :1] if self.channels is None and bool((array == array[..., :1]).all()) else array
