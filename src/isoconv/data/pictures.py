@@ -312,7 +312,7 @@ class PictureReader:
             arrays = (array for array in map(self.attempt, sources) if not isinstance(array, UnreadablePictures))
             first = next(arrays, None)
             if first is None:
-                raise IsoconvError("Expected an image that can be read. Got none.")
+                first = self(next(iter(sources)))  # none can be read: this raises what is wrong with the first
             coloured = (array.shape[2] == 3 for array in chain([first], arrays))
             return self.channels or (3 if any(coloured) else 1), *first.shape[:2]
 
