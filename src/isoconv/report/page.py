@@ -52,6 +52,7 @@ class RunView:
         """Return what the page's script draws."""
         run, tested = self.files, self.files.certified or self.files.result
         held_out = [epoch.validation for epoch in run.epochs]
+        diagnosed, shown = (record.to_fields() if record else {} for record in (run.diagnostics, self.gallery))
         return {
             "name": self.name,
             "classes": run.config.classes,
@@ -64,11 +65,11 @@ class RunView:
             "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
             "validation": held_out if any(share is not None for share in held_out) else None,
             "kept": run.result.best_epoch,
-            "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
-            "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],
+            "spectra": diagnosed.get("layers"),
+            "gradients": diagnosed.get("gradient_norms"),
             "pixels": math.prod(run.config.input_shape),
-            **dict.fromkeys(("gallery", "confusion", "mistakes", "mistake_count")),
-            **({} if self.gallery is None else _gallery_fields(self.gallery)),
+            "gallery": shown.get("images"),
+            **{name: shown.get(name) for name in ("confusion", "mistakes", "mistake_count")},
         }
 
 
@@ -146,11 +147,6 @@ def write_page(runs: Sequence[Path], out: Path, notes: Mapping[str, str] | None 
     require(fits, f"runs that fit into a page of {LARGEST // 10**6} MB", problem)
     write_text(out, page)
     return len(page.encode())
-
-
-def _gallery_fields(gallery: Gallery) -> dict[str, object]:
-    fields = gallery.to_fields()
-    return {"gallery": fields["images"]} | {name: fields[name] for name in ("confusion", "mistakes", "mistake_count")}
 
 
 def describe_network(config: TrainConfig) -> str:
