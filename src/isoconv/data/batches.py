@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from isoconv.data.augmentation import Augmentation
-from isoconv.data.image_set import ImageSet
+from isoconv.data.image_set import Batch, ImageSet
 from isoconv.data.streamed import StreamedSet
 from isoconv.errors import require
-
-Batch = tuple[Tensor, Tensor]
 
 
 def epoch_generator(seed: int, epoch: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:

@@ -12,6 +12,7 @@ from torch import Tensor
 from isoconv.errors import IsoconvError, require
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Batch = tuple[Tensor, Tensor]  # images and labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +66,11 @@ class ImageSet:
     def _part(self, at: Tensor | slice) -> "ImageSet":
         return replace(self, images=self.images[at], labels=self.labels[at])
 
-    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield images and labels, so many at a time, in their order."""
         return zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True) if len(self) else iter(())
 
-    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[tuple[Tensor, Tensor], None, None]:
+    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[Batch, None, None]:
         """Yield images and labels of each batch of indices, in host memory, which is pinned if asked for."""
         for index in indices:
             yield gather(self.images, index, pinned), gather(self.labels, index, pinned)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, multiprocessing
 
-from isoconv.data.image_set import Array, ImageSet, gather
+from isoconv.data.image_set import Array, Batch, ImageSet, gather
 from isoconv.errors import IsoconvError
 
 if TYPE_CHECKING:
@@ -242,9 +242,7 @@ class StreamedSet(ImageSet):
     """
 
     def __init__(self, files: PictureFiles, index: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
-        fields = {"files": files, "index": index, "labels": labels, "classes": tuple(classes), "name": name}
-        for field, value in fields.items():
-            object.__setattr__(self, field, value)
+        vars(self).update(files=files, index=index, labels=labels, classes=tuple(classes), name=name)  # it is frozen
 
     files: PictureFiles
     index: Tensor
@@ -273,13 +271,13 @@ class StreamedSet(ImageSet):
         files = replace(self.files, workers=-(-self.files.workers // count))
         return StreamedSet(files, self.index, self.labels, self.classes, self.name)
 
-    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[tuple[Tensor, Tensor], None, None]:
+    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[Batch, None, None]:
         """Yield images, decoded ahead, and labels of each batch of indices, in pinned memory if asked for."""
         images = self.files.batches([self.index[index] for index in indices], pinned)
         for index, part in zip(indices, images, strict=True):
             yield part, gather(self.labels, index, pinned)
 
-    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int) -> Iterator[Batch]:
         return self.select(torch.arange(len(self)).split(batch_size) if len(self) else [])
 
 
