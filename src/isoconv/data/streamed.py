@@ -155,19 +155,22 @@ class PictureFiles:
     def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
         # Slots for the batches ahead and for the one being copied: batch n goes to slot n % count, by worker n % workers.
         count = min(_AHEAD * self.workers + 1, len(indices))
-        requests = [(n % count, index.tolist()) for n, index in enumerate(indices)]
         try:
             slots = self._new_batch(count * max(map(len, indices))).unflatten(0, (count, -1)).share_memory_()
             with _start_workers(self, slots) as workers:
-                for n, request in enumerate(requests[:count]):
-                    workers[n % self.workers].send(request)
+
+                def ask(n: int) -> None:
+                    workers[n % self.workers].send((n % count, indices[n].tolist()))
+
+                for n in range(count):
+                    ask(n)
                 for n, index in enumerate(indices):
                     if (error := workers[n % self.workers].recv()) is not None:
                         raise error
                     batch, slot = self._new_batch(len(index), pinned), slots[n % count, : len(index)]
                     batch.numpy()[:] = slot.numpy()  # torch would copy with threads, which workers lack
                     if n + count < len(indices):
-                        workers[(n + count) % self.workers].send(requests[n + count])
+                        ask(n + count)
                     yield batch
         except (RuntimeError, EOFError, ConnectionError) as error:
             reason = str(error).split("\n")[0].rstrip(".") or "it has ended"
