@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from isoconv.errors import IsoconvError, require
 
@@ -99,16 +99,9 @@ def require_ordinary(path: Path) -> None:
         require(ordinary, "an ordinary file", f"{path}, a pipe or a device")
 
 
-class Readable(Protocol):
-    """What has content to read and a text that names it, such as a path."""
-
-    def read_bytes(self) -> bytes: ...
-
-
-def read_bytes(path: Readable) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """Read a whole file."""
-    if isinstance(path, Path):
-        require_ordinary(path)
+    require_ordinary(path)
     try:
         return path.read_bytes()
     except OSError as error:

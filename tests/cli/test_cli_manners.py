@@ -1,6 +1,5 @@
 """How the command behaves in a shell: help, exit codes, where it writes, colours, Ctrl-C, closed pipes, full disks."""
 
-import errno
 import inspect
 import os
 import re
@@ -189,15 +188,6 @@ def test_standard_output_on_a_full_disk():
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
-
-
-def test_a_disk_that_fails_after_the_work_is_one_line(isoconv, world, monkeypatch):
-    before = files_in(world / "run-7")
-    for name, target, code in (("certify", "os.fsync", errno.ENOSPC), ("attack", "tempfile.mkstemp", errno.EACCES)):
-        with monkeypatch.context() as patch:
-            patch.setattr(target, fail_with(OSError(code, os.strerror(code))))
-            assert isoconv(name, "run-7").is_refused("Cannot", "run-7/", os.strerror(code))
-        assert files_in(world / "run-7") == before
 
 
 def test_too_little_memory_is_one_line(isoconv, world, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.fakes import save_picture
 from isoconv.train.job import choose_batch_size
 from isoconv.train.run_folder import load_run
 
@@ -16,9 +17,8 @@ WORDS = ["--model", "small", "--epochs", "1", "--out", "mine", "--device", "cpu"
 COUNTS = {"dark": 24, "bright": 9, "only one": 1}
 
 
-def picture(brightness: int, size: tuple[int, int], grey: bool, random: np.random.RandomState) -> Image.Image:
-    pixels = (random.randint(0, 60, (*size, 3)) + brightness).astype(np.uint8)
-    return Image.fromarray(pixels).convert("L" if grey else "RGB")
+def pixels(brightness: int, size: tuple[int, int], grey: bool, random: np.random.RandomState) -> np.ndarray:
+    return (random.randint(0, 60, size if grey else (*size, 3)) + brightness).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +27,9 @@ def album(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("album") / "my album"
     random = np.random.RandomState(0)
     for (name, count), brightness in zip(COUNTS.items(), (20, 170, 95), strict=True):
-        (folder / name).mkdir(parents=True)
         for k in range(count):
             ending = ("png", "jpg", "jpeg", "PNG")[k % 4]
-            picture(brightness, SIZES[k % 3], k % 5 == 0, random).save(folder / name / f"{k}.{ending}")
+            save_picture(folder / name / f"{k}.{ending}", pixels(brightness, SIZES[k % 3], k % 5 == 0, random))
     return folder
 
 
@@ -46,8 +45,8 @@ def test_from_a_folder_to_a_certified_prediction(isoconv, album, tmp_path):
     result = json.loads((tmp_path / "mine" / "result.json").read_text())
     assert result["images"] == 7 and result["clean"] > 70  # 34 pictures, a fifth held out, none of the single one
     random = np.random.RandomState(9)
-    picture(20, (50, 33), False, random).save(tmp_path / "photo.png")
-    picture(170, (8, 8), True, random).save(tmp_path / "grey.jpg")
+    save_picture(tmp_path / "photo.png", pixels(20, (50, 33), False, random))
+    save_picture(tmp_path / "grey.jpg", pixels(170, (8, 8), True, random))
     answers = isoconv("predict", "mine", "photo.png", "grey.jpg", "--json").json
     assert [answer["class"] for answer in answers] == ["dark", "bright"]
     assert all(answer["certified"] for answer in answers)

@@ -144,7 +144,7 @@ def test_sets_of_pictures_that_are_not_there_or_not_complete(tmp_path):
     annotations = tmp_path / "tiny" / "val" / "val_annotations.txt"
     first, *rest = annotations.read_text().splitlines()
     for line, words in (
-        (first.replace("n0", "n9"), "same classes … n91443537 in only one"),
+        (first.replace("n0", "n9"), "same classes … n91443537"),
         (first.split("\t")[0], "an image and its class in line 3"),
         (first.replace("val_0", "val_9"), "line 3 … val_9.JPEG, which does not exist"),
     ):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
 from itertools import chain, product
 from multiprocessing import connection
@@ -210,6 +211,18 @@ def test_a_worker_that_is_killed_is_an_error_of_the_next_batch(tmp_path):
     with pytest.raises(IsoconvError, match=r"decodes images has failed .*--workers 0"):
         list(batches)
     assert not multiprocessing.active_children()
+
+
+def test_a_process_can_end_with_batches_that_it_has_not_closed(album):
+    """Python waits for processes that others have started with it, and these ignore its signal."""
+    code = """if True:
+        import sys
+        from isoconv.data import EpochBatches, read_folder
+        batches = EpochBatches(read_folder(sys.argv[1], size=6, stream=True, workers=2).train, 4).epoch(0)
+        next(batches)
+    """
+    done = subprocess.run([sys.executable, "-c", code, album], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_sets_side_by_side_share_the_workers(album):

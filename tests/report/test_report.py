@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from isoconv.cli.output import show_radius
 from isoconv.errors import IsoconvError
 from isoconv.report import page as page_module
 from isoconv.report import read_run_files
-from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent, write_page
+from isoconv.report.page import name_runs, round_radii_down, show_bound, show_percent, show_radius, write_page
 from isoconv.report.run_files import command_of, train_command
 from report.report_runs import PIXEL, RADII, certified, config, data_of, fake_run
 

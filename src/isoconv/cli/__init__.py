@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 
 _BAD_INPUT, _INTERRUPTED, _NOBODY_READS = 2, 130, 141  # the latter as a shell has them: 128 + SIGINT, 128 + SIGPIPE
 
@@ -13,24 +12,32 @@ def main() -> None:
 
     Ctrl-C is exit code 130, a reader that went away (`isoconv … | head`) 141. A traceback means a mistake in isoconv.
     """
+    code: object
     try:
         try:
-            _run()
+            if getattr(sys.stdout, "errors", None) == "strict":
+                sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # what it cannot write is no failure
+            from isoconv.cli.app import run
+
+            code = run(sys.argv[1:])
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # now, while a closed pipe can still be dealt with
-    except BaseException as error:
-        ending = _ending(error)
-        if ending is None:
-            if isinstance(error, SystemExit):
-                _exit(error.code)
+    except SystemExit as error:
+        code = error.code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it exits
+        code = _NOBODY_READS
+    except KeyboardInterrupt:
+        print_line("isoconv: Interrupted.")
+        code = _INTERRUPTED
+    except Exception as error:
+        if (line := _explain(error)) is None:
             raise
-        code, line = ending
-        if code == _NOBODY_READS:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it exits
         if line:
             print_line(f"isoconv: {line}")
-        _exit(code)
+        code = _BAD_INPUT
+    _exit(code)
 
 
 def print_line(line: str) -> None:
@@ -43,73 +50,39 @@ def print_line(line: str) -> None:
     print(f"{erase}{line}\n", end="", file=sys.stderr, flush=True)  # whole: other processes may print, too
 
 
-def _exit(code: int | str | None) -> None:
+def _exit(code: object) -> None:
     """End the process; one of several at once, without the interpreter's own end.
 
     Threads of gloo may still be giving tensors back. Python stops them then, torch takes that for an error and aborts, and
     torchrun ends the other processes, whatever they are doing.
     """
+    code = code if isinstance(code, int) else int(code is not None)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
-        os._exit(code if isinstance(code, int) else code is not None)
+        os._exit(code)
     sys.exit(code)
 
 
-def _run() -> None:
-    if getattr(sys.stdout, "errors", None) == "strict":
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that it cannot write is no failure
-    from isoconv.cli.app import run
-
-    code = run(sys.argv[1:])
-    if code == _INTERRUPTED:  # what typer makes of Ctrl-C; commands that end well after one exit by themselves
-        raise KeyboardInterrupt
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _ending(error: BaseException) -> tuple[int, str] | None:
-    """Return exit code and line of an expected end; None for any other, which Python reports."""
+def _explain(error: Exception) -> str | None:
+    """Return the line of an expected failure, none if it has been printed; None for any other, which Python reports."""
     from isoconv.errors import IsoconvError
 
-    if isinstance(error, (KeyboardInterrupt, SystemExit)) or type(error).__name__ == "Abort":
-        # typer raises others in place of the first two, and keeps what they came from.
-        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-            return _INTERRUPTED, "Interrupted."
-        if any(isinstance(cause, BrokenPipeError) for cause in _causes(error)):
-            return _NOBODY_READS, ""
-        return None
     if isinstance(error, IsoconvError):
-        return _BAD_INPUT, str(error)
+        return str(error)
     if hasattr(error, "format_message"):  # click's exceptions, by what they can do: typer brings a click of its own
         if type(error).__name__ == "NoArgsIsHelpError":  # isoconv, and nothing else
             error.show()  # type: ignore[attr-defined]
-            return _BAD_INPUT, ""
+            return ""
         context = getattr(error, "ctx", None)
-        message = _say_number(error) or " ".join(error.format_message().split())
+        message = " ".join(error.format_message().split())
         stop = "" if message.endswith((".", "?")) else "."
-        return _BAD_INPUT, f"{message}{stop} Help: {context.command_path if context else 'isoconv'} --help"
-    if isinstance(error, BrokenPipeError):
-        return _NOBODY_READS, ""
+        return f"{message}{stop} Help: {context.command_path if context else 'isoconv'} --help"
     if isinstance(error, OSError):  # the disk is full, a folder is write-protected, a file vanished
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
-        return _BAD_INPUT, f"Cannot continue: {path}{error.strerror or error}."
+        return f"Cannot continue: {path}{error.strerror or error}."
     # torch raises a class of its own on a GPU, on the CPU a RuntimeError that says so.
     cpu_full = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or cpu_full:
-        return _BAD_INPUT, "Not enough memory. Use smaller images, batches or networks."
+        return "Not enough memory. Use smaller images, batches or networks."
     return None
-
-
-def _say_number(error: BaseException) -> str:
-    """Return what to say of a number that typer has had pydantic parse, in vain; of other errors nothing."""
-    wanted = {"int_parsing": "a whole number", "float_parsing": "a number"}
-    for problem in getattr(error.__cause__, "errors", list)():
-        if problem["type"] in wanted:
-            return f"Expected {wanted[problem['type']]} for {error.param.opts[0]}. Got {problem['input']!r}."  # type: ignore[attr-defined]
-    return ""
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -1,6 +1,6 @@
 """All commands. Only the one that is run is imported, so that help is fast."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -40,26 +40,23 @@ def load_command(name: str) -> Any:
 def run(arguments: Sequence[str]) -> object:
     """Run the command that the first argument names, with the others, and return its exit code. Without one, show help."""
     if arguments and arguments[0] in COMMANDS:
-        command, name = load_command(arguments[0]), f"isoconv {arguments[0]}"
-        return command(list(arguments[1:]), prog_name=name, standalone_mode=False)
-    return get_command(_list_commands())(list(arguments), prog_name="isoconv", standalone_mode=False)
-
-
-def _list_commands() -> typer.Typer:
-    """Return an application that knows the names of the commands, and loads one when it is run."""
+        name, *options = arguments
+        return _invoke(load_command(name), f"isoconv {name}", options)
     app = typer.Typer(no_args_is_help=True, **_STYLE)
     app.callback()(_options)
-    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    for name, summary in COMMANDS.items():
-        app.command(name, short_help=summary, context_settings=passed_on)(_pass_on(name))
-    return app
+    for name, summary in COMMANDS.items():  # for the list, and for what comes close to a word that is none of them
+        app.command(name, short_help=summary)(lambda: None)
+    return _invoke(get_command(app), "isoconv", arguments)
 
 
-def _pass_on(name: str) -> Callable[[typer.Context], object]:
-    def command(context: typer.Context) -> object:
-        return run([name, *context.args])
-
-    return command
+def _invoke(command: Any, name: str, arguments: Sequence[str]) -> object:
+    """Run a command as its `main` does, but for the errors: those are dealt with by `isoconv.cli.main`."""
+    try:
+        with command.make_context(name, list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
 
 
 def _show_version(wanted: bool) -> None:

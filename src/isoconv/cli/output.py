@@ -19,6 +19,10 @@ from rich.text import Text
 from isoconv.cli import print_line
 from isoconv.data import ProgressLine
 from isoconv.data.fetch import format_duration
+from isoconv.report.demo import SHIPPED
+from isoconv.report.page import show_bound, show_radius
+from isoconv.train.distributed import Abandoned
+from isoconv.train.engine import Stopped
 
 if TYPE_CHECKING:
     from isoconv.report.demo import DemoRow
@@ -31,12 +35,6 @@ _WIDE = 160  # characters of a table in a pipe or a file
 _SECONDS_WITHIN_AN_EPOCH = 10.0  # between lines, when piped
 
 # Tables -------------------------------------------------------------------------------------------------------------
-
-
-def show_radius(radius: float, digits: int) -> str:
-    """Show a certified radius, never rounded up."""
-    text = f"{radius:.{digits}f}"
-    return text if float(text) <= radius else f"{float(text) - 10.0**-digits:.{digits}f}"
 
 
 def format_radius(radius: float) -> str:
@@ -78,8 +76,6 @@ def print_csv(records: Sequence[Any]) -> None:
 
 def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str) -> None:
     """Print clean and certified accuracy of each seed, with mean and population standard deviation for several."""
-    from isoconv.report.page import show_bound
-
     radii = list(results[0].robust or ())
     certified = [f"certified % at {format_radius(float(radius))}" for radius in radii]
     columns = [[result.clean or 0.0 for result in results]]
@@ -136,8 +132,6 @@ def print_predictions(predictions: "Sequence[Prediction]", input_shape: tuple[in
 
 def print_first(predictions: "Sequence[Prediction]") -> None:
     """Print what a network that comes with isoconv says of digits."""
-    from isoconv.report.demo import SHIPPED
-
     rows = [[x.image, x.prediction, show_radius(x.radius, 3)] for x in predictions]
     print_table(f"{SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
     print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
@@ -145,8 +139,6 @@ def print_first(predictions: "Sequence[Prediction]") -> None:
 
 def print_demo(rows: "Sequence[DemoRow]") -> None:
     """Print the demo's table, and what its columns mean."""
-    from isoconv.report.page import show_bound
-
     title = f"{rows[0].images:,} held-out digits: accuracy in percent, attacks within ε = {rows[0].epsilon}"
     lines = []
     for row in rows:
@@ -237,9 +229,6 @@ def resumable(out: Path, resume: bool, quiet: bool = False) -> Iterator[Callable
 
     Say how to continue, too, if another process of the run has ended.
     """
-    from isoconv.train.distributed import Abandoned
-    from isoconv.train.engine import Stopped
-
     again = shlex.join(["isoconv", *sys.argv[1:], *([] if resume else ["--resume"])]).replace(" --overwrite", "")
     with interruptible() as should_stop:
         try:

@@ -7,25 +7,12 @@ from typing import Annotated
 
 import typer
 
+from isoconv.cli import options as cli
 from isoconv.cli import print_line
-from isoconv.cli.options import (
-    SHIPPED,
-    Data,
-    Device,
-    Download,
-    Epsilons,
-    Images,
-    Json,
-    Overwrite,
-    Run,
-    Seed,
-    Sides,
-    given,
-)
 from isoconv.data import ProgressLine
 from isoconv.errors import require
 
-_RUN = f"folder of a run; {SHIPPED}; or FILE.py:FUNCTION, which builds your own"
+_RUN = f"folder of a run; {cli.SHIPPED}; or FILE.py:FUNCTION, which builds your own"
 _DATA = (
     "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; images may also be given by --data alone"
 )
@@ -37,21 +24,21 @@ _DEMO = Path("isoconv-demo")
 def certify(
     run: Annotated[Path, typer.Argument(help=_RUN)],
     data: Annotated[str | None, typer.Argument(help=_DATA)] = None,
-    epsilons: Epsilons = None,
+    epsilons: cli.Epsilons = None,
     certificate: Annotated[Path | None, typer.Option(help="file to write the certificates to")] = None,
-    folder: Data = None,
+    folder: cli.Data = None,
     weights: Annotated[
         Path | None, typer.Option(help="with FILE.py:FUNCTION: .safetensors file of its weights")
     ] = None,
-    size: Sides = None,
-    download: Download = False,
-    images: Images = None,
+    size: cli.Sides = None,
+    download: cli.Download = False,
+    images: cli.Images = None,
     arithmetic: Annotated[
         str, typer.Option(help="arithmetic that the network runs in: float64 or float32")
     ] = "float64",
     criterion: Annotated[str, typer.Option(help="pairs, or per-class, as if each class had its own network")] = "pairs",
-    device: Device = "auto",
-    as_json: Json = False,
+    device: cli.Device = "auto",
+    as_json: cli.Json = False,
 ) -> None:
     """Certify a trained network: no perturbation below an image's radius changes its prediction.
 
@@ -59,7 +46,7 @@ def certify(
 
     Your own network: isoconv certify mymodel.py:build --weights w.safetensors --data DIR runs the function build.
     """
-    options = given(locals(), "as_json")
+    options = cli.given(locals(), "as_json")
     from isoconv.cli.output import print_certified, print_json
     from isoconv.train import certify_run
     from isoconv.train.distributed import Processes, choose_device
@@ -78,18 +65,18 @@ def certify(
 
 
 def attack(
-    run: Run,
+    run: cli.Run,
     names: Annotated[list[str] | None, typer.Option("--attack", metavar="<name>", help=_ATTACKS)] = None,
-    epsilons: Epsilons = None,
-    folder: Data = None,
-    download: Download = False,
-    images: Images = None,
+    epsilons: cli.Epsilons = None,
+    folder: cli.Data = None,
+    download: cli.Download = False,
+    images: cli.Images = None,
     steps: Annotated[int, typer.Option(help="steps of PGD and APGD")] = 200,
     step_size: Annotated[float, typer.Option(help="step size of PGD")] = 0.01,
     restarts: Annotated[int, typer.Option(help="restarts of PGD and APGD")] = 1,
-    seed: Seed = 0,
-    device: Device = "auto",
-    as_json: Json = False,
+    seed: cli.Seed = 0,
+    device: cli.Device = "auto",
+    as_json: cli.Json = False,
 ) -> None:
     """Attack a trained network, and check that no attack succeeds on a certified image.
 
@@ -98,7 +85,7 @@ def attack(
 
     Example: isoconv attack runs/large --data DIR --attack pgd --attack fgsm --epsilon 36/255
     """
-    options = given(locals(), "as_json")
+    options = cli.given(locals(), "as_json")
     from isoconv.cli.output import print_attacks, print_json
     from isoconv.train import attack_run, refuse_violations
 
@@ -111,11 +98,11 @@ def attack(
 
 
 def predict(
-    run: Run,
+    run: cli.Run,
     images: Annotated[list[Path], typer.Argument(help="image files (PNG, JPEG, BMP, WebP, GIF), or folders of them")],
-    device: Device = "auto",
+    device: cli.Device = "auto",
     as_csv: Annotated[bool, typer.Option("--csv", help="print the results as CSV on stdout")] = False,
-    as_json: Json = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Classify images, and print the radius within which each class cannot change.
 
@@ -146,11 +133,11 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of the runs")],
     out: Annotated[Path, typer.Option(help="file to write; an earlier report is replaced")] = Path("report.html"),
-    folder: Data = None,
-    download: Download = False,
+    folder: cli.Data = None,
+    download: cli.Download = False,
     as_is: Annotated[bool, typer.Option("--as-is", help="compute nothing; show only what the folders hold")] = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: cli.Device = "auto",
+    as_json: cli.Json = False,
 ) -> None:
     """Write a report of one or several runs: one HTML file that works offline.
 
@@ -159,7 +146,7 @@ def report(
 
     Example: isoconv report runs/large runs/small --data DIR
     """
-    options = given(locals(), "as_json")
+    options = cli.given(locals(), "as_json")
     from isoconv.report import write_report
 
     written = write_report(**options, progress=ProgressLine("rounds", 1))
@@ -175,7 +162,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder for the runs and the report; an earlier demo is replaced")] = _DEMO,
     epochs: Annotated[int, typer.Option(help="passes over the 4,000 training digits")] = 15,
     images: Annotated[int, typer.Option(help="how many of the 1,000 test digits to certify and attack")] = 1000,
-    as_json: Json = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Train two 1-Lipschitz networks and an ordinary one on digits, certify and attack them, and write an HTML report.
 
@@ -196,12 +183,12 @@ def demo(
 
 
 def export(
-    run: Run,
+    run: cli.Run,
     kind: Annotated[str, typer.Option("--format", help="onnx; or torch: weights and the code to load them")] = "onnx",
     out: Annotated[Path | None, typer.Option(help="file to write; by default named like the run")] = None,
     dtype: Annotated[str, typer.Option(help="arithmetic that the network runs in: float32 or float64")] = "float32",
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    overwrite: cli.Overwrite = False,
+    as_json: cli.Json = False,
 ) -> None:
     """Write a trained network to a file that runs without isoconv.
 

@@ -104,13 +104,12 @@ class Augmentation:
             drawn["offsets"], drawn["flips"] = transforms.draw(count, self.padding, self.flip, random("augmentation"))
         if self.crops:
             drawn["boxes"] = transforms.draw_boxes(count, self.resized_crop, random("resized crop"))
-        if 0 < self.augment_epochs <= epoch:
-            return {name: numbers.to(device) for name, numbers in drawn.items()}
-        if operations := self.rand_augment[0]:
-            drawn["operations"] = torch.rand(count, operations, 2, generator=random("operations"))
-        if any(self.colour_jitter):
+        ended = 0 < self.augment_epochs <= epoch
+        if self.rand_augment[0] and not ended:
+            drawn["operations"] = torch.rand(count, self.rand_augment[0], 2, generator=random("operations"))
+        if any(self.colour_jitter) and not ended:
             drawn["colours"] = torch.rand(count, 3, generator=random("colours"))
-        if self.augment[0]:
+        if self.augment[0] and not ended:
             drawn["distortions"] = torch.rand(count, transforms.DISTORTIONS, generator=random("distortion"))
         return {name: numbers.to(device) for name, numbers in drawn.items()}
 

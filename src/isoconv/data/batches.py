@@ -4,7 +4,7 @@ Images are augmented on the device that holds them, where they fit for a whole e
 epoch depends on (seed, epoch) alone, and on nothing that happened before.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from isoconv.data.augmentation import Augmentation
-from isoconv.data.image_set import ImageSet
+from isoconv.data.image_set import Batch, ImageSet
 from isoconv.data.streamed import StreamedSet
 from isoconv.errors import require
-
-Batch = tuple[Tensor, Tensor]
 
 
 def epoch_generator(seed: int, epoch: int, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
@@ -108,51 +106,31 @@ class EpochBatches:
             blank = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(len(index), *self._data.shape)
             yield blank, self._data.labels[index]
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        with closing(self._collect(parts[start:], stream is not None)) as batches:
-            transfers = (_Transfer(batch, self.device, stream) for batch in batches)
+        with closing(self._data.select(parts[start:], pinned=stream is not None)) as batches:
+            transfers = (self._transfer(batch, stream) for batch in batches)
             ahead = next(transfers)
             for index in indices[start:]:
-                transfer, ahead = ahead, next(transfers, ahead)
-                images, labels = transfer.receive()
+                (images, labels, copied), ahead = ahead, next(transfers, ahead)
+                if copied is not None:
+                    current = torch.cuda.current_stream(self.device)
+                    current.wait_event(copied)
+                    for tensor in (images, labels):
+                        tensor.record_stream(current)  # or the memory is reused when the copying stream is done
                 yield self.augmentation(images, drawn, index), labels
 
-    def _collect(self, parts: Sequence[Tensor], pinned: bool) -> Generator[Batch, None, None]:
-        """Yield batches in host memory."""
-        data = self._data
-        kept = (_gather(data.images, index, pinned) for index in parts)
-        images = data.select(parts, pinned) if isinstance(data, StreamedSet) else kept
-        for index in parts:
-            yield next(images), _gather(data.labels, index, pinned)
+    def _transfer(
+        self, batch: Batch, stream: torch.cuda.Stream | None
+    ) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
+        """Copy a batch from pinned memory on a stream of its own. Return it, and the event of having been copied.
 
-
-def _gather(source: Tensor, index: Tensor, pinned: bool) -> Tensor:
-    host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=pinned)
-    return torch.index_select(source, 0, index, out=host)
+        torch keeps pinned memory for later batches, and gives it out again only when it has been copied.
+        """
+        with torch.cuda.stream(stream):
+            images, labels = (host.to(self.device, non_blocking=True) for host in batch)
+            return images, labels, None if stream is None else stream.record_event()
 
 
 def fits(size: int, device: torch.device | str) -> bool:
     """Return True if `size` bytes may live on the device: on CUDA, if they leave half of the free memory to training."""
     device = torch.device(device)
     return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
-
-
-class _Transfer:
-    """One batch in transfer: it lies in pinned memory, is copied on a stream of its own, received on the current one.
-
-    torch keeps pinned memory for later batches, and gives it out again only when it has been copied.
-    """
-
-    def __init__(self, batch: Batch, device: torch.device, stream: torch.cuda.Stream | None):
-        self.stream = stream
-        with torch.cuda.stream(stream):
-            images, labels = (host.to(device, non_blocking=True) for host in batch)
-            self.copied = None if stream is None else stream.record_event()
-        self.batch = images, labels
-
-    def receive(self) -> Batch:
-        if self.stream is not None and self.copied is not None:
-            current = torch.cuda.current_stream(self.stream.device)
-            current.wait_event(self.copied)
-            for tensor in self.batch:
-                tensor.record_stream(current)  # or the memory is reused when the copying stream is done
-        return self.batch

@@ -1,6 +1,6 @@
 """Images with labels, as bytes: what every reader returns and everything else takes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 from isoconv.errors import IsoconvError, require
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Batch = tuple[Tensor, Tensor]  # images and labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +66,20 @@ class ImageSet:
     def _part(self, at: Tensor | slice) -> "ImageSet":
         return replace(self, images=self.images[at], labels=self.labels[at])
 
-    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield images and labels, so many at a time, in their order."""
         return zip(self.images.split(batch_size), self.labels.split(batch_size), strict=True) if len(self) else iter(())
+
+    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[Batch, None, None]:
+        """Yield images and labels of each batch of indices, in host memory, which is pinned if asked for."""
+        for index in indices:
+            yield gather(self.images, index, pinned), gather(self.labels, index, pinned)
+
+
+def gather(source: Tensor, index: Tensor, pinned: bool) -> Tensor:
+    """Return a part of a tensor in new host memory."""
+    host = torch.empty(len(index), *source.shape[1:], dtype=source.dtype, pin_memory=pinned)
+    return torch.index_select(source, 0, index, out=host)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -15,13 +15,11 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -30,14 +28,23 @@ from torch import Tensor
 from isoconv.data.datasets import RESIZES
 from isoconv.data.fetch import Progress
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out_indices, shuffle_indices
-from isoconv.data.streamed import Member, PictureFiles, Source, SourceTable, StreamedSet, default_workers, fit_in_memory
+from isoconv.data.streamed import (
+    Member,
+    PictureFiles,
+    Source,
+    SourceTable,
+    StreamedSet,
+    default_workers,
+    fit_in_memory,
+    map_by_threads,
+    require_one_size,
+)
 from isoconv.errors import IsoconvError, require
-from isoconv.files import read_bytes
+from isoconv.files import read_bytes, require_ordinary
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-T = TypeVar("T")
 Size = int | tuple[int, int]
 LARGEST_SIZE = 4096  # a mistyped size would otherwise fill the memory
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")
@@ -116,12 +123,9 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     train, test = known.get("train", folder), known.get("test", known.get("val"))
     roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
     parts = [list_classes(folder, root) for root in roots]
-    classes = [{picture.label for picture in part} for part in parts]
-    different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
-    require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
     pictures = (picture.path for part in parts for picture in part)
-    ignored = Counter(_ending(path) for path in files_in(folder)) - Counter(_ending(path) for path in pictures)
-    return make_splits(folder.resolve().name, sorted(classes[0]), parts, ignored, options)
+    ignored = Counter(map(_ending, files_in(folder))) - Counter(map(_ending, pictures))
+    return split_folders(folder.resolve().name, roots, parts, ignored, options)
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -159,8 +163,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 def load_image(path: str | PathLike[str], shape: tuple[int, int, int], resize: str = "squash") -> Tensor:
     """Return one image as a uint8 tensor of this shape (C, H, W), prepared as the images of a folder are."""
-    channels, *size = shape
-    return read_pictures([Path(path)], (size[0], size[1]), channels, resize=resize)[0]
+    return read_pictures([Path(path)], shape[1:], shape[0], resize=resize)[0]
 
 
 def read_pictures(
@@ -178,18 +181,15 @@ def read_pictures(
     broken : receives the error of each file that cannot be read, by its index; such files are left out. Without it, one
         error names them all
     """
-    read, arrays, errors = _picture_reader(size, channels, resize), list[Array](), dict[int, UnreadablePictures]()
-    for index, array in enumerate(_read_ahead(partial(_attempt, read), paths)):
+    arrays, readable, errors = list[Array](), list[Source](), dict[int, UnreadablePictures]()
+    reader = PictureReader(size, channels, resize)
+    for index, array in enumerate(reader.attempt_all(paths, "reading images", progress)):
         if isinstance(array, UnreadablePictures):
             errors[index] = array
         else:
             arrays.append(array)
-            first, other = (f"{x.shape[1]}×{x.shape[0]}" for x in (arrays[0], array))
-            readable = next(path for k, path in enumerate(paths) if k not in errors)
-            problem = f"{first} in {readable} and {other} in {paths[index]}"
-            require(first == other, "images of one size, or a size to bring them to (--size)", problem)
-        if progress is not None:
-            progress("reading images", index + 1, len(paths))
+            readable.append(paths[index])
+            require_one_size(arrays[0].shape[:2], readable[0], array, paths[index])
     if errors and (broken is None or not (arrays or (size and channels))):
         raise UnreadablePictures(*(pair for error in errors.values() for pair in error.args))
     if broken is not None:
@@ -252,55 +252,69 @@ def files_in(folder: Path) -> Iterable[Path]:
         yield from (Path(path, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _read_ahead(read: Callable[[Source], T], paths: Iterable[Source]) -> Iterator[T]:
-    """Yield what becomes of each file, in order, by several threads: Pillow works outside of Python's lock."""
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-        yield from pool.map(read, paths)
+class PictureReader:
+    """Reads a picture as (H, W, 1) if it is grey, as (H, W, 3) if it has colours. Worker processes can be sent one."""
 
+    def __init__(self, size: Size | None, channels: int | None, resize: str) -> None:
+        require(channels in (None, 1, 3), "1 channel (grey) or 3 (colour)", channels)
+        require(resize in RESIZES, f"resize to be one of {', '.join(RESIZES)}", repr(resize))
+        self.size, self.channels, self.resize = None if size is None else height_and_width(size), channels, resize
 
-def _attempt(read: Callable[[Source], T], path: Source) -> T | UnreadablePictures:
-    """Return what is read, or the error."""
-    try:
-        return read(path)
-    except UnreadablePictures as error:
-        return error
+    def __call__(self, source: Source) -> Array:
+        from PIL import Image, ImageOps, UnidentifiedImageError
 
+        try:
+            if isinstance(source, Path):
+                require_ordinary(source)
+            data = source.read_bytes()
+        except (OSError, IsoconvError) as error:
+            raise UnreadablePictures((str(source), getattr(error, "strerror", None) or str(error))) from error
+        try:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
+                picture = _flatten(file)
+                if self.channels == 1:
+                    picture = picture.convert("L")
+                if self.size is not None and picture.size != self.size[::-1]:
+                    change = ImageOps.fit if self.resize == "crop" else Image.Image.resize
+                    picture = change(picture, self.size[::-1], Image.Resampling.BICUBIC)
+                array = np.asarray(picture).reshape(*picture.size[::-1], -1)
+        except MemoryError:
+            raise
+        except UnidentifiedImageError as error:
+            raise UnreadablePictures((str(source), _name_format(data))) from error
+        except Exception as error:  # Pillow's readers of a damaged file fail in any way: SyntaxError, struct.error, …
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UnreadablePictures((str(source), reason)) from error
+        return array[..., :1] if self.channels is None and bool((array == array[..., :1]).all()) else array
 
-def _picture_reader(size: Size | None, channels: int | None, resize: str) -> "partial[Array]":
-    """Return the function that reads one picture, which worker processes can be sent."""
-    require(channels in (None, 1, 3), "1 channel (grey) or 3 (colour)", channels)
-    require(resize in RESIZES, f"resize to be one of {', '.join(RESIZES)}", repr(resize))
-    shape = None if size is None else height_and_width(size)
-    return partial(_read_picture, shape=shape, channels=channels, resize=resize)
+    def attempt(self, source: Source) -> Array | UnreadablePictures:
+        """Return the picture, or the error of one that cannot be read."""
+        try:
+            return self(source)
+        except UnreadablePictures as error:
+            return error
 
+    def attempt_all(
+        self, sources: Sequence[Source], title: str, progress: Progress | None
+    ) -> Iterator[Array | UnreadablePictures]:
+        """Yield what becomes of each, in order."""
+        for done, result in enumerate(map_by_threads(self.attempt, sources), start=1):
+            yield result
+            if progress is not None:
+                progress(title, done, len(sources))
 
-def _read_picture(path: Source, shape: tuple[int, int] | None, channels: int | None, resize: str) -> Array:
-    """Return (H, W, 1) for a grey picture, (H, W, 3) for a coloured one."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
-    try:
-        data = read_bytes(path)
-    except IsoconvError as error:
-        cause = error.__cause__
-        raise UnreadablePictures((str(path), getattr(cause, "strerror", None) or str(cause or error))) from error
-    try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
-            picture = _flatten(file)
-            if channels == 1:
-                picture = picture.convert("L")
-            if shape is not None and picture.size != shape[::-1]:
-                change = ImageOps.fit if resize == "crop" else Image.Image.resize
-                picture = change(picture, shape[::-1], Image.Resampling.BICUBIC)
-            array = np.asarray(picture).reshape(*picture.size[::-1], -1)
-    except MemoryError:
-        raise
-    except UnidentifiedImageError as error:
-        raise UnreadablePictures((str(path), _name_format(data))) from error
-    except Exception as error:  # a damaged file makes Pillow's readers fail in any way: SyntaxError, struct.error, …
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnreadablePictures((str(path), reason)) from error
-    return array[..., :1] if channels is None and bool((array == array[..., :1]).all()) else array
+    def find_shape(self, sources: Iterable[Source]) -> tuple[int, int, int]:
+        """Return (C, H, W) of all that can be read, as if they had been: reads on to the first one that has colours."""
+        if self.size and self.channels:
+            return self.channels, *self.size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            arrays = (array for array in map(self.attempt, sources) if not isinstance(array, UnreadablePictures))
+            first = next(arrays, None)
+            if first is None:
+                first = self(next(iter(sources)))  # none can be read: this raises what is wrong with the first
+            coloured = (array.shape[2] == 3 for array in chain([first], arrays))
+            return self.channels or (3 if any(coloured) else 1), *first.shape[:2]
 
 
 def _name_format(data: bytes) -> str:
@@ -327,6 +341,16 @@ def _flatten(file: "Image") -> "Image":
     return picture if picture.mode == wanted else picture.convert(wanted)
 
 
+def split_folders(
+    name: str, roots: Sequence[Path], parts: Sequence[Sequence[Picture]], ignored: Counter[str], options: PictureOptions
+) -> Splits:
+    """Do as `make_splits` with the classes that are the names of folders: sorted, and the same in both roots."""
+    classes = [{picture.label for picture in part} for part in parts]
+    different = ", ".join(repr(label) for label in sorted(classes[0] ^ classes[-1]))
+    require(not different, f"the same classes in {roots[0]} and {roots[-1]}", f"{different} in only one of them")
+    return make_splits(name, sorted(classes[0]), parts, ignored, options)
+
+
 def make_splits(
     name: str,
     classes: Sequence[str],
@@ -335,28 +359,25 @@ def make_splits(
     options: PictureOptions,
 ) -> Splits:
     """Shuffle the images of each part, hold some out if there is only one, and read them, or say how to stream them."""
-    size, channels, seed = options.get("size"), options.get("channels"), options.get("seed", 0)
-    resize = options.get("resize", "squash")
-    pictures = [picture for part in parts for picture in part]
+    reader = PictureReader(options.get("size"), options.get("channels"), options.get("resize", "squash"))
+    progress, skip, seed = options.get("progress"), options.get("skip_broken", False), options.get("seed", 0)
+    pictures, left_out = [*chain(*parts)], list[str]()
     number = {label: index for index, label in enumerate(classes)}
     labels = torch.tensor([number[picture.label] for picture in pictures])
-    skip, left_out = options.get("skip_broken", False), list[str]()
 
-    def leave_out(indices: Tensor, broken: dict[int, UnreadablePictures]) -> Tensor:
+    def leave_out(indices: Tensor, broken: Mapping[int, UnreadablePictures]) -> Tensor:
         """Return the indices without those of the files, counted among them, that cannot be read."""
-        left_out.extend(str(pictures[int(indices[k])].path) for k in broken)
+        left_out.extend(error.args[0][0] for error in broken.values())
         return indices[[k for k in range(len(indices)) if k not in broken]] if broken else indices
 
-    def read(*parts: Tensor) -> list[ImageSet]:
-        """Read parts together, so that they get the same size and the same channels."""
-        indices, broken = torch.cat(parts).sort().values, dict[int, UnreadablePictures]()
+    def read(*wanted: Tensor) -> list[ImageSet]:
+        """Read parts together, in the order of their files, so that they get the same size and the same channels."""
+        indices, broken = torch.cat(wanted).sort().values, dict[int, UnreadablePictures]()
         paths = [pictures[index].path for index in indices.tolist()]
-        images = read_pictures(paths, size, channels, options.get("progress"), resize, broken if skip else None)
+        images = read_pictures(paths, reader.size, reader.channels, progress, reader.resize, broken if skip else None)
         indices = leave_out(indices, broken)
         whole = ImageSet(images, labels[indices], tuple(classes), name)
-        position = torch.full((len(pictures),), -1)
-        position[indices] = torch.arange(len(indices))
-        return [whole.subset(position[part][position[part] >= 0]) for part in parts]
+        return [whole.subset(torch.searchsorted(indices, part[torch.isin(part, indices)])) for part in wanted]
 
     train, *rest = (shuffle_indices(len(part), seed) for part in parts)
     if rest:
@@ -366,33 +387,25 @@ def make_splits(
         train, test = (train[index] for index in hold_out_indices(labels[train], len(classes), fraction, seed))
     found: dict[str, Any] = {"listing": _hash_listing(pictures), "ignored": ignored, "left_out": left_out}
     if options.get("stream", False) is not False:
-        paths = SourceTable(picture.path for picture in pictures)
-        shape = _shape_of(paths, size, channels, resize, skip)
-        if options.get("stream") or not fit_in_memory(len(paths), shape):
+        sources = SourceTable(picture.path for picture in pictures)
+        shape = reader.find_shape(sources)
+        if options.get("stream") or not fit_in_memory(len(sources), shape):
             workers = default_workers() if (asked := options.get("workers")) is None else asked
             require(workers >= 0, "a number of workers of at least 0", workers)
-            files = PictureFiles(paths, shape, _picture_reader(size, shape[0], resize), workers)
+            files = PictureFiles(sources, shape, PictureReader(reader.size, shape[0], reader.resize), workers)
 
             def stream(part: Tensor) -> StreamedSet:
-                part = leave_out(part, _find_broken(files, part, options.get("progress"))) if skip else part
+                if skip:
+                    results = reader.attempt_all([sources[k] for k in part.tolist()], "checking images", progress)
+                    broken = {k: x for k, x in enumerate(results) if isinstance(x, UnreadablePictures)}
+                    part = leave_out(part, broken)
                 return StreamedSet(files, part, labels[part], classes, name)
 
             return Splits(lambda: stream(train), lambda: stream(test), **found)
-    if options.get("lazy") and size is not None and channels is not None:
+    if options.get("lazy") and reader.size and reader.channels:
         return Splits(lambda: read(train)[0], lambda: read(test)[0], **found)
     kept, held = read(train, test)
     return Splits(kept, held, **found)
-
-
-def _find_broken(files: PictureFiles, indices: Tensor, progress: Progress | None) -> dict[int, UnreadablePictures]:
-    """Return the errors of the files, counted among the indices, that cannot be read: decodes all of them once."""
-    broken, sources = dict[int, UnreadablePictures](), [files.sources[index] for index in indices.tolist()]
-    for k, result in enumerate(_read_ahead(partial(_attempt, files.decode), sources)):
-        if isinstance(result, UnreadablePictures):
-            broken[k] = result
-        if progress is not None:
-            progress("checking images", k + 1, len(sources))
-    return broken
 
 
 def _hash_listing(pictures: Iterable[Picture]) -> str:
@@ -402,22 +415,6 @@ def _hash_listing(pictures: Iterable[Picture]) -> str:
         size = path.size if isinstance(path, Member) else path.stat().st_size
         digest.update(f"{name}\n{size}\n{label}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def _shape_of(
-    paths: SourceTable, size: Size | None, channels: int | None, resize: str, skip: bool
-) -> tuple[int, int, int]:
-    """Return (C, H, W) of all the pictures, as if they had been read: reads on to the first one that has colours."""
-    read = _picture_reader(size, channels, resize)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        results = (_attempt(read, path) if skip else read(path) for path in paths)
-        arrays = (result for result in results if not isinstance(result, UnreadablePictures))
-        first = next(arrays, None) if size is None or channels is None else None
-        require(size is not None or first is not None, "an image that can be read", "none")
-        height, width = first.shape[:2] if size is None and first is not None else height_and_width(size or 1)
-        depth = channels or (3 if any(x.shape[2] == 3 for x in chain([first], arrays) if x is not None) else 1)
-    return depth, height, width
 
 
 def list_folder(folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ import torch
 from isoconv.data.datasets import DATASETS, DataSet, Version, is_pictures
 from isoconv.data.fetch import download as fetch
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out, shuffle_indices
-from isoconv.data.pictures import Picture, PictureOptions, list_classes, make_splits, read_csv, read_folder, resize
+from isoconv.data.pictures import Picture, PictureOptions, list_classes, read_csv, read_folder, resize, split_folders
 from isoconv.data.shards import holds_shards, read_shards
 from isoconv.errors import IsoconvError, require
 from isoconv.files import read_bytes
@@ -119,14 +119,10 @@ def read_class_folders(record: DataSet, folder: Path, **options: Unpack[PictureO
     annotations = root / "val" / "val_annotations.txt"
     train = list_classes(root, root / "train")
     test = _list_annotated(root, annotations) if annotations.is_file() else list_classes(root, root / "val")
-    classes, tested = ({picture.label for picture in part} for part in (train, test))
-    require(len(classes) == record.class_count, f"{record.class_count} classes in {root / 'train'}", len(classes))
-    different = sorted(classes ^ tested)
-    problem = f"{', '.join(different[:3])}{' …' * (len(different) > 3)} in only one of them"
-    require(not different, f"the same classes in {root / 'train'} and {root / 'val'}", problem)
-    options["size"], options["channels"] = options.get("size") or record.shape[1:], record.shape[0]
-    options["seed"] = 0
-    return make_splits(record.name, sorted(classes), [train, test], Counter(), options)
+    count = len({picture.label for picture in train})
+    require(count == record.class_count, f"{record.class_count} classes in {root / 'train'}", count)
+    options |= {"size": options.get("size") or record.shape[1:], "channels": record.shape[0], "seed": 0}
+    return split_folders(record.name, [root / "train", root / "val"], [train, test], Counter(), options)
 
 
 def _list_annotated(root: Path, annotations: Path) -> list[Picture]:

@@ -15,7 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO, Unpack
@@ -29,9 +29,8 @@ _BLOCK = 512  # a tar file consists of these
 _WINDOW = 4 * _BLOCK  # read at once: a header, one of its extended attributes before it, and a label
 _LONGEST_LABEL, _LONGEST_NAME = 1 << 10, 1 << 20
 _FILES, _WITHOUT_CONTENT = b"\x0007", b"123456"  # types of members: ordinary files; links, devices and folders
-_PARTS = {"train": "train", "training": "train", "test": "test", "val": "val", "valid": "val", "validation": "val"}
-_PART = re.compile(rf"(?<![a-z])({'|'.join(_PARTS)})(?![a-z])")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_PART = re.compile(r"(?<![a-z])(train|test|val)(?:ing|id|idation)?(?![a-z])")
+_RANGE, _CHOICE = re.compile(r"\{(\d+)\.\.(\d+)\}"), re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def read_shards(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -74,25 +73,13 @@ def is_there(path: Path) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return what a shell makes of braces: {000..007} is a range, {a,b} a choice; they can be nested."""
-    depth, cuts = 0, list[int]()
-    for position, character in enumerate(pattern):
-        depth = max(0, depth + (character == "{") - (character == "}"))
-        if depth == 1 and (character == "," or (character == "{" and not cuts)):
-            cuts.append(position)
-        elif depth == 0 and cuts:
-            cuts.append(position)
-            break
-    else:
+    """Return what a shell makes of braces: {000..007} is a range, {a,b} a choice. They can be nested."""
+    pattern = _RANGE.sub(lambda ends: _count(*ends.groups()), pattern)
+    if (innermost := _CHOICE.search(pattern)) is None:
         return [pattern]
-    choices = [pattern[a + 1 : b] for a, b in pairwise(cuts)]
-    if len(choices) > 1:
-        inner = [name for choice in choices for name in expand_braces(choice)]
-    elif match := _RANGE.fullmatch(choices[0]):
-        inner = _count(*match.groups())
-    else:  # the braces belong to the name
-        inner = [f"{{{name}}}" for name in expand_braces(choices[0])]
-    return [pattern[: cuts[0]] + name + rest for name in inner for rest in expand_braces(pattern[cuts[-1] + 1 :])]
+    before, after = pattern[: innermost.start()], pattern[innermost.end() :]
+    names = (name for choice in innermost[1].split(",") for name in expand_braces(before + choice + after))
+    return list(dict.fromkeys(names))
 
 
 def list_shard(shard: Path) -> tuple[list[Picture], Counter[str]]:
@@ -116,37 +103,32 @@ def list_shard(shard: Path) -> tuple[list[Picture], Counter[str]]:
     return [Picture(member.name, member, labels[key][1]) for key, member in pictures.items()], ignored
 
 
-def _count(first: str, last: str) -> list[str]:
-    """Return the numbers from first to last, with leading zeros if one of them has some."""
+def _count(first: str, last: str) -> str:
+    """Return the numbers from first to last as a choice in braces, with leading zeros if one of them has some."""
     padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
     digits = max(len(first), len(last)) if padded else 0
-    least, most = int(first), int(last)
-    require(abs(most - least) < 10**6, "at most a million shards", f"{{{first}..{last}}}")
-    numbers = range(least, most + 1) if least <= most else range(least, most - 1, -1)
-    return [f"{number:0{digits}}" for number in numbers]
+    least, most = sorted((int(first), int(last)))
+    require(most - least < 10**6, "at most a million shards", f"{{{first}..{last}}}")
+    numbers = [f"{number:0{digits}}" for number in range(least, most + 1)]
+    return f"{{{','.join(numbers)}}}" if len(numbers) > 1 else numbers[0]
 
 
 def _find_parts(path: Path) -> tuple[list[list[Path]], int]:
     """Return the shards to train on and to test on, or only the first if there are no others, and how many are not used."""
-    if path.is_dir():
-        found = {name: _shards_in(path / name) for name in ("train", "test", "val")}
-        if not found["train"]:
-            found = {"": _shards_in(path)}
-    else:
-        found = {"": [path] if path.exists() else [Path(name) for name in expand_braces(str(path))]}
-        for shard in found[""]:
-            require(
-                shard.is_file(), "a tar file", f"{shard}, which {'is none' if shard.exists() else 'does not exist'}"
-            )
-    if "" in found:
-        words = {shard: _PART.findall(shard.stem.lower()) for shard in found[""]}
-        marks = {shard: _PARTS[word[-1]] if word else "" for shard, word in words.items()}
-        if "train" in marks.values() and len(set(marks.values())) > 1:
-            unmarked = next((str(shard) for shard, mark in marks.items() if not mark), "")
-            require(not unmarked, "train, test or val in the names of all shards, or of none", unmarked)
-            found = {part: [shard for shard in found[""] if marks[shard] == part] for part in set(marks.values())}
-        else:
-            found = {"train": found[""]}
+    found = {name: _shards_in(path / name) for name in ("train", "test", "val")}
+    if not found["train"]:
+        shards = _shards_in(path) if path.is_dir() else [Path(name) for name in expand_braces(str(path))]
+        shards = [path] if path.is_file() else shards
+        for shard in shards:
+            problem = f"{shard}, which {'is none' if shard.exists() else 'does not exist'}"
+            require(shard.is_file(), "a tar file", problem)
+        marks = {shard: "".join(_PART.findall(shard.stem.lower())[-1:]) for shard in shards}
+        found = {part: [shard for shard in shards if marks[shard] == part] for part in found}
+        if not found["train"] or len(found["train"]) == len(shards):
+            found = {"train": shards}
+        elif unmarked := [shard for shard in shards if not marks[shard]]:
+            expected = "train, test or val in the names of all shards, or of none"
+            raise IsoconvError(f"Expected {expected}. Got {unmarked[0]}.")
     parts = [found["train"], *[found[part] for part in ("test", "val") if found.get(part)][:1]]
     return parts, sum(map(len, found.values())) - sum(map(len, parts))
 

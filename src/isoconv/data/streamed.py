@@ -2,42 +2,42 @@
 
 Note [Streamed batches]
 A batch of a streamed set holds the same bytes as one of a set in memory: both are decoded by the same function, and which
-images are in it is decided by whoever asks. Worker processes of torch's `DataLoader` decode ahead; batches come in the
-order in which they were asked for, however many workers there are. No random number is drawn from torch's own generator.
-Workers write into memory that they share with the process that asks, a slot for each batch that is on its way, and send the
-slot's number. A slot is free again when its batch has been copied: new shared memory for each batch would cost a tenth of
-the time of decoding, for the kernel to find and clear its pages.
+images are in it is decided by whoever asks. Worker processes decode ahead, whole batches in turn, and batches come in the
+order in which they were asked for, however many workers there are.
+Workers write into memory that they share with the process that asks, a slot for each batch that is on its way. A slot is
+free again when its batch has been copied: new shared memory for each batch would cost a tenth of the time of decoding, for
+the kernel to find and clear its pages.
 Workers live as long as the iterator: they end with its last batch, when it is closed, on an error, and when the process
 that started them is gone.
 """
 
-import ctypes
+import atexit
 import errno
 import math
 import os
 import signal
-import sys
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
+from torch import Tensor, multiprocessing
 
-from isoconv.data.image_set import Array, ImageSet
-from isoconv.errors import IsoconvError, require
+from isoconv.data.image_set import Array, Batch, ImageSet, gather
+from isoconv.errors import IsoconvError
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+T = TypeVar("T")
 _MOST_WORKERS = 8
 _AHEAD = 2  # batches that each worker may be ahead
-_SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of Linux's prctl
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _COPIES = 3  # of the images, which reading them into memory and training on them may hold at once
 
@@ -94,6 +94,20 @@ class SourceTable:
         return map(self.__getitem__, range(len(self)))
 
 
+def require_one_size(size: tuple[int, ...], first: Source, pixels: Array, source: Source) -> None:
+    """Raise unless pixels (H, W, C) have the size of the first picture."""
+    if pixels.shape[:2] != size:
+        problem = f"{size[1]}×{size[0]} in {first} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
+        raise IsoconvError(f"Expected images of one size, or a size to bring them to (--size). Got {problem}.")
+
+
+def map_by_threads(read: Callable[[Any], T], sources: Iterable[Any]) -> Iterator[T]:
+    """Yield what becomes of each, in order, by several threads: Pillow works outside of Python's lock."""
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
+        yield from pool.map(read, sources)
+
+
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
     """Image files, or members of tar files, and how each becomes (C, H, W): `decode` returns (H, W, 1 or C) of one.
@@ -109,10 +123,8 @@ class PictureFiles:
     def read(self, index: int) -> Array:
         """Return one image, uint8 (C, H, W)."""
         source = self.sources[index]
-        pixels, (_, height, width) = self.decode(source), self.shape
-        if pixels.shape[:2] != (height, width):
-            problem = f"{width}×{height} in {self.sources[0]} and {pixels.shape[1]}×{pixels.shape[0]} in {source}"
-            require(False, "images of one size, or a size to bring them to (--size)", problem)
+        pixels = self.decode(source)
+        require_one_size(self.shape[1:], self.sources[0], pixels, source)
         return np.broadcast_to(pixels.transpose(2, 0, 1), self.shape)
 
     def read_into(self, images: Array, indices: Iterable[int]) -> None:
@@ -134,77 +146,84 @@ class PictureFiles:
         return torch.from_numpy(np.empty((count, *self.shape), dtype=np.uint8))  # numpy asks for large pages
 
     def _by_threads(self, indices: Iterable[Tensor], pinned: bool) -> Iterator[Tensor]:
-        # Pillow works outside of Python's lock, so threads help.
-        with ThreadPoolExecutor(min(_MOST_WORKERS, os.cpu_count() or 1)) as pool:
-            for index in indices:
-                batch = self._new_batch(len(index), pinned)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # Pillow warns of odd metadata, which changes no pixel
-                    for image, pixels in zip(batch.numpy(), pool.map(self.read, index.tolist()), strict=True):
-                        image[:] = pixels
-                yield batch
+        for index in indices:
+            batch = self._new_batch(len(index), pinned)
+            for image, pixels in zip(batch.numpy(), map_by_threads(self.read, index.tolist()), strict=True):
+                image[:] = pixels
+            yield batch
 
     def _by_workers(self, indices: Sequence[Tensor], pinned: bool) -> Iterator[Tensor]:
-        ahead, iterator = _AHEAD * self.workers, None
-        free = list(range(min(ahead + 1, len(indices))))  # slots for the batches ahead and for the one being copied
+        # Slots for the batches ahead and for the one being copied: batch n goes to slot n % count, by worker n % workers.
+        count = min(_AHEAD * self.workers + 1, len(indices))
         try:
-            memory = self._new_batch(len(free) * max(map(len, indices))).unflatten(0, (len(free), -1)).share_memory_()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of more workers than cores, and that a process with threads is forked
-                loader: DataLoader[int] = DataLoader(
-                    _Slots(self, memory),  # type: ignore[arg-type]
-                    batch_sampler=([free.pop(), *index.tolist()] for index in indices),
-                    num_workers=self.workers,
-                    prefetch_factor=_AHEAD,
-                    collate_fn=_as_it_is,
-                    worker_init_fn=_start_worker,
-                    generator=torch.Generator(),  # or it would draw from torch's own, which belongs to training
-                )
-                with _hold_signals():
-                    iterator = iter(loader)
-            # Or torch raises an error as soon as a worker ends, wherever this process is. It comes with the next batch.
-            signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-            iterator._worker_pids_set = False  # type: ignore[attr-defined]
-            for index, slot in zip(indices, iterator, strict=True):
-                if isinstance(slot, IsoconvError):
-                    raise slot
-                batch = self._new_batch(len(index), pinned)
-                batch.numpy()[:] = memory[
-                    slot, : len(index)
-                ].numpy()  # torch would copy with threads, which workers lack
-                free.append(slot)
-                yield batch
-        except RuntimeError as error:
-            reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            slots = self._new_batch(count * max(map(len, indices))).unflatten(0, (count, -1)).share_memory_()
+            with _start_workers(self, slots) as workers:
+
+                def ask(n: int) -> None:
+                    workers[n % self.workers].send((n % count, indices[n].tolist()))
+
+                for n in range(count):
+                    ask(n)
+                for n, index in enumerate(indices):
+                    if (error := workers[n % self.workers].recv()) is not None:
+                        raise error
+                    batch, slot = self._new_batch(len(index), pinned), slots[n % count, : len(index)]
+                    batch.numpy()[:] = slot.numpy()  # torch would copy with threads, which workers lack
+                    if n + count < len(indices):
+                        ask(n + count)
+                    yield batch
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            reason = str(error).split("\n")[0].rstrip(".") or "it has ended"
             advice = "With little shared memory, use fewer (--workers) or none (--workers 0)."
             raise IsoconvError(f"A process that decodes images has failed ({reason}). {advice}") from error
-        finally:
-            if iterator is not None:
-                iterator._shutdown_workers()  # type: ignore[attr-defined]  # a traceback may keep the iterator
 
 
-@dataclass(frozen=True, eq=False)
-class _Slots:
-    """What worker processes run: each batch goes to a slot, (n, C, H, W), of shared `memory`."""
+@contextmanager
+def _start_workers(files: PictureFiles, slots: Tensor) -> "Iterator[list[Connection]]":
+    """Start the processes that fill slots, and end them with this block, or with this process."""
+    processes, connections = list[multiprocessing.Process](), list["Connection"]()
 
-    files: PictureFiles
-    memory: Tensor
+    def end() -> None:
+        for process in processes:
+            process.kill()
+            process.join()
 
-    def __getitems__(self, request: Sequence[int]) -> int | IsoconvError:
-        """Fill the slot that comes first in the request with the pictures of the indices after it, and return its number.
+    try:
+        with _hold_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a process with threads that is forked
+            for _ in range(files.workers):
+                ours, theirs = multiprocessing.Pipe()
+                connections.append(ours)
+                process = multiprocessing.Process(target=_fill_slots, args=(files, slots, ours, theirs), daemon=True)
+                process.start()
+                processes.append(process)
+                theirs.close()  # or the end of the worker would not be noticed
+        atexit.register(end)  # before multiprocessing waits for them: a traceback may keep this block from ending
+        yield connections
+    finally:
+        atexit.unregister(end)
+        end()
 
-        What is wrong with a picture is returned: raised in a worker, it would be wrapped in a traceback.
-        """
-        slot, *indices = request
-        try:
-            self.files.read_into(self.memory[slot, : len(indices)].numpy(), indices)
-        except IsoconvError as error:
-            return error
-        return slot
 
+def _fill_slots(files: PictureFiles, slots: Tensor, ours: "Connection", theirs: "Connection") -> None:
+    """Read the pictures of each batch into the slot that is asked for; answer with what is wrong with one, or with None.
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    Signals are for the process that trains: terminals, torchrun and schedulers send them to its workers too, and it needs
+    them until it has saved. When it is gone, they end: they would hold its connections to other processes open, which would
+    wait.
+    """
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    ours.close()
+    warnings.simplefilter("ignore")
+    with suppress(EOFError, ConnectionError):
+        while True:
+            slot, indices = theirs.recv()
+            try:
+                files.read_into(slots[slot, : len(indices)].numpy(), indices)
+                theirs.send(None)
+            except Exception as error:
+                theirs.send(error)
 
 
 @contextmanager
@@ -218,20 +237,6 @@ def _hold_signals() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_worker(worker: int) -> None:
-    """End when the process that trains says so, or is gone.
-
-    Signals are for that process: terminals, torchrun and schedulers send them to its workers too, and it needs them until it
-    has saved. Workers that outlived it would hold its connections to other processes open, which would wait; torch's own
-    look after their parent takes five seconds.
-    """
-    for number in _STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGKILL)
-    warnings.simplefilter("ignore")
-
-
 class StreamedSet(ImageSet):
     """An image set that stays in its files.
 
@@ -240,9 +245,7 @@ class StreamedSet(ImageSet):
     """
 
     def __init__(self, files: PictureFiles, index: Tensor, labels: Tensor, classes: Sequence[str], name: str) -> None:
-        fields = {"files": files, "index": index, "labels": labels, "classes": tuple(classes), "name": name}
-        for field, value in fields.items():
-            object.__setattr__(self, field, value)
+        vars(self).update(files=files, index=index, labels=labels, classes=tuple(classes), name=name)  # it is frozen
 
     files: PictureFiles
     index: Tensor
@@ -271,14 +274,14 @@ class StreamedSet(ImageSet):
         files = replace(self.files, workers=-(-self.files.workers // count))
         return StreamedSet(files, self.index, self.labels, self.classes, self.name)
 
-    def select(self, indices: Iterable[Tensor], pinned: bool = False) -> Iterator[Tensor]:
-        """Yield the images of each batch of indices, decoded ahead, in pinned memory if asked for."""
-        return self.files.batches([self.index[index] for index in indices], pinned)
+    def select(self, indices: Sequence[Tensor], pinned: bool = False) -> Generator[Batch, None, None]:
+        """Yield images, decoded ahead, and labels of each batch of indices, in pinned memory if asked for."""
+        images = self.files.batches([self.index[index] for index in indices], pinned)
+        for index, part in zip(indices, images, strict=True):
+            yield part, gather(self.labels, index, pinned)
 
-    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        if not len(self):
-            return iter(())
-        return zip(self.files.batches(self.index.split(batch_size)), self.labels.split(batch_size), strict=True)
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        return self.select(torch.arange(len(self)).split(batch_size) if len(self) else [])
 
 
 def fit_in_memory(count: int, shape: tuple[int, int, int]) -> bool:

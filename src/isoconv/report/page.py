@@ -52,6 +52,7 @@ class RunView:
         """Return what the page's script draws."""
         run, tested = self.files, self.files.certified or self.files.result
         held_out = [epoch.validation for epoch in run.epochs]
+        diagnosed, shown = (record.to_fields() if record else {} for record in (run.diagnostics, self.gallery))
         return {
             "name": self.name,
             "classes": run.config.classes,
@@ -64,11 +65,11 @@ class RunView:
             "metrics": {key: [getattr(epoch, key) for epoch in run.epochs] for key in ("epoch", "loss", "accuracy")},
             "validation": held_out if any(share is not None for share in held_out) else None,
             "kept": run.result.best_epoch,
-            "spectra": run.diagnostics and run.diagnostics.to_fields()["layers"],
-            "gradients": run.diagnostics and run.diagnostics.to_fields()["gradient_norms"],
+            "spectra": diagnosed.get("layers"),
+            "gradients": diagnosed.get("gradient_norms"),
             "pixels": math.prod(run.config.input_shape),
-            **dict.fromkeys(("gallery", "confusion", "mistakes", "mistake_count")),
-            **({} if self.gallery is None else _gallery_fields(self.gallery)),
+            "gallery": shown.get("images"),
+            **{name: shown.get(name) for name in ("confusion", "mistakes", "mistake_count")},
         }
 
 
@@ -146,11 +147,6 @@ def write_page(runs: Sequence[Path], out: Path, notes: Mapping[str, str] | None 
     require(fits, f"runs that fit into a page of {LARGEST // 10**6} MB", problem)
     write_text(out, page)
     return len(page.encode())
-
-
-def _gallery_fields(gallery: Gallery) -> dict[str, object]:
-    fields = gallery.to_fields()
-    return {"gallery": fields["images"]} | {name: fields[name] for name in ("confusion", "mistakes", "mistake_count")}
 
 
 def describe_network(config: TrainConfig) -> str:
@@ -242,12 +238,15 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
+def show_radius(radius: float, digits: int) -> str:
+    """Show a certified radius, never rounded up."""
+    text = f"{radius:.{digits}f}"
+    return text if float(text) <= radius else f"{float(text) - 10.0**-digits:.{digits}f}"
+
+
 def round_radii_down(radii: Sequence[float]) -> list[float]:
     """Return the radii in rising order, rounded down, without those that become zero."""
-    scale = 10**_DIGITS
-    steps = [(radius, math.floor(radius * scale)) for radius in radii]
-    # The product may have been rounded up.
-    rounded = [(step if step / scale <= radius else step - 1) / scale for radius, step in steps]
+    rounded = (float(show_radius(radius, _DIGITS)) for radius in radii)
     return sorted(radius for radius in rounded if radius > 0)
 
 

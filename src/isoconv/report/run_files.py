@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from isoconv.data.datasets import DATASETS, FROM_FILES
 from isoconv.errors import IsoconvError, require
-from isoconv.files import require_ordinary
+from isoconv.files import read_bytes
 from isoconv.records import SLACK, Percent, Record
 from isoconv.train.classifier import TrainResult
 from isoconv.train.config import TrainConfig, default_epsilons, default_patch, recipe_settings
@@ -102,14 +102,13 @@ def _read_if_there(path: Path, make: Callable[[Any], T], remedy: str) -> T | Non
 
 def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
     """Return what `make` makes of the JSON in a file, or of that in its lines."""
-    require_ordinary(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        return make([json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text))
+        content = read_bytes(path)
+        return make(
+            [json.loads(line) for line in content.splitlines()] if path.suffix == ".jsonl" else json.loads(content)
+        )
     except IsoconvError as error:
         reason = str(error)
-    except OSError as error:
-        reason = f"Expected a readable file. Got: {error.strerror}."
     except (ValueError, RecursionError, OverflowError):
         reason = "Expected JSON. Got other text."
     raise IsoconvError(f"{path}: {reason} {remedy}.")
