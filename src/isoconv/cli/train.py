@@ -25,7 +25,7 @@ _EPOCHS = (
 _VALIDATION = "hold out this share of the training images, and keep the epoch that is most accurate on them: 0.1"
 _PATIENCE = "with --validation, stop after this many epochs without a gain"
 _AUGMENT_EPOCHS = "only in so many epochs, the first: --augment, --rand-augment, --colour-jitter (default: in all)"
-_MIRROR = "classify by the mean over the image and its mirror image: more accurate, and twice the time to classify"
+_MIRROR = "classify by the mean over the image and its mirror image: a little more accurate, in twice the time"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
