@@ -2,8 +2,8 @@
 
 Note [Mirror images]
 A mirror image is a permutation M of the pixels, so ‖Mx − Mx′‖ = ‖x − x′‖, and (f(x) + f(Mx))/2 has the Lipschitz constant
-of f. Errors that f makes on one of the two only become smaller (`results/recipes/cifar10-small-bcop-mirror.json`). The mean is
-taken in front of a last linear layer A, as A·(g(x) + g(Mx))/2, so that the constants ‖a_i − a_j‖ of pairs remain.
+of f. Errors that f makes on one of the two only become smaller: `results/recipes/cifar10-small-bcop-mirror.json`. The mean
+is taken in front of a last linear layer A, as A·(g(x) + g(Mx))/2, so that the constants ‖a_i − a_j‖ of pairs remain.
 """
 
 import copy
