@@ -245,7 +245,7 @@ def test_rates_that_diverge_are_skipped_and_those_that_are_none_refused():
     best, scores = find([1e20, 1e-3], conv="standard")
     assert best == 1e-3 and scores.keys() == {1e-3}
     refused(r"1e\+20, 1e\+25 diverged", find, [1e20, 1e25], conv="standard", loss="cross-entropy")
-    refused("positive", find, [1e-3, 0.0])
+    refused("lr to be a number above 0", find, [1e-3, 0.0])
 
 
 # From pictures -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -131,26 +131,17 @@ class FitConfig(Settings):
     checkpoint_activations: bool = False
 
     not_compared = ("checkpoint_activations",)
+    brief = ("project_every", "project_iterations", "accumulate", "checkpoint_activations")
 
     @classmethod
     def of(cls, learner: "Learner", seed: int) -> "FitConfig":
         """Return the settings of a learner; those of projections only where it has layers to project."""
-        kinds = learner.choice, learner.schedule
-        optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
-        names = (
-            "precision",
-            "accumulate",
-            "checkpoint_activations",
-            *(PAPERS_PROJECTIONS if learner.projected_rarely else ()),
-        )
-        rest: dict[str, Any] = {name: getattr(learner, name) for name in names}
-        length = learner.epochs, learner.steps_per_epoch
-        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed, **rest)
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; without those that a folder means where it does not have them."""
-        meant = {field.name: field.default for field in fields(self) if field.name != "precision"}
-        return {name: value for name, value in super().to_fields().items() if value != meant.get(name, MISSING)}
+        names = ["lr", "epochs", "steps_per_epoch", "precision", "accumulate", "checkpoint_activations"]
+        names += PAPERS_PROJECTIONS if learner.projected_rarely else []
+        settings: dict[str, Any] = {name: getattr(learner, name) for name in names}
+        for name, kind in (("optimiser", learner.choice), ("schedule", learner.schedule)):
+            settings[name] = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+        return cls(type(learner.model).__name__, seed=seed, **settings)
 
 
 @dataclass(eq=False)
@@ -184,7 +175,6 @@ class Learner:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
-        require(self.accumulate >= 1, "a number of batches to accumulate of at least 1", self.accumulate)
         alone = self.accumulate == 1 or self.update is None
         require(alone, "no batches to accumulate with an update of your own", self.accumulate)
         for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES), (self.precision, PRECISIONS)):
@@ -551,12 +541,13 @@ class _Loop:
     def _epoch_line(self, learner: Learner, epoch: int, samples: int, started: float) -> dict[str, float]:
         """Return what goes into a network's metrics after an epoch; raise if it has diverged."""
         self.stepper.wait()
-        sums, line = learner.take_sums(), dict[str, float](epoch=epoch)
-        totals = self.processes.total([float(value) for value in sums.values()])
-        for (name, value), total in zip(sums.items(), totals, strict=True):
-            steps = self.steps * self.accumulate
-            mean = total / steps if value.is_floating_point() else 100 * total / samples
-            line[name] = mean / self.processes.count
+        line = dict[str, float](epoch=epoch)
+        for name, value in self.add_sums(learner).items():
+            if value.is_floating_point():
+                line[name] = float(value) / (self.steps * self.accumulate)
+            else:
+                line[name] = 100 * float(value) / (samples * self.processes.count)
+        learner.take_sums()
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
 

@@ -17,7 +17,7 @@ from isoconv.errors import IsoconvError, require
 from isoconv.files import read_json, read_tensors, write_bytes
 from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.classifier import device_name
-from isoconv.train.config import Settings
+from isoconv.train.config import Positive, PositiveInt, Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
 from isoconv.train.run_folder import RunFolder, locked, open_runs
@@ -31,16 +31,13 @@ _SECONDS_BETWEEN_GRIDS = 10.0
 class GanConfig(Settings):
     """All that is needed to repeat the training of a generator; the defaults are the paper's."""
 
-    counts = ("epochs", "critic_steps")
-    positive = ("lr", "penalty")
-
     data: str
     image_shape: tuple[int, int, int]
-    epochs: int = 128
+    epochs: PositiveInt = 128
     batch_size: int = 64
-    critic_steps: int = 5
-    penalty: float = 50.0
-    lr: float = 2e-4
+    critic_steps: PositiveInt = 5
+    penalty: Positive = 50.0
+    lr: Positive = 2e-4
     beta1: float = 0.5
     beta2: float = 0.999
     seed: int = 0
