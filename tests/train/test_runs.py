@@ -193,7 +193,7 @@ def test_load_run_of_what_is_no_finished_run(tmp_path):
     folder.model.write_bytes(good[: len(good) // 2])
     refused("model.safetensors", load_run, folder.path)
     folder.model.write_bytes(good)
-    write_tensors(folder.model, {name: value.half() for name, value in read_tensors(folder.model).items()})
+    write_tensors(folder.model, {name: value.double() for name, value in read_tensors(folder.model).items()})
     refused("weights of a small", load_run, folder.path)
     folder.model.write_bytes(good)
     for text, word in ((toy_config(model="fc3").to_json(), "fc3"), ("{", "config.json")):

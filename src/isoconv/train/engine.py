@@ -352,9 +352,11 @@ def fit(
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes, observer = processes or Processes(), observer or Silent()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
-    shared = momentum, epochs, steps, project_every, project_iterations, precision, update, torch.device(device)
-    last = processes.wrap, accumulate, checkpoint_activations
-    learners = [Learner(*own, *shared, *last) for own in each]  # type: ignore[call-arg]
+    shared: dict[str, Any] = {"momentum": momentum, "epochs": epochs, "steps_per_epoch": steps, "update": update}
+    shared |= {"project_every": project_every, "project_iterations": project_iterations, "precision": precision}
+    shared |= {"accumulate": accumulate, "checkpoint_activations": checkpoint_activations}
+    shared |= {"device": device, "wrap": processes.wrap}
+    learners = [Learner(*own, **shared) for own in each]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = {folders[k]: learners[k] for k, place in enumerate(places) if not isinstance(place, RunFolder)}
@@ -426,7 +428,7 @@ def _steps_per_epoch(sources: Sequence[Any], accumulate: int) -> int:
 
 def _divide_sums(learner: Learner, processes: Processes) -> None:
     """Make the sums over all processes, as they were saved, those of each; see `_Loop.add_sums`."""
-    same = processes.agree(learner.done)
+    same = set(processes.gather(learner.done)) == {learner.done}
     require(same, "a run's folder that all processes see", f"{learner.done} updates in it, and others elsewhere")
     for value in learner.sums.values():
         share = processes.count if value.is_floating_point() else 1
@@ -600,11 +602,10 @@ class _Loop:
         """Return the sums of all processes as one alone would have them: counts add up, and losses are means of parts."""
         if self.processes.count == 1:
             return learner.sums
-        totals = zip(learner.sums.items(), self.processes.total([float(x) for x in learner.sums.values()]), strict=True)
-        counts = (self.processes.count if value.is_floating_point() else 1 for value in learner.sums.values())
+        totals = self.processes.total([float(value) for value in learner.sums.values()])
         return {
-            name: torch.tensor(total / count, dtype=value.dtype)
-            for ((name, value), total), count in zip(totals, counts, strict=True)
+            name: torch.tensor(total / self.processes.count if value.is_floating_point() else total, dtype=value.dtype)
+            for (name, value), total in zip(learner.sums.items(), totals, strict=True)
         }
 
     def _read_clock(self) -> None:

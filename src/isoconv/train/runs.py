@@ -258,7 +258,7 @@ class TrainedRun:
         if is_pretrained(self.folder):
             return
         now, own = read_tensors(RunFolder(self.folder).model), self.model.state_dict()
-        same = now.keys() == own.keys() and all(torch.equal(value.cpu(), now[key]) for key, value in own.items())
+        same = now.keys() == own.keys() and all(torch.equal(now[key].to(value), value) for key, value in own.items())
         require(same, f"the network that was opened in {self.folder}, to keep {name} beside it", "another one")
         write_json(self.folder / name, value)
 

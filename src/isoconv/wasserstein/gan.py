@@ -20,6 +20,7 @@ from isoconv.train.classifier import device_name
 from isoconv.train.config import Positive, PositiveInt, Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
+from isoconv.train.own_model import load_weights
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.wasserstein.bound import as_values
 from isoconv.wasserstein.samples import read_images
@@ -197,10 +198,7 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     if not folder.model.exists():
         raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Use --resume.")
     generator = Generator(config.image_shape)
-    try:
-        generator.load_state_dict(read_tensors(folder.model))
-    except RuntimeError:
-        raise IsoconvError(f"Expected the weights of a generator in {folder.model}. Got other weights.") from None
+    load_weights(generator, folder.model, "a generator")
     return generator.eval(), config
 
 
