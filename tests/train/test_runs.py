@@ -124,7 +124,7 @@ def test_seeds_side_by_side_are_each_alone_also_if_they_were_saved_at_different_
     results = train_toy(tmp_path / "together", config, seeds=seeds)
     assert [result.seed for result in results] == list(seeds)
     (tmp_path / "parts").mkdir()
-    for seed, steps in zip(seeds, (2, 6), strict=True):
+    for seed, steps in zip(seeds, (2, 5), strict=True):
         torch.manual_seed(seed)
         train_toy(tmp_path / f"alone-{seed}", replace(config, seed=seed))
         stopped(steps, train_toy, tmp_path / "parts" / f"seed-{seed}", replace(config, seed=seed))
