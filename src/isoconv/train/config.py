@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_type
 
 from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import require
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
@@ -135,9 +135,8 @@ class Settings(Record):
 def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raise if a run to be resumed was started with other options."""
     for name, value in asked.items():
-        if stored[name] != value:
-            got = f"{name} {value}, where it has {stored[name]}"
-            raise IsoconvError(f"Expected the options of the run that is resumed. Got {got}.")
+        got = f"{name} {value}, where it has {stored[name]}"
+        require(stored[name] == value, "the options of the run that is resumed", got)
 
 
 @dataclass(frozen=True, kw_only=True)

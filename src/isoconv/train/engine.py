@@ -404,10 +404,8 @@ def _length(source: Any) -> int:
     try:
         return len(source)
     except TypeError:  # also of a loader whose IterableDataset has none
-        problem = type(source).__name__
-        raise IsoconvError(
-            f"Expected batches that have a length (__len__), so that the schedule is known. Got {problem}."
-        ) from None
+        expected = "batches that have a length (__len__), so that the schedule is known"
+        raise IsoconvError(f"Expected {expected}. Got {type(source).__name__}.") from None
 
 
 def _for_each(value: Any, count: int) -> list[Any]:
@@ -620,9 +618,9 @@ class _Loop:
 
 def _as_batch(batch: Any) -> Batch:
     batch = (batch,) if isinstance(batch, Tensor) else batch
-    if not isinstance(batch, (tuple, list)) or not all(isinstance(part, Tensor) and part.dim() for part in batch):
-        raise IsoconvError(f"Expected batches of tensors, as many as their length says. Got {type(batch).__name__}.")
-    return batch
+    fits = isinstance(batch, (tuple, list)) and all(isinstance(part, Tensor) and part.dim() for part in batch)
+    require(fits, "batches of tensors, as many as their length says", type(batch).__name__)
+    return batch  # type: ignore[no-any-return]
 
 
 def _restore_random_numbers(learner: Learner) -> None:

@@ -23,7 +23,7 @@ from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import ENDINGS, UnreadablePictures, pictures_in, read_pictures
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.shards import is_there
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import require
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Percent, Record, Size
@@ -206,7 +206,9 @@ class TrainedRun:
             part = slice(done, done + len(images))
             done, how = part.stop, settings | {"progress": lambda n, _, before=done: show(before + n, len(data))}
             known = (certified.certificates.prediction[part], radii[part]) if epsilon is None else (labels, epsilon)
-            results.append(_without_images(function(self.model, as_float(images, torch.float64), *known, **how)))
+            result = function(self.model, as_float(images, torch.float64), *known, **how)
+            # Nothing of a part is left when the next one begins. (A slice alone would keep all of the images.)
+            results.append(replace(result, images=result.images[:0].clone()))
         whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
@@ -288,11 +290,6 @@ def _size_of(path: Path) -> tuple[int, int]:
         return file.size if turned else file.size[::-1]
 
 
-def _without_images(result: attacks.AttackResult) -> attacks.AttackResult:
-    """Return a result without its points: nothing of a part is left when the next one begins."""
-    return replace(result, images=result.images[:0].clone())  # a slice would keep all of them
-
-
 def _take(images: ImageSet, count: int | None) -> ImageSet:
     if count is None:
         return images
@@ -345,8 +342,7 @@ def open_own(
 
 
 def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
-    if len(runs) > 1:
-        raise IsoconvError(f"Expected a run of one seed{purpose}. Got {len(runs)}: name one, {runs[0].folder}.")
+    require(len(runs) == 1, f"a run of one seed{purpose}", f"{len(runs)}: name one, {runs[0].folder}")
     return runs[0]
 
 
@@ -357,20 +353,18 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
-    if own and not is_there(source):
-        problem = "which does not exist: say where they are (--data)"
-        raise IsoconvError(f"Expected the images of the run in {source}, {problem}.")
+    advice = "nothing there: say where they are (--data)"
+    require(not own or is_there(source), f"the images of the run in {source}", advice)
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
     options |= {"channels": channels, "resize": config.resize, "skip_broken": config.skip_broken, "lazy": True}
     splits = load_splits(*where, size=(height, width), download=download, **options)
     part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
-    if part.shape != config.input_shape or part.classes != config.classes:
-        raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
-    if config.listing and splits.listing != config.listing:
-        problem = "which of its images were held out is unknown: restore the old ones, or train again"
-        expected = "Expected the images that the run was trained on."
-        raise IsoconvError(f"{expected} {source} has changed since, and {problem}.")
+    changed = part.shape != config.input_shape or part.classes != config.classes
+    require(not changed, "the data that the run was trained on", f"{source}, which has changed since")
+    problem = "which of its images were held out is unknown: restore the old ones, or train again"
+    changed = bool(config.listing) and splits.listing != config.listing
+    require(not changed, "the images that the run was trained on", f"{source}, which has changed since, and {problem}")
     return splits
 
 

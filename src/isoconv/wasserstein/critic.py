@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import require
 from isoconv.models.catalogue import MODELS
 from isoconv.nn import Scale
 from isoconv.nn.methods import METHODS
@@ -85,8 +85,8 @@ class CriticConfig(NetworkSettings):
         super().require_same(folder)  # first: what is held out depends on the options too
         then = type(self).read(folder.config).contents
         for name, old, new in zip((self.first, self.second), then, self.contents, strict=True):
-            if old and old != new:
-                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
+            changed = f"others: {name} has changed since"
+            require(old in ("", new), "the samples that the run was started with", changed)
 
 
 def critic_config(

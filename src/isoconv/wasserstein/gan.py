@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
 from isoconv.errors import IsoconvError, require
-from isoconv.files import read_json, read_tensors, write_bytes
+from isoconv.files import read_json, write_bytes
 from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.classifier import device_name
 from isoconv.train.config import Positive, PositiveInt, Settings
@@ -144,8 +144,6 @@ def train_gan(
     Beside what every run's folder holds there is `samples.png`, a grid of images from fixed noise. `training` says how to
     resume, stop and save; see `fit`.
     """
-    if folder.state.exists() and any(name.startswith("generator/") for name in read_tensors(folder.state)):
-        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: start again (--overwrite).")
     gan, target = Gan(config), torch.device(device)
     training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
     training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
