@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from isoconv.train.job import choose_batch_size
+from isoconv.train.classifier import choose_batch_size
 from isoconv.train.run_folder import load_run
 
 SIZES = [(20, 20), (31, 47), (60, 40)]

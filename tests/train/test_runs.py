@@ -15,8 +15,8 @@ from isoconv.certify import robust_accuracy
 from isoconv.data import as_float, hold_out, read_folder
 from isoconv.files import read_tensors, write_tensors
 from isoconv.pretrained import pretrained_folder
-from isoconv.train import certify_run, job, train, train_classifiers
-from isoconv.train.classifier import TrainResult, measure_accuracy
+from isoconv.train import certify_run, classifier, train, train_classifiers
+from isoconv.train.classifier import TrainResult, measure_accuracy, search_learning_rate
 from isoconv.train.config import TrainConfig, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, load_run, seed_folders
@@ -219,7 +219,7 @@ def test_bf16_is_not_float32_and_keeps_the_constraint(tmp_path):
 
 def find(rates, **options):
     config = toy_config(optimiser="adam", epochs=2, **options)
-    return job.search_learning_rate(config, toy(), rates, "cpu", Processes())
+    return search_learning_rate(config, toy(), rates, "cpu", Processes())
 
 
 def test_the_better_rate_is_chosen_on_a_part_of_the_training_set_that_is_not_trained_on(tmp_path, monkeypatch):
@@ -229,7 +229,7 @@ def test_the_better_rate_is_chosen_on_a_part_of_the_training_set_that_is_not_tra
         calls.append((configs[0].lr, kept, held_out))
         return train_classifiers(configs, folders, kept, held_out, *args, **options)
 
-    monkeypatch.setattr(job, "train_classifiers", watch)
+    monkeypatch.setattr(classifier, "train_classifiers", watch)
     monkeypatch.chdir(tmp_path)
     best, scores = find([1e-7, 1e-2, 1e-6])
     assert best == 1e-2 and list(tmp_path.iterdir()) == []  # nothing is written

@@ -22,9 +22,9 @@ from isoconv.files import read_json, write_json
 from isoconv.pretrained import load_pretrained
 from isoconv.records import Count, Percent, Record, Size
 from isoconv.report.page import check_replaceable, write_page
+from isoconv.train.classifier import Say, train
 from isoconv.train.diagnostics import complete_run
 from isoconv.train.engine import EpochReport, Silent
-from isoconv.train.job import Say, train
 from isoconv.train.runs import Prediction, open_run, refuse_violations
 
 SHIPPED = "mnist-large"  # the network that is shown before anything is trained
