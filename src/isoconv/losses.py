@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from isoconv.errors import require
+from isoconv.errors import is_number, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +33,7 @@ class Option(NamedTuple):
 
     def check(self, name: str, value: float) -> None:
         """Raise unless the value is a number that the option may be."""
-        number = isinstance(value, (int, float)) and math.isfinite(value)
-        fits = number and self.low <= value <= self.high and not (self.above and value == self.low)
+        fits = is_number(value) and self.low <= value <= self.high and not (self.above and value == self.low)
         least = f" {'above' if self.above else 'of at least'} {self.low:g}" if self.low > -math.inf else ""
         most = f", at most {self.high:g}" if self.high < math.inf else ""
         require(fits, f"the option {name} to be a number{least}{most}", value)

@@ -133,13 +133,13 @@ def train_classifiers(
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
-            machine = device_name(target), torch.__version__
             figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
-            epochs = fitted.updates * first.epochs // steps  # fewer than planned where patience has ended
-            run = config.seed, epochs, fitted.seconds, len(configs)
+            figures |= {"device": device_name(target), "torch": torch.__version__, "replicas": len(configs)}
             if fitted.best_epoch:
                 figures |= {"best_epoch": fitted.best_epoch, "validation": fitted.best_score}
-            result = TrainResult(*run, *machine, _peak_memory(target), **figures)
+            epochs = fitted.updates * first.epochs // steps  # fewer than planned where patience has ended
+            figures["peak_memory_mib"] = _peak_memory(target)
+            result = TrainResult(config.seed, epochs, fitted.seconds, **figures)
             if folders and processes.first:
                 folders[k].finish(model.eval(), result.to_fields(), config)
             results.append(result)
