@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -217,7 +217,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     tensorboard: bool = False,
-    watch: Callable[[int, int], AbstractContextManager[Observer]] = lambda steps, done: nullcontext(Silent()),
+    watch: Callable[[int, int], Observer] = lambda steps, done: Silent(),
     should_stop: Callable[[], bool] = lambda: False,
     say: Say = lambda line: None,
     processes: Processes | None = None,
@@ -315,9 +315,9 @@ def train(
     test, radii = splits.test if splits.has_test else None, epsilons or default_epsilons(first.data)
     options: dict[str, Any] = {"device": device, "processes": processes, "models": models, "should_stop": should_stop}
     options |= {"validation": held_out, "resume": resume}
-    with watch(steps, done[0]) as observer:
-        observer = _Events(out, observer) if tensorboard and processes.first else observer
-        results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
+    observer = watch(steps, done[0])
+    observer = _Events(out, observer) if tensorboard and processes.first else observer
+    results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
     for result in results if results[0].best_epoch is not None else ():
         say(f"Seed {result.seed}: epoch {result.best_epoch} is kept, with {result.validation:.2f} % in validation.")
     return results, first

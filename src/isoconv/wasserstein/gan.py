@@ -3,7 +3,6 @@
 import io
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,7 @@ def train_generator(
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
-    watch: Callable[[int, int], AbstractContextManager[Observer]] = lambda updates, done: nullcontext(Silent()),
+    watch: Callable[[int, int], Observer] = lambda updates, done: Silent(),
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -184,8 +183,8 @@ def train_generator(
     updates = len(EpochBatches(images, config.batch_size)) * config.epochs
     Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
     open_runs([run], [config], resume, overwrite)
-    with watch(updates, run.updates_done()) as observer:
-        return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
+    observer = watch(updates, run.updates_done())
+    return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
 
 
 def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
