@@ -25,7 +25,7 @@ from isoconv.data.datasets import is_pictures
 from isoconv.data.pictures import ENDINGS, UnreadablePictures, pictures_in, read_pictures
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.shards import is_there
-from isoconv.errors import require
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Pattern, Percent, Record, Size
@@ -391,18 +391,18 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
-    advice = "nothing there: say where they are (--data)"
-    require(not own or is_there(source), f"the images of the run in {source}", advice)
+    require(not own or is_there(source), f"the images of the run in {source}", "none: say where they are (--data)")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
     options |= {"channels": channels, "resize": config.resize, "skip_broken": config.skip_broken, "lazy": True}
     splits = load_splits(*where, size=(height, width), download=download, **options)
     part = splits.test if splits.has_test else splits.train  # to certify, no training image is read
-    changed = part.shape != config.input_shape or part.classes != config.classes
-    require(not changed, "the data that the run was trained on", f"{source}, which has changed since")
-    problem = "which of its images were held out is unknown: restore the old ones, or train again"
-    changed = bool(config.listing) and splits.listing != config.listing
-    require(not changed, "the images that the run was trained on", f"{source}, which has changed since, and {problem}")
+    if part.shape != config.input_shape or part.classes != config.classes:
+        raise IsoconvError(f"Expected the data that the run was trained on. {source} has changed since.")
+    if config.listing and splits.listing != config.listing:
+        problem = "which of its images were held out is unknown: restore the old ones, or train again"
+        expected = "Expected the images that the run was trained on."
+        raise IsoconvError(f"{expected} {source} has changed since, and {problem}.")
     return splits
 
 
