@@ -22,11 +22,10 @@ from isoconv.errors import IsoconvError
 from isoconv.linalg import circular_singular_values, fold_stride
 from isoconv.models import FC3, DCGANCritic, Large, Small
 from isoconv.nn import plain, symmetrise
-from isoconv.train.classifier import TrainResult, device_name, train_classifiers
+from isoconv.train.classifier import TrainResult, device_name, search_learning_rate, train_classifiers
 from isoconv.train.config import PAPERS_PROJECTIONS, TrainConfig, default_epsilons, make_model, recipe_settings
 from isoconv.train.distributed import Processes
 from isoconv.train.engine import Stopped
-from isoconv.train.job import search_learning_rate
 from isoconv.train.run_folder import RunFolder
 from isoconv.train.runs import AttackRecord, open_run
 from isoconv.wasserstein.critic import critic_config, train_critics

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from isoconv.errors import require
+from isoconv.errors import is_number, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,8 +33,7 @@ class Option(NamedTuple):
 
     def check(self, name: str, value: float) -> None:
         """Raise unless the value is a number that the option may be."""
-        number = isinstance(value, (int, float)) and math.isfinite(value)
-        fits = number and self.low <= value <= self.high and not (self.above and value == self.low)
+        fits = is_number(value) and self.low <= value <= self.high and not (self.above and value == self.low)
         least = f" {'above' if self.above else 'of at least'} {self.low:g}" if self.low > -math.inf else ""
         most = f", at most {self.high:g}" if self.high < math.inf else ""
         require(fits, f"the option {name} to be a number{least}{most}", value)
@@ -156,13 +155,11 @@ def certificate_loss(
 
     constants : as for `emma_loss`
     """
-    import torch
-
     entropy = offset_cross_entropy(logits, labels, temperature, offset, reduction)
     logits = _check(logits, labels, reduction, weight=weight)
     index = labels[:, None]
     scales = _choose_constants(constants, logits, labels).scatter(1, index, 1.0)  # K_tt may be 0
-    radii = ((logits.gather(1, index) - logits) / scales).scatter(1, index, torch.inf).amin(dim=1)
+    radii = ((logits.gather(1, index) - logits) / scales).scatter(1, index, math.inf).amin(dim=1)
     return entropy - weight * _reduce(radii.relu(), reduction)
 
 
@@ -219,12 +216,10 @@ def hinge_kr_loss(
     a KR of 0. The hinge is max(0, margin/2 − y_k) for its images and max(0, margin/2 + y_k) for others, the former
     weighted by the number of other classes, its mean over images.
     """
-    import torch
-
     logits = _check(logits, labels, reduction, margin=margin, alpha=alpha)
     is_of = _mark(logits, labels)
     lack = _lack(logits, is_of, margin)
-    weighted = torch.where(is_of, (logits.shape[1] - 1) * lack, lack)
+    weighted = ((logits.shape[1] - 1) * lack).where(is_of, lack)
     hinge = weighted.mean() if reduction == "mean" else _reduce(weighted.mean(dim=1), reduction)
     return alpha * hinge - (1 - alpha) * _reduce_kr(_contribute_kr(logits, is_of), reduction)
 
@@ -243,13 +238,10 @@ def soft_hinge_kr_loss(
     + Σ w_j max(0, margin/2 + y_j), and KR is y_t − Σ w_j y_j. So the classes that come close to winning count most, which
     matters where there are many. The published code adapts the temperature to a moving average; here it is fixed.
     """
-    import torch
-
-    options = {"margin": margin, "alpha": alpha, "temperature": temperature}
-    logits = _check(logits, labels, reduction, **options)
+    logits = _check(logits, labels, reduction, margin=margin, alpha=alpha, temperature=temperature)
     is_of = _mark(logits, labels)
-    weights = (logits / temperature).masked_fill(is_of, -torch.inf).softmax(dim=1).masked_fill(is_of, 1.0)
-    signed = torch.where(is_of, logits, -logits)
+    weights = (logits / temperature).masked_fill(is_of, -math.inf).softmax(dim=1).masked_fill(is_of, 1.0)
+    signed = logits.where(is_of, -logits)
     return _reduce((weights * (alpha * _lack(logits, is_of, margin) - (1 - alpha) * signed)).sum(dim=1), reduction)
 
 
@@ -316,9 +308,7 @@ def _lower(logits: "Tensor", labels: "Tensor", offset: float) -> "Tensor":
 
 def _lack(logits: "Tensor", is_of: "Tensor", margin: float) -> "Tensor":
     """Return what each logit lacks to half the margin, on its side of 0."""
-    import torch
-
-    return (margin / 2 - torch.where(is_of, logits, -logits)).relu()
+    return (margin / 2 - logits.where(is_of, -logits)).relu()
 
 
 def _choose_constants(constants: "Tensor | float", logits: "Tensor", labels: "Tensor", factor: float = 1.0) -> "Tensor":
@@ -335,11 +325,9 @@ def _choose_constants(constants: "Tensor | float", logits: "Tensor", labels: "Te
 
 def _contribute_kr(logits: "Tensor", is_of: "Tensor") -> "Tensor":
     """Return what each logit adds to its column's difference of means; see Note [Losses of whole batches]."""
-    import torch
-
     own, others = is_of.sum(dim=0), (~is_of).sum(dim=0)
-    counts = torch.where(is_of, own.clamp_min(1), -others.clamp_min(1))
-    return torch.where((own > 0) & (others > 0), logits / counts, 0.0 * logits)  # NaN stays NaN
+    counts = own.clamp_min(1).where(is_of, -others.clamp_min(1))
+    return (logits / counts).where((own > 0) & (others > 0), 0.0 * logits)  # NaN stays NaN
 
 
 def _reduce_kr(contributions: "Tensor", reduction: str) -> "Tensor":
@@ -356,35 +344,33 @@ def _reduce_kr(contributions: "Tensor", reduction: str) -> "Tensor":
 
 @dataclass(frozen=True)
 class Loss:
-    """What is known of a loss. `function(logits, labels, **options)` returns a scalar; its defaults are the options'."""
+    """What is known of a loss. `function(logits, labels, **options)` returns a scalar."""
 
     name: str
     title: str
     function: "Callable[..., Tensor]"
-    options: Mapping[str, Option]
 
     @property
     def defaults(self) -> dict[str, float]:
-        """Return the default of each option."""
+        """Return the default of each option: of the parameters of the function that `OPTIONS` has."""
         parameters = inspect.signature(self.function).parameters
-        return {name: parameters[name].default for name in self.options}
+        return {name: parameter.default for name, parameter in parameters.items() if name in OPTIONS}
 
-
-def _record(name: str, title: str, function: "Callable[..., Tensor]") -> Loss:
-    """Return the record of a loss, whose options are the parameters of its function that `OPTIONS` has."""
-    parameters = inspect.signature(function).parameters
-    return Loss(name, title, function, {option: OPTIONS[option] for option in parameters if option in OPTIONS})
+    @property
+    def options(self) -> dict[str, Option]:
+        """Return what each option may be."""
+        return {name: OPTIONS[name] for name in self.defaults}
 
 
 _ALL = (
-    _record("hinge", "multi-class hinge", hinge_loss),
-    _record("cross-entropy", "cross-entropy with an offset", offset_cross_entropy),
-    _record("tau-cross-entropy", "τ-cross-entropy", tau_cross_entropy),
-    _record("annealed", "logit annealing", annealed_loss),
-    _record("emma", "EMMA", emma_loss),
-    _record("certificate", "cross-entropy with certificate regularisation", certificate_loss),
-    _record("kr", "Kantorovich–Rubinstein", kr_loss),
-    _record("hinge-kr", "hinge-KR", hinge_kr_loss),
-    _record("soft-hinge-kr", "soft hinge-KR", soft_hinge_kr_loss),
+    Loss("hinge", "multi-class hinge", hinge_loss),
+    Loss("cross-entropy", "cross-entropy with an offset", offset_cross_entropy),
+    Loss("tau-cross-entropy", "τ-cross-entropy", tau_cross_entropy),
+    Loss("annealed", "logit annealing", annealed_loss),
+    Loss("emma", "EMMA", emma_loss),
+    Loss("certificate", "cross-entropy with certificate regularisation", certificate_loss),
+    Loss("kr", "Kantorovich–Rubinstein", kr_loss),
+    Loss("hinge-kr", "hinge-KR", hinge_kr_loss),
+    Loss("soft-hinge-kr", "soft hinge-KR", soft_hinge_kr_loss),
 )
 LOSSES = {loss.name: loss for loss in _ALL}

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data.fakes import save_picture
-from isoconv.train.job import choose_batch_size
+from isoconv.train.classifier import choose_batch_size
 from isoconv.train.run_folder import load_run
 
 SIZES = [(20, 20), (31, 47), (60, 40)]

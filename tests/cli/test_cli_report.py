@@ -106,7 +106,7 @@ def test_the_command_on_the_page_makes_the_run_again(isoconv, pictures, tmp_path
         folders[0].finish(models[0], results[0].to_fields())
         return results
 
-    monkeypatch.setattr("isoconv.train.job.train_classifiers", do_not_train)
+    monkeypatch.setattr("isoconv.train.classifier.train_classifiers", do_not_train)
     assert isoconv("train", pictures, "--out", "first", *TINY, *options).code == 0
     write_report(["first"], as_is=True)
     page = (tmp_path / "report.html").read_text()

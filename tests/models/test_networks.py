@@ -5,12 +5,12 @@ import torch
 from torch import Tensor, nn
 
 import isoconv
-from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
 from isoconv.models import ACTIVATIONS, CONVOLUTIONS, FC3, MODELS, ConvNet, DCGANCritic, Large, ShiftNet, Small
 from isoconv.nn import METHODS, BCOPConv2d, ConvexPotential2d, GroupSort, Householder, MaxMin, OrthogonalLinear, Slice
 from isoconv.nn.convolution import Conv2dWithKernel
 from isoconv.nn.methods import Method, load
+from train.toys import refused
 
 LIPSCHITZ = [conv for conv in CONVOLUTIONS if conv not in ("standard", "svcm")]  # svcm only after a projection
 MNIST, CIFAR, TINY = (1, 28, 28), (3, 32, 32), (1, 8, 8)
@@ -37,8 +37,7 @@ def test_a_method_that_is_added_in_one_place_is_a_choice_everywhere(monkeypatch)
     model = Small(TINY, conv="toy")
     assert [type(m) for m in model.modules()].count(ToyConv2d) == 2
     assert lipschitz_bound(model, TINY).value < 1
-    with pytest.raises(IsoconvError, match="standard, toy"):
-        Small(TINY, conv="other")
+    refused("standard, toy", Small, TINY, conv="other")
 
 
 def test_every_record_names_a_class():
@@ -121,8 +120,7 @@ def test_the_network_of_the_comparison(conv):
     assert model(x).shape == (2, 5)
     assert (isoconv.plain(model)(x) - model(x)).abs().max() <= 1e-5
     assert lipschitz_bound(model, (3, 8, 8)).value <= 1 + 1e-3
-    with pytest.raises(IsoconvError, match="square"):
-        ConvNet((3, 12, 12), 5, conv)
+    refused("square", ConvNet, (3, 12, 12), 5, conv)
 
 
 def test_the_network_of_the_comparison_keeps_both_of_a_pair():
@@ -169,8 +167,7 @@ def test_both_orthogonalisations(model, conv):
     ],
 )
 def test_what_is_refused(call, words):
-    with pytest.raises(IsoconvError, match=words):
-        call()
+    refused(words, call)
 
 
 # Large images ---------------------------------------------------------------------------------------------------------

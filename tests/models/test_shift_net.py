@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import isoconv
-from isoconv import IsoconvError
 from isoconv.models import MODELS, ShiftNet
 from isoconv.nn import BCOPConv2d, ChannelShift, HalfAbs, L2NormPool2d, OrthogonalLinear, PositionBias
 from isoconv.train import recipe_settings
 from isoconv.train.config import TrainConfig, make_model
+from train.toys import refused
 
 NETWORKS = [
     ((1, 8, 8), {"channels": 16, "blocks": (1, 1)}),
@@ -125,8 +125,8 @@ def test_the_recipe_and_the_configuration():
     model = make_model(config)
     assert config.schedule == "linear" and model(torch.rand(2, 1, 8, 8)).shape == (2, 3)
     for name, value in (("conv", "rko"), ("activation", "relu")):
-        with pytest.raises(IsoconvError, match=f"no conv and no activation for shift-s.*{value}"):
-            TrainConfig("digits", (1, 8, 8), ("a", "b"), model="shift-s", **{name: value})
+        own = {"model": "shift-s", name: value}
+        refused(f"no conv and no activation for shift-s.*{value}", TrainConfig, "digits", (1, 8, 8), ("a", "b"), **own)
 
 
 @pytest.mark.parametrize(
@@ -147,5 +147,5 @@ def test_the_recipe_and_the_configuration():
     ids=str,
 )
 def test_what_is_refused(options, match):
-    with pytest.raises(IsoconvError, match=match):
-        ShiftNet(**({"input_shape": (1, 8, 8), "channels": 16, "blocks": (1, 1)} | options))(torch.zeros(1, 1, 8, 8))
+    settings = {"input_shape": (1, 8, 8), "channels": 16, "blocks": (1, 1)} | options
+    refused(match, lambda: ShiftNet(**settings)(torch.zeros(1, 1, 8, 8)))

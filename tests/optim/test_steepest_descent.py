@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from helpers import LAYERS, is_manifold, made, polar_by_svd, singular_values
-from isoconv.errors import IsoconvError
 from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 from isoconv.optim import SteepestDescent
+from train.toys import refused
 
 
 def conditioned(*shape: int, lowest: float = 0.1, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -185,8 +185,8 @@ WRONG += [("momentum", 1.0, "momentum"), ("momentum", -0.5, "momentum"), ("steps
 
 def test_arguments_that_make_no_sense_are_refused():
     for name, value, word in WRONG:
-        with pytest.raises(IsoconvError, match=f"Expected .*{word}.*Got .*{value}"):
-            SteepestDescent([nn.Parameter(torch.zeros(2, 2))], **{name: value})
+        parameters = [nn.Parameter(torch.zeros(2, 2))]
+        refused(f"Expected .*{word}.*Got .*{value}", SteepestDescent, parameters, **{name: value})
 
 
 def test_a_loaded_count_follows_its_parameter():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isoconv.cli import main
 from isoconv.data import OWN_IMAGES
-from isoconv.losses import LOSSES, Loss, Option
+from isoconv.losses import LOSSES, OPTIONS, Loss, Option
 from isoconv.nn.methods import METHODS
 from isoconv.pretrained import pretrained_folder
 from isoconv.train import train
@@ -131,7 +131,8 @@ def test_a_new_loss_is_one_line(monkeypatch, tmp_path):
     def squared(logits: Tensor, labels: Tensor, sharpness: float = 1.0) -> Tensor:
         return sharpness * (logits - 2 * torch.eye(logits.shape[1])[labels]).square().mean()
 
-    monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared, {"sharpness": Option("")}))
+    monkeypatch.setitem(OPTIONS, "sharpness", Option(""))
+    monkeypatch.setitem(LOSSES, "squared", Loss("squared", "least squares", squared))
     data = str(write_pictures(tmp_path / "pictures", 40))
     command = ["isoconv", "train", data, "--loss", "squared", "--model", "small", "--epochs", "1", "--lr", "1e-6"]
     losses = []

@@ -9,13 +9,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from isoconv.errors import IsoconvError
 from isoconv.files import write_tensors
 from isoconv.models.networks import Discriminator, Generator
-from isoconv.train.engine import Stopped
 from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.gan import Gan, GanBatches, GanConfig, load_generator, train_gan, update_gan, write_grid
-from train.toys import Watcher, stop_after, toy, toy_config
+from train.toys import Watcher, refused, stopped, toy, toy_config
 
 CONFIG = GanConfig("toy", (1, 8, 8), epochs=2, batch_size=16)
 IMAGES = toy(96)
@@ -131,8 +129,7 @@ def test_the_folder_of_a_finished_run_and_of_one_that_was_stopped(tmp_path):
     loaded, config = load_generator(tmp_path / "run")
     assert config == CONFIG and torch.equal(parameters(loaded), parameters(generator))
     for stop in (3, 8):
-        with pytest.raises(Stopped):
-            trained(tmp_path / str(stop), should_stop=stop_after(stop))
+        stopped(stop, trained, tmp_path / str(stop))
         assert torch.equal(parameters(generator), parameters(trained(tmp_path / str(stop), resume=True)))
         one, other = (RunFolder(tmp_path / run).read_metrics() for run in ("run", str(stop)))
         assert [line["difference"] for line in one] == [line["difference"] for line in other] and len(one) == 2
@@ -159,11 +156,7 @@ def test_runs_that_are_no_generators_and_states_that_cannot_be_resumed(tmp_path)
     RunFolder(tmp_path / "classifier").start(toy_config(), overwrite=False)
     RunFolder(tmp_path / "begun").start(CONFIG, overwrite=False)
     for name, word in (("classifier", "another kind"), ("nothing", "config.json"), ("begun", "not finished")):
-        with pytest.raises(IsoconvError, match=word):
-            load_generator(tmp_path / name)
-    write_tensors(tmp_path / "state", {"progress/done": torch.tensor(3), "generator/model/0.weight": torch.zeros(2)})
-    old = (tmp_path / "state").read_bytes()
-    for content, word in ((old, r"older isoconv.*--overwrite"), (b"garbage", r"state\.safetensors")):
-        (tmp_path / "begun" / "state.safetensors").write_bytes(content)
-        with pytest.raises(IsoconvError, match=word):
-            trained(tmp_path / "begun", resume=True)
+        refused(word, load_generator, tmp_path / name)
+    state = tmp_path / "begun" / "state.safetensors"
+    write_tensors(state, {"progress/done": torch.tensor(3), "generator/model/0.weight": torch.zeros(2)})  # an older one
+    refused(r"state\.safetensors", trained, tmp_path / "begun", resume=True)

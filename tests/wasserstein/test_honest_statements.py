@@ -16,6 +16,7 @@ from isoconv.wasserstein import DistanceBound, distance_bound
 from isoconv.wasserstein.bound import wasserstein_lower_bound
 from isoconv.wasserstein.samples import FiniteSamples, read_samples
 from isoconv.wasserstein.vector_critic import NearestAnchor
+from train.toys import refused
 
 ANCHORS = {"epochs": 3, "batch_size": 64, "critic": "anchors", "anchors": 64}
 TWO = {"epochs": 1, "batch_size": 16, "steps_per_epoch": 10}  # both critics for vectors
@@ -107,8 +108,7 @@ def test_too_few_distinct_rows_are_said_to_be_too_few():
     coins = (uniform(200, 0, 1) < 0.5).double()
     few = uniform(60, 0).repeat_interleave(4, dim=0)
     for samples, word in ((coins, "distinct samples"), (few, "30 independent samples")):
-        with pytest.raises(IsoconvError, match=rf"{word}.* repeat others .*--repeats"):
-            distance_bound(samples, samples, **ANCHORS, seed=1)
+        refused(rf"{word}.* repeat others .*--repeats", distance_bound, samples, samples, **ANCHORS, seed=1)
     assert distance_bound(coins, coins + 1, repeats="draws", **ANCHORS).estimate == pytest.approx(1, abs=0.2)
 
 
@@ -133,8 +133,7 @@ def test_images_have_a_range_so_their_bound_holds_for_every_sample_size():
     options = {"critic": "small", "epochs": 1, "steps_per_epoch": 2, "batch_size": 8}
     for a, b in ((images, 255 - images), (images / 127.5 - 1, images.flip(2) / 127.5 - 1)):
         assert distance_bound(a, b, **options).method == "betting"
-    with pytest.raises(IsoconvError, match="from -1 to 1 in a"):
-        distance_bound(images / 1.0, images / 255, **options)
+    refused("from -1 to 1 in a", distance_bound, images / 1.0, images / 255, **options)
 
 
 @pytest.mark.parametrize("n", [30, 1000])
@@ -162,8 +161,7 @@ def test_one_call_takes_what_is_in_memory():
     options = {"whole": (True, False), "critic": "small", "count": 128, "epochs": 1, "steps_per_epoch": 2}
     images = distance_bound(digits, generator, batch_size=16, **options)
     assert images.samples == (1000, 128) and images.observations == (1000, 2) and images.method == "betting"
-    with pytest.raises(IsoconvError, match="Got int"):
-        distance_bound(a, 3)
+    refused("Got int", distance_bound, a, 3)
 
 
 def test_a_translation_is_found_wherever_and_however_large_the_vectors_are():
@@ -201,8 +199,7 @@ def test_vectors_have_two_critics_at_half_the_risk_each_which_are_resumed_where_
         (run, "run holds other files", QUICK | {"overwrite": True}),  # one critic and two do not share a folder
         (tmp_path / "one", "one already holds a run of one", TWO | {"overwrite": True}),
     ):
-        with pytest.raises(IsoconvError, match=words):
-            distance_bound(a, b, folder=folder, **options)
+        refused(words, distance_bound, a, b, folder=folder, **options)
 
 
 def test_a_run_is_resumed_with_its_options_and_its_samples_and_no_others(tmp_path):
@@ -213,9 +210,7 @@ def test_a_run_is_resumed_with_its_options_and_its_samples_and_no_others(tmp_pat
     again = distance_bound(a, b, resume=True, **run)
     assert again.lower == first.lower and again.updates == RunFolder(tmp_path / "run").updates_done() == 10
     for options in ({"seed": 1}, {"held_out": 0.5}, {"whole": (True, False)}):  # these change what is held out
-        with pytest.raises(IsoconvError, match="the run that is resumed"):
-            distance_bound(a, b, resume=True, **run, **options)
+        refused("the run that is resumed", distance_bound, a, b, resume=True, **run, **options)
     for pair, name in (((a + 1e-9, b), "a"), ((a, b[:-1]), "b")):
-        with pytest.raises(IsoconvError, match=f"{name} has changed"):
-            distance_bound(*pair, resume=True, **run)
+        refused(f"{name} has changed", distance_bound, *pair, resume=True, **run)
     assert distance_bound(a, b, overwrite=True, **run).lower == first.lower

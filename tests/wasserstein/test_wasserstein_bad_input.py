@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from isoconv import wasserstein as w
-from isoconv.errors import IsoconvError
 from isoconv.models.networks import Discriminator, Generator
 from isoconv.wasserstein.critic import PairBatches, make_critic, typical_scale
 from isoconv.wasserstein.gan import GanConfig
 from isoconv.wasserstein.samples import read_samples
+from train.toys import refused
 
 X = torch.linspace(-1, 1, 120).reshape(40, 3)
 NAN = torch.where(torch.arange(40)[:, None] % 2 > 0, torch.nan, X)
@@ -89,6 +89,4 @@ CASES = [
 
 @pytest.mark.parametrize(("call", "word"), CASES, ids=[word for _, word in CASES])
 def test_refused(call, word):
-    with pytest.raises(IsoconvError, match=word) as caught:
-        call()
-    assert "\n" not in str(caught.value)
+    refused(word, call)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from isoconv.attacks.ball import into_ball
 from isoconv.certify import RobustAccuracy
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import IsoconvError, is_whole, require
 from isoconv.linalg.matrices import full_precision, matmul_precision
 from isoconv.nn import plain
 
@@ -259,7 +259,7 @@ def check_counts(least: int = 1, /, **counts: int) -> None:
     """Raise unless every count is a whole number of at least `least`, and every seed of at least 0."""
     for name, count in counts.items():
         low = 0 if name == "seed" else least
-        require(type(count) is int and count >= low, f"{name}, a whole number of at least {low}", repr(count))
+        require(is_whole(count, low), f"{name}, a whole number of at least {low}", repr(count))
 
 
 def _check_images(images: Tensor) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from isoconv.models.networks import Discriminator as Discriminator
     from isoconv.models.networks import Generator as Generator
     from isoconv.models.networks import Large as Large
+    from isoconv.models.networks import ShiftNet as ShiftNet
     from isoconv.models.networks import Small as Small
-    from isoconv.models.shift import ShiftNet as ShiftNet
 
 CONVOLUTIONS = tuple(METHODS)
 

@@ -59,7 +59,7 @@ def _shift(name: str, title: str, channels: int, blocks: tuple[int, ...]) -> Mod
     # Tried on held-out training images for shift-m (results/shift), and taken over for the others.
     recipe = {"lr": 0.003, "batch_size": 256, "temperature": 0.125, "offset": math.sqrt(0.5)}
     kind: Any = {"has_methods": False, "patch": 4, "positions": 14}  # any side will do: images are padded
-    return Model(name, title, "isoconv.models.shift:ShiftNet", summary, options=options, recipe=recipe, **kind)
+    return Model(name, title, "isoconv.models.networks:ShiftNet", summary, options=options, recipe=recipe, **kind)
 
 
 _PATCHES: Any = {"patch": 1, "positions": 56, "multiple": 4}

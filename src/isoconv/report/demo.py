@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -22,9 +22,9 @@ from isoconv.files import read_json, write_json
 from isoconv.pretrained import load_pretrained
 from isoconv.records import Count, Percent, Record, Size
 from isoconv.report.page import check_replaceable, write_page
+from isoconv.train.classifier import Say, train
 from isoconv.train.diagnostics import complete_run
 from isoconv.train.engine import EpochReport, Silent
-from isoconv.train.job import Say, train
 from isoconv.train.runs import Prediction, open_run, refuse_violations
 
 SHIPPED = "mnist-large"  # the network that is shown before anything is trained
@@ -174,8 +174,8 @@ def _run(name: str, folder: Path, epochs: int, images: int, say: Say) -> DemoRow
     title, settings = _NETWORKS[name]
     test = load_splits("digits").test.take(images)
     options = settings | {"model": "small", "epochs": epochs, "crop_padding": 1, "device": "cpu"}
-    watch = nullcontext(_Observer(name, say))
-    (result,), _ = train("digits", folder, overwrite=True, watch=lambda steps, done: watch, **options)
+    observer = _Observer(name, say)
+    (result,), _ = train("digits", folder, overwrite=True, watch=lambda steps, done: observer, **options)
     run, epsilon = open_run(folder), float(next(iter(result.robust or ())))
     accuracy, record = run.certify(test)
     run.keep("certified.json", record.to_fields())

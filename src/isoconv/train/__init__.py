@@ -7,6 +7,7 @@ from isoconv.lazy import lazy_face
 if TYPE_CHECKING:
     from isoconv.losses import LOSSES as LOSSES
     from isoconv.train.classifier import TrainResult as TrainResult
+    from isoconv.train.classifier import train as train
     from isoconv.train.classifier import train_classifiers as train_classifiers
     from isoconv.train.config import OPTIMISERS as OPTIMISERS
     from isoconv.train.config import RECIPES as RECIPES
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from isoconv.train.engine import FitResult as FitResult
     from isoconv.train.engine import Stopped as Stopped
     from isoconv.train.engine import fit as fit
-    from isoconv.train.job import train as train
     from isoconv.train.run_folder import RunFolder as RunFolder
     from isoconv.train.run_folder import load_run as load_run
     from isoconv.train.runs import AttackRecord as AttackRecord

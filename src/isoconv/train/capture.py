@@ -84,6 +84,7 @@ class Stepper:
 
     def __init__(self, learners: "Sequence[Learner]", captured: bool = True) -> None:
         self.learners, self.groups = list(learners), list[_Group]()
+        self.stepped: list[Learner] = []  # by the last step
         if captured and all(map(_can_be_captured, learners)):
             count = len(learners)
             require(count <= STREAMS_IN_POOL, f"at most {STREAMS_IN_POOL} networks side by side on a GPU", count)
@@ -105,6 +106,7 @@ class Stepper:
                 parts: Sequence[Any] = batch if learner.accumulate > 1 else [batch]
                 learner.step(*([tensor.to(learner.device, non_blocking=True) for tensor in part] for part in parts))
             learner.done += 1
+        self.stepped = [*due]
 
     def wait(self) -> None:
         """Let the current stream see all that has been launched."""
@@ -119,7 +121,7 @@ class Stepper:
 
     def project_where_due(self) -> None:
         """Project what is projected rarely, after every `project_every` updates and after the last; call after a step."""
-        self.project([one for one in self.learners if one.done % one.project_every == 0 or one.done == one.steps])
+        self.project([one for one in self.stepped if one.done % one.project_every == 0 or one.done == one.steps])
 
     def project(self, learners: "Sequence[Learner]") -> None:
         """Project the layers that these networks project rarely.

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_type_hints
 
 from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import require
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
@@ -77,29 +77,54 @@ def is_own(model: str) -> bool:
     return ":" in model or model.endswith(".py")
 
 
-class Settings(Record):
-    """Base of configurations, which are checked when they are made.
+class OneOf(NamedTuple):
+    """The names that a field may have, in the field's annotation."""
 
-    counts, positive : fields that are at least 1, and those that are positive numbers
-    choices : fields that are one of some names
+    names: Collection[str]
+
+    def admits(self, value: str) -> bool:
+        return value in self.names
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+
+class Above(NamedTuple):
+    """The limit that the finite number in a field is above, in the field's annotation."""
+
+    low: float
+
+    def admits(self, value: float) -> bool:
+        return self.low < value < math.inf
+
+    def __str__(self) -> str:
+        return f"a number above {self.low:g}"
+
+
+Positive = Annotated[float, Above(0)]
+PositiveInt = Annotated[int, Above(0)]
+
+
+class Settings(Record):
+    """Base of configurations, whose fields are checked against their annotations when they are made.
+
     not_compared : fields that may be others when a run is resumed
+    brief : fields that a file mentions only where they are not their default
     """
 
-    counts: ClassVar[tuple[str, ...]] = ()
-    positive: ClassVar[tuple[str, ...]] = ()
-    choices: ClassVar[Mapping[str, Collection[str]]] = {}
     not_compared: ClassVar[tuple[str, ...]] = ()
+    brief: ClassVar[tuple[str, ...]] = ()
     seed: int
 
     def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            value = getattr(self, name)
-            require(value in allowed, f"{name} to be one of {', '.join(allowed)}", repr(value))
-        for name in self.counts:
-            require(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
-        for name in self.positive:
-            require(0 < getattr(self, name) < math.inf, f"{name} to be a positive number", getattr(self, name))
+        for name, annotation in get_type_hints(type(self), include_extras=True).items():
+            for limit in getattr(annotation, "__metadata__", ()):
+                require(limit.admits(getattr(self, name)), f"{name} to be {limit}", repr(getattr(self, name)))
         require(0 <= self.seed < 2**32, "a seed from 0 to 2³² − 1", self.seed)
+
+    def to_fields(self) -> dict[str, Any]:
+        usual = {name: getattr(type(self), name, {}) for name in self.brief}  # of a dictionary the class holds none
+        return {name: value for name, value in super().to_fields().items() if name not in usual or value != usual[name]}
 
     def require_same(self, folder: "RunFolder") -> None:
         """Raise unless the run in the folder has this configuration."""
@@ -110,40 +135,28 @@ class Settings(Record):
 def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raise if a run to be resumed was started with other options."""
     for name, value in asked.items():
-        if stored[name] != value:
-            got = f"{name} {value}, where it has {stored[name]}"
-            raise IsoconvError(f"Expected the options of the run that is resumed. Got {got}.")
+        got = f"{name} {value}, where it has {stored[name]}"
+        require(stored[name] == value, "the options of the run that is resumed", got)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings(Settings):
     """What a network of this library is made of and trained by, whatever it is trained for."""
 
-    counts: ClassVar[tuple[str, ...]] = ("epochs", "batch_size", "project_every", "project_iterations")
-    positive: ClassVar[tuple[str, ...]] = ("lr",)
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        "conv": METHODS,
-        "orthogonalisation": ORTHOGONALISATIONS,
-        "optimiser": OPTIMISERS,
-        "schedule": SCHEDULES,
-        "precision": PRECISIONS,
-        "recipe": RECIPES,
-    }
-
-    conv: str = "bcop"
+    conv: Annotated[str, OneOf(METHODS)] = "bcop"
     activation: str = "maxmin"
-    orthogonalisation: str = "manifold"
-    optimiser: str = "steepest"
-    lr: float = 0.01
+    orthogonalisation: Annotated[str, OneOf(ORTHOGONALISATIONS)] = "manifold"
+    optimiser: Annotated[str, OneOf(OPTIMISERS)] = "steepest"
+    lr: Positive = 0.01
     momentum: float = 0.9
-    schedule: str = "linear"
-    epochs: int = 60
-    batch_size: int = 128
-    project_every: int = 1
-    project_iterations: int = 1
-    precision: str = "float32"
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "linear"
+    epochs: PositiveInt = 60
+    batch_size: PositiveInt = 128
+    project_every: PositiveInt = 1
+    project_iterations: PositiveInt = 1
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     seed: int = 0
-    recipe: str = "default"
+    recipe: Annotated[str, OneOf(RECIPES)] = "default"
 
     @property
     def training(self) -> dict[str, Any]:
@@ -174,15 +187,11 @@ class TrainConfig(NetworkSettings):
     prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given more
     """
 
-    counts = (*NetworkSettings.counts, "accumulate")
     not_compared = ("checkpoint_activations", "patience", "prolonged")
-    positive = ("lr", "margin", "temperature")
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **NetworkSettings.choices,
-        "activation": ACTIVATIONS,
-        "loss": LOSSES,
-        "resize": RESIZES,
-    }
+    brief = (
+        *("graph", "augment", "loss_options", "resize", "accumulate", "resized_crop", "rand_augment", "colour_jitter"),
+        *("augment_epochs", "checkpoint_activations", "skip_broken", "validation", "mirror", "patience", "prolonged"),
+    )
 
     data: str
     input_shape: tuple[int, int, int]
@@ -190,16 +199,17 @@ class TrainConfig(NetworkSettings):
     listing: str = ""
     model: str = "large"
     graph: str = ""
-    loss: str = "hinge"
-    margin: float = 0.7071
-    temperature: float = 0.125
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = field(default="maxmin", kw_only=True)
+    loss: Annotated[str, OneOf(LOSSES)] = "hinge"
+    margin: Positive = 0.7071
+    temperature: Positive = 0.125
     offset: float = 0.7071
     crop_padding: int = 0
     flip: bool = False
     augment: tuple[float, float] = (0.0, 1.0)
     loss_options: dict[str, float] = field(default_factory=dict)
-    resize: str = "squash"
-    accumulate: int = 1
+    resize: Annotated[str, OneOf(RESIZES)] = "squash"
+    accumulate: PositiveInt = 1
     resized_crop: tuple[float, float] = (1.0, 1.0)
     rand_augment: tuple[int, float] = (0, 9.0)
     colour_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -260,23 +270,10 @@ class TrainConfig(NetworkSettings):
         return (self.model, self.conv, self.activation) if self.has_methods else (self.model,)
 
     def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; those that most runs leave as they are only where they say something."""
-        there = {"graph": self.graph, "loss_options": self.loss_options, "augment": self.augment[0] > 0}
-        there |= {"resize": self.resize != "squash", "accumulate": self.accumulate > 1}
-        there |= {"resized_crop": self.augmentation.crops, "rand_augment": self.rand_augment[0] > 0}
-        there |= {"colour_jitter": any(self.colour_jitter)}
-        there |= {"patch": self.patch != self._usual_patch}
-        names = (
-            "augment_epochs",
-            "checkpoint_activations",
-            "skip_broken",
-            "validation",
-            "mirror",
-            "patience",
-            "prolonged",
-        )
-        there |= {name: bool(getattr(self, name)) for name in names}
-        return {name: value for name, value in super().to_fields().items() if there.get(name, True)}
+        fields = super().to_fields()
+        if self.patch == self._usual_patch:
+            del fields["patch"]
+        return fields
 
     def options_of_loss(self) -> dict[str, float]:
         """Return the options that the loss is called with."""

@@ -82,11 +82,6 @@ class Processes:
         """Return for each flag whether it is set in one of the processes: all must agree, or some would wait for ever."""
         return [bool(count) for count in self.total(flags)]
 
-    def agree(self, value: float) -> bool:
-        """Return True if all processes have this value."""
-        values = self.gather(value)
-        return all(other == value for other in values)
-
     def gather(self, value: T) -> list[T]:
         """Return what each process has, in the order of their ranks."""
         if self.count == 1:

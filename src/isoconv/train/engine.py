@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -131,26 +131,17 @@ class FitConfig(Settings):
     checkpoint_activations: bool = False
 
     not_compared = ("checkpoint_activations",)
+    brief = ("project_every", "project_iterations", "accumulate", "checkpoint_activations")
 
     @classmethod
     def of(cls, learner: "Learner", seed: int) -> "FitConfig":
         """Return the settings of a learner; those of projections only where it has layers to project."""
-        kinds = learner.choice, learner.schedule
-        optimiser, schedule = (kind if isinstance(kind, str) else getattr(kind, "__name__", "") for kind in kinds)
-        names = (
-            "precision",
-            "accumulate",
-            "checkpoint_activations",
-            *(PAPERS_PROJECTIONS if learner.projected_rarely else ()),
-        )
-        rest: dict[str, Any] = {name: getattr(learner, name) for name in names}
-        length = learner.epochs, learner.steps_per_epoch
-        return cls(type(learner.model).__name__, optimiser, learner.lr, schedule, *length, seed, **rest)
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the fields as plain data; without those that a folder means where it does not have them."""
-        meant = {field.name: field.default for field in fields(self) if field.name != "precision"}
-        return {name: value for name, value in super().to_fields().items() if value != meant.get(name, MISSING)}
+        names = ["lr", "epochs", "steps_per_epoch", "precision", "accumulate", "checkpoint_activations"]
+        names += PAPERS_PROJECTIONS if learner.projected_rarely else []
+        settings: dict[str, Any] = {name: getattr(learner, name) for name in names}
+        for name, kind in (("optimiser", learner.choice), ("schedule", learner.schedule)):
+            settings[name] = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
+        return cls(type(learner.model).__name__, seed=seed, **settings)
 
 
 @dataclass(eq=False)
@@ -184,7 +175,6 @@ class Learner:
     checkpoint_activations: bool = False
 
     def __post_init__(self) -> None:
-        require(self.accumulate >= 1, "a number of batches to accumulate of at least 1", self.accumulate)
         alone = self.accumulate == 1 or self.update is None
         require(alone, "no batches to accumulate with an update of your own", self.accumulate)
         for name, known in ((self.choice, OPTIMISERS), (self.schedule, SCHEDULES), (self.precision, PRECISIONS)):
@@ -362,9 +352,11 @@ def fit(
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes, observer = processes or Processes(), observer or Silent()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)
-    shared = momentum, epochs, steps, project_every, project_iterations, precision, update, torch.device(device)
-    last = processes.wrap, accumulate, checkpoint_activations
-    learners = [Learner(*own, *shared, *last) for own in each]  # type: ignore[call-arg]
+    shared: dict[str, Any] = {"momentum": momentum, "epochs": epochs, "steps_per_epoch": steps, "update": update}
+    shared |= {"project_every": project_every, "project_iterations": project_iterations, "precision": precision}
+    shared |= {"accumulate": accumulate, "checkpoint_activations": checkpoint_activations}
+    shared |= {"device": device, "wrap": processes.wrap}
+    learners = [Learner(*own, **shared) for own in each]
     places = [] if folder is None else _listed(folder, several)
     folders = [place if isinstance(place, RunFolder) else RunFolder(Path(place)) for place in places]
     owned = {folders[k]: learners[k] for k, place in enumerate(places) if not isinstance(place, RunFolder)}
@@ -412,10 +404,8 @@ def _length(source: Any) -> int:
     try:
         return len(source)
     except TypeError:  # also of a loader whose IterableDataset has none
-        problem = type(source).__name__
-        raise IsoconvError(
-            f"Expected batches that have a length (__len__), so that the schedule is known. Got {problem}."
-        ) from None
+        expected = "batches that have a length (__len__), so that the schedule is known"
+        raise IsoconvError(f"Expected {expected}. Got {type(source).__name__}.") from None
 
 
 def _for_each(value: Any, count: int) -> list[Any]:
@@ -436,7 +426,7 @@ def _steps_per_epoch(sources: Sequence[Any], accumulate: int) -> int:
 
 def _divide_sums(learner: Learner, processes: Processes) -> None:
     """Make the sums over all processes, as they were saved, those of each; see `_Loop.add_sums`."""
-    same = processes.agree(learner.done)
+    same = set(processes.gather(learner.done)) == {learner.done}
     require(same, "a run's folder that all processes see", f"{learner.done} updates in it, and others elsewhere")
     for value in learner.sums.values():
         share = processes.count if value.is_floating_point() else 1
@@ -551,12 +541,13 @@ class _Loop:
     def _epoch_line(self, learner: Learner, epoch: int, samples: int, started: float) -> dict[str, float]:
         """Return what goes into a network's metrics after an epoch; raise if it has diverged."""
         self.stepper.wait()
-        sums, line = learner.take_sums(), dict[str, float](epoch=epoch)
-        totals = self.processes.total([float(value) for value in sums.values()])
-        for (name, value), total in zip(sums.items(), totals, strict=True):
-            steps = self.steps * self.accumulate
-            mean = total / steps if value.is_floating_point() else 100 * total / samples
-            line[name] = mean / self.processes.count
+        line = dict[str, float](epoch=epoch)
+        for name, value in self.add_sums(learner).items():
+            if value.is_floating_point():
+                line[name] = float(value) / (self.steps * self.accumulate)
+            else:
+                line[name] = 100 * float(value) / (samples * self.processes.count)
+        learner.take_sums()
         _check_finite(learner, epoch, line["loss"])
         return line | {"seconds": time.monotonic() - started}
 
@@ -609,11 +600,10 @@ class _Loop:
         """Return the sums of all processes as one alone would have them: counts add up, and losses are means of parts."""
         if self.processes.count == 1:
             return learner.sums
-        totals = zip(learner.sums.items(), self.processes.total([float(x) for x in learner.sums.values()]), strict=True)
-        counts = (self.processes.count if value.is_floating_point() else 1 for value in learner.sums.values())
+        totals = self.processes.total([float(value) for value in learner.sums.values()])
         return {
-            name: torch.tensor(total / count, dtype=value.dtype)
-            for ((name, value), total), count in zip(totals, counts, strict=True)
+            name: torch.tensor(total / self.processes.count if value.is_floating_point() else total, dtype=value.dtype)
+            for (name, value), total in zip(learner.sums.items(), totals, strict=True)
         }
 
     def _read_clock(self) -> None:
@@ -628,9 +618,9 @@ class _Loop:
 
 def _as_batch(batch: Any) -> Batch:
     batch = (batch,) if isinstance(batch, Tensor) else batch
-    if not isinstance(batch, (tuple, list)) or not all(isinstance(part, Tensor) and part.dim() for part in batch):
-        raise IsoconvError(f"Expected batches of tensors, as many as their length says. Got {type(batch).__name__}.")
-    return batch
+    fits = isinstance(batch, (tuple, list)) and all(isinstance(part, Tensor) and part.dim() for part in batch)
+    require(fits, "batches of tensors, as many as their length says", type(batch).__name__)
+    return batch  # type: ignore[no-any-return]
 
 
 def _restore_random_numbers(learner: Learner) -> None:

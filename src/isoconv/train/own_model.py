@@ -84,10 +84,10 @@ def build_network(build: Build | None, config: TrainConfig) -> nn.Module:
     return network
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
+def load_weights(network: nn.Module, path: Path, title: str = "this network") -> None:
     """Load a safetensors file into a network whose tensors it has, all of them and no others, without rounding any."""
     tensors, state = read_tensors(path), network.state_dict()
-    expected = f"the weights of this network in {path}"
+    expected = f"the weights of {title} in {path}"
     missing, unknown = sorted(state.keys() - tensors.keys()), sorted(tensors.keys() - state.keys())
     require(not missing, expected, f"none called {', '.join(missing)}")
     require(not unknown, expected, f"others, {', '.join(unknown)}")

@@ -23,7 +23,7 @@ from isoconv.nn.graph import GraphRecord
 from isoconv.pretrained import pretrained_names
 from isoconv.records import Record
 from isoconv.train.config import Settings, TrainConfig, is_own, make_model, to_deployed
-from isoconv.train.own_model import from_graph, to_graph
+from isoconv.train.own_model import from_graph, load_weights, to_graph
 
 if TYPE_CHECKING:
     from isoconv.train.engine import Learner
@@ -409,18 +409,13 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
         advice = f"Finish it: isoconv train --resume --out {shlex.quote(str(path))}"
         raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. {advice}")
     config = TrainConfig.read(folder.config)
-    weights = read_tensors(folder.model)
     if is_own(config.model):
+        weights = read_tensors(folder.model)
         try:
             return from_graph(GraphRecord.read(folder.graph), weights, config), config
         except Exception as error:  # whatever torch may have to say of modules and weights that do not fit
             problem = (str(error).splitlines() or [""])[-1].strip()
             raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {problem}") from None
-    model, expected = plain(make_model(config)).eval(), f"the weights of a {config.model} network in {folder.model}"
-    odd = any(tensor.dtype not in (torch.float32, torch.float64) for tensor in weights.values())
-    require(not odd, expected, "other weights")
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError:
-        raise IsoconvError(f"Expected {expected}. Got other weights.") from None
+    model = plain(make_model(config)).eval()
+    load_weights(model, folder.model, f"a {config.model} network")
     return to_deployed(model, config), config

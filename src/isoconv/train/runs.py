@@ -5,18 +5,20 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
 
 from isoconv import attacks
-from isoconv.certify import Certifier, RobustAccuracy
+from isoconv.certify import Certifier, RobustAccuracy, robust_accuracy, write_certificate
 from isoconv.certify.accuracy import default_batch_size
+from isoconv.certify.certificate_file import open_certificate
+from isoconv.certify.certifier import join
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.datasets import is_pictures
@@ -26,8 +28,7 @@ from isoconv.data.shards import is_there
 from isoconv.errors import IsoconvError, require
 from isoconv.files import read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
-from isoconv.records import SLACK, Count, Percent, Record, Size
-from isoconv.train.classifier import Radius, figures_of, share_certifying
+from isoconv.records import SLACK, Count, Pattern, Percent, Record, Size
 from isoconv.train.config import TrainConfig, default_epsilons, is_own, make_model
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.own_model import Build, check_classifier, find_function, load_weights
@@ -37,6 +38,8 @@ ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
 _ATTACKED_PIXELS = 10_000 * 3 * 32 * 32  # an attack holds several numbers for each
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
 
+#: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
+Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
 Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
 
 
@@ -206,7 +209,9 @@ class TrainedRun:
             part = slice(done, done + len(images))
             done, how = part.stop, settings | {"progress": lambda n, _, before=done: show(before + n, len(data))}
             known = (certified.certificates.prediction[part], radii[part]) if epsilon is None else (labels, epsilon)
-            results.append(_without_images(function(self.model, as_float(images, torch.float64), *known, **how)))
+            result = function(self.model, as_float(images, torch.float64), *known, **how)
+            # Nothing of a part is left when the next one begins. (A slice alone would keep all of the images.)
+            results.append(replace(result, images=result.images[:0].clone()))
         whole = attacks.AttackResult(*map(torch.cat, zip(*(vars(result).values() for result in results), strict=True)))
         if epsilon is None:
             figures: dict[str, Any] = {"clean": certified.clean, "certified": None, "accuracy": None}
@@ -258,7 +263,7 @@ class TrainedRun:
         if is_pretrained(self.folder):
             return
         now, own = read_tensors(RunFolder(self.folder).model), self.model.state_dict()
-        same = now.keys() == own.keys() and all(torch.equal(value.cpu(), now[key]) for key, value in own.items())
+        same = now.keys() == own.keys() and all(torch.equal(now[key].to(value), value) for key, value in own.items())
         require(same, f"the network that was opened in {self.folder}, to keep {name} beside it", "another one")
         write_json(self.folder / name, value)
 
@@ -270,6 +275,41 @@ class TrainedRun:
             known = json.loads(path.read_text())
             rows = [row for row in known if (row["attack"], row["epsilon"]) not in new] + rows
         self.keep(path.name, rows)
+
+
+def share_certifying(
+    model: nn.Module, data: ImageSet, epsilons: Sequence[float], processes: Processes | None = None, **options: Any
+) -> RobustAccuracy:
+    """Return the robust accuracy of a network, each process having certified a part of the images.
+
+    Each takes whole batches of those that one alone would certify, so that the answer is the same bit for bit where the
+    arithmetic of one batch is. `options` are those of `robust_accuracy`, and `certificate`, a file for the certificates:
+    one process alone writes it batch by batch, the first of several when it has all.
+    """
+    progress, certificate = options.pop("progress", None), options.pop("certificate", None)
+    certifier = Certifier(model, data.shape, **options)
+    if processes is None or processes.count == 1:
+        with nullcontext() if certificate is None else open_certificate(certificate, certifier, len(data)) as file:
+            add = None if file is None else file.add
+            return robust_accuracy(certifier, data, epsilons, progress=progress, certified=add)
+    size = default_batch_size(data.shape)
+    share = processes.share(len(data), size)
+    own = []
+    if share:
+        part = robust_accuracy(certifier, data.subset(share), epsilons, batch_size=size, progress=progress)
+        own = [(part.certificates, part.epsilons)]
+    parts = [part for others in processes.gather(own) for part in others]
+    certificates, labels = join([certificates for certificates, _ in parts]), data.labels.cpu()
+    if certificate is not None and processes.first:
+        write_certificate(certificate, certifier, certificates, labels)
+    return RobustAccuracy(certificates, labels, certifier, parts[0][1])
+
+
+def figures_of(accuracy: RobustAccuracy) -> dict[str, Any]:
+    """Return the accuracy in percent, clean and certified at each radius, as a record of a run names it."""
+    robust = {str(radius): percent for radius, percent in accuracy.certified.items()}
+    figures = {"clean": accuracy.clean, "robust": robust, "lipschitz_bound": accuracy.lipschitz_bound}
+    return {"images": len(accuracy.labels), **figures}
 
 
 def _list_pictures(path: Path) -> list[Path]:
@@ -286,11 +326,6 @@ def _size_of(path: Path) -> tuple[int, int]:
     with Image.open(path) as file:
         turned = file.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of the orientation: a quarter turn
         return file.size if turned else file.size[::-1]
-
-
-def _without_images(result: attacks.AttackResult) -> attacks.AttackResult:
-    """Return a result without its points: nothing of a part is left when the next one begins."""
-    return replace(result, images=result.images[:0].clone())  # a slice would keep all of them
 
 
 def _take(images: ImageSet, count: int | None) -> ImageSet:
@@ -345,8 +380,7 @@ def open_own(
 
 
 def _only(runs: Sequence[TrainedRun], purpose: str = "") -> TrainedRun:
-    if len(runs) > 1:
-        raise IsoconvError(f"Expected a run of one seed{purpose}. Got {len(runs)}: name one, {runs[0].folder}.")
+    require(len(runs) == 1, f"a run of one seed{purpose}", f"{len(runs)}: name one, {runs[0].folder}")
     return runs[0]
 
 
@@ -357,9 +391,7 @@ def splits_of(config: TrainConfig, folder: Path | None = None, download: bool = 
     """
     own = config.data not in NAMES
     source = Path(config.data if folder is None or not own else folder)
-    if own and not is_there(source):
-        problem = "which does not exist: say where they are (--data)"
-        raise IsoconvError(f"Expected the images of the run in {source}, {problem}.")
+    require(not own or is_there(source), f"the images of the run in {source}", "none: say where they are (--data)")
     channels, height, width = config.input_shape
     where = (source.absolute(), None) if own else (config.data, folder)
     options |= {"channels": channels, "resize": config.resize, "skip_broken": config.skip_broken, "lazy": True}

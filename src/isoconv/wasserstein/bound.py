@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from isoconv.certify.certifier import check_batch_size
 from isoconv.certify.composition import LARGEST_NORM, ForwardError, forward_error, network_constants, node_bound
 from isoconv.certify.graph import nodes_of, plain_network
-from isoconv.errors import require
+from isoconv.errors import is_number, require
 from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
 from isoconv.records import Record
 
@@ -314,8 +314,7 @@ def choose_method(method: str, confidence: float, bounded: bool, observations: S
 
     bounded : whether the range of the values is known
     """
-    probability = isinstance(confidence, (int, float)) and 0 < confidence < 1
-    require(probability, "a confidence between 0 and 1, such as 0.95", confidence)
+    require(is_number(confidence) and 0 < confidence < 1, "a confidence between 0 and 1, such as 0.95", confidence)
     require(method in METHODS, f"method to be one of {', '.join(METHODS)}", repr(method))
     counts = [count for count in observations if count is not None]
     if not counts:

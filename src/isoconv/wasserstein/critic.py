@@ -2,21 +2,21 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import require
 from isoconv.models.catalogue import MODELS
 from isoconv.nn import Scale
 from isoconv.nn.methods import METHODS
 from isoconv.records import Record
 from isoconv.train.capture import lay_out
 from isoconv.train.classifier import device_name
-from isoconv.train.config import PAPERS_PROJECTIONS, NetworkSettings
+from isoconv.train.config import PAPERS_PROJECTIONS, NetworkSettings, OneOf, Positive, PositiveInt
 from isoconv.train.engine import fit
 from isoconv.train.run_folder import RunFolder, locked
 from isoconv.wasserstein.bound import Interval, WassersteinBound, as_values, wasserstein_lower_bound
@@ -52,33 +52,27 @@ class CriticConfig(NetworkSettings):
     An epoch is `steps_per_epoch` updates, whatever the size of the data.
     """
 
-    counts = (*NetworkSettings.counts, "steps_per_epoch", "width", "anchors", "upsample")
-    positive = ("lr", "scale")
-    choices: ClassVar[Mapping[str, Collection[str]]] = {
-        **NetworkSettings.choices,
-        "model": CRITICS,
-        "activation": FC_ACTIVATIONS,
-    }
     not_compared = ("contents",)
 
     first: str
     second: str
     input_shape: tuple[int, ...]
     contents: tuple[str, str] = ("", "")
-    model: str = "dcgan"
-    upsample: int = 1
-    scale: float = 1.0
-    width: int = 256
+    model: Annotated[str, OneOf(CRITICS)] = "dcgan"
+    activation: Annotated[str, OneOf(FC_ACTIVATIONS)] = field(default="maxmin", kw_only=True)
+    upsample: PositiveInt = 1
+    scale: Positive = 1.0
+    width: PositiveInt = 256
     depth: int = 3
     group_size: int = 8
-    anchors: int = 512
-    steps_per_epoch: int = 100
+    anchors: PositiveInt = 512
+    steps_per_epoch: PositiveInt = 100
     pixel_range: tuple[float, float] | None = None
     whole: tuple[bool, bool] = (False, False)
     held_out: float = 0.25
     repeats: str = "either"
-    epochs: int = field(default=100, kw_only=True)
-    batch_size: int = field(default=64, kw_only=True)
+    epochs: PositiveInt = field(default=100, kw_only=True)
+    batch_size: PositiveInt = field(default=64, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,8 +85,8 @@ class CriticConfig(NetworkSettings):
         super().require_same(folder)  # first: what is held out depends on the options too
         then = type(self).read(folder.config).contents
         for name, old, new in zip((self.first, self.second), then, self.contents, strict=True):
-            if old and old != new:
-                raise IsoconvError(f"Expected the samples that the run was started with. {name} has changed since.")
+            changed = f"others: {name} has changed since"
+            require(old in ("", new), "the samples that the run was started with", changed)
 
 
 def critic_config(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples, Samples
 
 #: A data set's name, a folder of images, a .npy file, a generator's run folder; or what is in memory.
 Source = str | Path | Tensor | NDArray[Any] | ImageSet | Generator | Samples
-Watch = Callable[[CriticConfig, int], AbstractContextManager[Observer]]
 
 
 def distance_bound(
@@ -44,7 +42,7 @@ def distance_bound(
     folder: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    watch: Watch = lambda config, done: nullcontext(Silent()),
+    watch: Callable[[CriticConfig, int], Observer] = lambda config, done: Silent(),
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -103,9 +101,9 @@ def distance_bound(
     training: dict[str, Any] = {"device": device, "resume": bool(runs), "should_stop": should_stop}
     results = []
     for k, config in enumerate(configs):
-        with watch(config, runs[k].updates_done() if runs else 0) as observer:
-            own: dict[str, Any] = {"critics": [networks[k]], "observer": observer}
-            (trained,) = train_critics([config], runs[k : k + 1] or None, first, second, **own, **judging, **training)
+        observer = watch(config, runs[k].updates_done() if runs else 0)
+        own: dict[str, Any] = {"critics": [networks[k]], "observer": observer}
+        (trained,) = train_critics([config], runs[k : k + 1] or None, first, second, **own, **judging, **training)
         results.append(trained.bound)
         if runs:
             plot_training(runs[k], trained.bound)

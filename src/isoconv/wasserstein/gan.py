@@ -3,7 +3,6 @@
 import io
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
 from isoconv.errors import IsoconvError, require
-from isoconv.files import read_json, read_tensors, write_bytes
+from isoconv.files import read_json, write_bytes
 from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.classifier import device_name
-from isoconv.train.config import Settings
+from isoconv.train.config import Positive, PositiveInt, Settings
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
+from isoconv.train.own_model import load_weights
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.wasserstein.bound import as_values
 from isoconv.wasserstein.samples import read_images
@@ -31,16 +31,13 @@ _SECONDS_BETWEEN_GRIDS = 10.0
 class GanConfig(Settings):
     """All that is needed to repeat the training of a generator; the defaults are the paper's."""
 
-    counts = ("epochs", "critic_steps")
-    positive = ("lr", "penalty")
-
     data: str
     image_shape: tuple[int, int, int]
-    epochs: int = 128
+    epochs: PositiveInt = 128
     batch_size: int = 64
-    critic_steps: int = 5
-    penalty: float = 50.0
-    lr: float = 2e-4
+    critic_steps: PositiveInt = 5
+    penalty: Positive = 50.0
+    lr: Positive = 2e-4
     beta1: float = 0.5
     beta2: float = 0.999
     seed: int = 0
@@ -146,8 +143,6 @@ def train_gan(
     Beside what every run's folder holds there is `samples.png`, a grid of images from fixed noise. `training` says how to
     resume, stop and save; see `fit`.
     """
-    if folder.state.exists() and any(name.startswith("generator/") for name in read_tensors(folder.state)):
-        raise IsoconvError(f"{folder.path} is of an older isoconv and cannot be resumed: start again (--overwrite).")
     gan, target = Gan(config), torch.device(device)
     training |= {"epochs": config.epochs, "lr": config.lr, "schedule": "constant", "update": update_gan}
     training |= {"observer": _GridWriter(observer, gan, folder.path / "samples.png"), "device": target}
@@ -170,7 +165,7 @@ def train_generator(
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
-    watch: Callable[[int, int], AbstractContextManager[Observer]] = lambda updates, done: nullcontext(Silent()),
+    watch: Callable[[int, int], Observer] = lambda updates, done: Silent(),
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     **settings: Any,
@@ -188,8 +183,8 @@ def train_generator(
     updates = len(EpochBatches(images, config.batch_size)) * config.epochs
     Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
     open_runs([run], [config], resume, overwrite)
-    with watch(updates, run.updates_done()) as observer:
-        return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
+    observer = watch(updates, run.updates_done())
+    return train_gan(config, run, images, observer, device=device, resume=resume, should_stop=should_stop)
 
 
 def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
@@ -200,10 +195,7 @@ def load_generator(path: Path | str) -> tuple[Generator, GanConfig]:
     if not folder.model.exists():
         raise IsoconvError(f"The generator in {path} is not finished: it has no {folder.model.name}. Use --resume.")
     generator = Generator(config.image_shape)
-    try:
-        generator.load_state_dict(read_tensors(folder.model))
-    except RuntimeError:
-        raise IsoconvError(f"Expected the weights of a generator in {folder.model}. Got other weights.") from None
+    load_weights(generator, folder.model, "a generator")
     return generator.eval(), config
 
 
