@@ -278,15 +278,15 @@ class _Build:
     def is_current(self, sources: Sequence[Tensor]) -> bool:
         """Return whether the weight is that of these sources. Raise if somebody has written into the weight."""
         same_kind = self.key == _key(self.layer, sources)
-        current = same_kind and _are_equal((self.value, *sources), (self.original, *self.copies))
+        equal = _compare((self.value, *sources), (self.original, *self.copies)) if same_kind else []
         edited = self.value._version != self.version
-        if same_kind and not current:  # NaN equal nothing
+        if equal and not equal[0]:  # or there are NaN in it, which equal nothing
             edited = edited or not torch.allclose(self.value, self.original, 0.0, 0.0, equal_nan=True)
         if edited:
             self.layer.refresh()
             got = f"one of the weight that {type(self.layer).__name__} computes from them"
             raise IsoconvError(f"Expected a change of parameters. Got {got}.")
-        return current
+        return same_kind and all(equal[1:])
 
     def make_graph(self) -> tuple[Tensor, list[Tensor]]:
         # Hooks on saved tensors are kept away; torch.func forbids them altogether.
@@ -320,11 +320,12 @@ def is_built(weight: Tensor) -> bool:
     return isinstance(weight.grad_fn, _Built._backward_cls)  # type: ignore[attr-defined]
 
 
-def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return whether tensors of the same shapes are all equal. On a GPU the host waits once."""
+def _compare(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[bool]:
+    """Return for each pair of tensors of one shape whether they are equal. On a GPU the host waits once."""
+    pairs = list(zip(tensors, others, strict=True))
     if tensors[0].is_cpu:
-        return all(map(torch.equal, tensors, others))
-    return bool(torch.stack([torch.eq(a, b).all() for a, b in zip(tensors, others, strict=True)]).all())
+        return [torch.equal(a, b) for a, b in pairs]
+    return torch.stack([torch.eq(a, b).all() for a, b in pairs]).tolist()  # type: ignore[no-any-return]
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad", "shape")
