@@ -277,8 +277,13 @@ class _Build:
 
     def is_current(self, sources: Sequence[Tensor]) -> bool:
         """Return whether the weight is that of these sources. Raise if somebody has written into the weight."""
-        same_kind = self.key == _key(self.layer, sources)
-        equal = _compare((self.value, *sources), (self.original, *self.copies)) if same_kind else []
+        now, then = (self.value, *sources), (self.original, *self.copies)
+        if self.key != _key(self.layer, sources):
+            equal = []
+        elif self.value.is_cpu:
+            equal = list(map(torch.equal, now, then))
+        else:  # the host waits once
+            equal = torch.stack([flags.all() for flags in map(torch.eq, now, then)]).tolist()
         edited = self.value._version != self.version
         if equal and not equal[0]:  # or there are NaN in it, which equal nothing
             edited = edited or not torch.allclose(self.value, self.original, 0.0, 0.0, equal_nan=True)
@@ -286,7 +291,7 @@ class _Build:
             self.layer.refresh()
             got = f"one of the weight that {type(self.layer).__name__} computes from them"
             raise IsoconvError(f"Expected a change of parameters. Got {got}.")
-        return same_kind and all(equal[1:])
+        return len(equal) > 0 and all(equal[1:])
 
     def make_graph(self) -> tuple[Tensor, list[Tensor]]:
         # Hooks on saved tensors are kept away; torch.func forbids them altogether.
@@ -318,14 +323,6 @@ class _Built(torch.autograd.Function):
 def is_built(weight: Tensor) -> bool:
     """Return whether the gradient of a weight goes through `_Built` to the parameters, and nowhere else."""
     return isinstance(weight.grad_fn, _Built._backward_cls)  # type: ignore[attr-defined]
-
-
-def _compare(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[bool]:
-    """Return for each pair of tensors of one shape whether they are equal. On a GPU the host waits once."""
-    pairs = list(zip(tensors, others, strict=True))
-    if tensors[0].is_cpu:
-        return [torch.equal(a, b) for a, b in pairs]
-    return torch.stack([torch.eq(a, b).all() for a, b in pairs]).tolist()  # type: ignore[no-any-return]
 
 
 _KIND = attrgetter("dtype", "device", "requires_grad", "shape")
