@@ -267,7 +267,7 @@ class SizedConv2d(Conv2dWithKernel):
             raise IsoconvError(f"{type(self).__name__}: {expected}. Got {got}.")
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", input_size={self.input_size}" if "input_size" in vars(self) else "")
+        return f"{super().extra_repr()}, input_size={self.input_size}"
 
 
 def per_axis(value: Any, name: str, axes: int, least: int = 1) -> tuple[int, ...]:

@@ -65,9 +65,7 @@ class LipschitzLinear(BuiltWeight):
         return (self.matrix,)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
-            name = type(self).__name__
-            raise IsoconvError(f"{name}: Expected input (…, {self.in_features}). Got shape {tuple(x.shape)}.")
+        _check_features(self, x)
         return self._multiply(x, self.weight)
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -80,6 +78,12 @@ class LipschitzLinear(BuiltWeight):
         """The same function as `nn.Linear`."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         return with_parameters(linear, self.evaluation_weight(), self.bias)
+
+
+def _check_features(layer: Any, x: Tensor) -> None:
+    if x.shape[-1:] != (layer.in_features,):
+        name = type(layer).__name__
+        raise IsoconvError(f"{name}: Expected input (…, {layer.in_features}). Got shape {tuple(x.shape)}.")
 
 
 class OrthogonalLinear(LipschitzLinear, OrthogonalisedLayer):
@@ -158,9 +162,7 @@ class _OnePixel(Conv2dWithKernel):
         self.in_features, self.out_features = in_features, out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
-            name = type(self).__name__
-            raise IsoconvError(f"{name}: Expected input (…, {self.in_features}). Got shape {tuple(x.shape)}.")
+        _check_features(self, x)
         return super().forward(x.reshape(-1, self.in_features, 1, 1)).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
