@@ -406,6 +406,12 @@ def plain_convolution(
     return chain(None if even else pad_module(pads, padding_mode), convolution)
 
 
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """nn.Linear with this weight."""
+    features, inputs = weight.shape
+    return with_parameters(nn.Linear(inputs, features, bias=False, device="meta"), weight, bias)
+
+
 def pad_module(pads: Pads, padding_mode: str) -> nn.Module | None:
     """nn.CircularPad2d or nn.ZeroPad2d, or those of one axis; None where nothing is padded."""
     kind = getattr(nn, f"{'Circular' if padding_mode == 'circular' else 'Zero'}Pad{len(pads)}d")
