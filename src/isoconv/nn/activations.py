@@ -138,7 +138,7 @@ def _max_min_with_one_bit(x: Tensor, dim: int) -> Tensor:  # a function of its o
 @torch.fx.wrap
 def group_sort(x: Tensor, group_size: int | None, dim: int = 1) -> Tensor:
     """Return what `GroupSort(group_size, dim)` does to `x`."""
-    _check_channels(x, 1 if group_size is None else group_size, "GroupSort", dim)
+    _check_channels(x, 1 if group_size is None else max(group_size, 1), "GroupSort", dim)
     dim = dim if dim >= 0 else dim + x.dim()
     size = x.shape[dim] if group_size is None else group_size
     groups = x.unflatten(dim, [max(size, 1), x.shape[dim] // max(size, 1)])

@@ -30,7 +30,7 @@ from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.built_weight import require_numbers
 from isoconv.nn.centring import BatchCentering, LayerCentering
-from isoconv.nn.convolution import StandardConv2d
+from isoconv.nn.convolution import StandardConv2d, chain
 from isoconv.nn.graph import (
     INPUT,
     Add,
@@ -352,20 +352,19 @@ def _centre(module: Any, before: Any, after: Any, method: Method) -> _Candidates
 
 def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> _Candidates:
     centring = LayerCentering([-axis for axis in range(len(module.normalized_shape), 0, -1)])
-    yield _with_bias([centring], module.bias), "subtracts means; its scale is gone"
+    yield chain(centring, _translate(module.bias)), "subtracts means; its scale is gone"
 
 
 def _centre_groups(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else before[1]
     centring = LayerCentering([-axis for axis in range(len(before) - 1, 0, -1)])
-    parts = [nn.Unflatten(1, (groups, before[1] // groups)), centring, nn.Flatten(1, 2)]
+    apart = nn.Unflatten(1, (groups, before[1] // groups))
     bias = None if module.bias is None else module.bias[(..., *(None,) * len(before[2:]))]
-    yield _with_bias(parts, bias), "subtracts means; its scale is gone"
+    yield chain(apart, centring, nn.Flatten(1, 2), _translate(bias)), "subtracts means; its scale is gone"
 
 
-def _with_bias(modules: list[nn.Module], bias: Tensor | None) -> nn.Module:
-    modules = modules if bias is None else [*modules, Translate(bias)]
-    return nn.Sequential(*modules) if len(modules) > 1 else modules[0]
+def _translate(bias: Tensor | None) -> nn.Module | None:
+    return None if bias is None else Translate(bias)
 
 
 def _centre_input(module: Normalize, *_: Any) -> _Candidates:

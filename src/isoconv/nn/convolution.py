@@ -256,8 +256,7 @@ class SizedConv2d(Conv2dWithKernel):
     @property
     def convolved_size(self) -> tuple[int, int]:
         """The size of the image that is convolved, after downsampling."""
-        height, width = map(floordiv, self.input_size, self.stride)
-        return height, width
+        return self.input_size[0] // self.stride[0], self.input_size[1] // self.stride[1]
 
     def _check_input(self, x: Tensor) -> None:
         super()._check_input(x)

@@ -244,14 +244,12 @@ class _Recorder(TorchFunctionMode):
         known = home.partition(".")[0] == "torch" and not home.startswith("torch._ops")  # where users have theirs
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
         base = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_") if in_place else name
-        translate = _TRANSLATIONS.get(base.strip("_")) if known else None
+        translate = _TRANSLATIONS.get(base.strip("_")) if known and name not in _REASONS else None
         strangers = [kind.__name__ for kind in types if kind not in (Tensor, nn.Parameter)]
         if strangers:
             self.refuse("plain tensors", f"{', '.join(strangers)} in {self.function}, which may compute anything")
-        if name in _CONTROL:
-            self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
         if translate is None or keywords.get("out") is not None or (in_place and not self.is_value(arguments[0])):
-            reason = f", {_REASONS[base]}" if base in _REASONS else ""
+            reason = f", {_REASONS[name]}" if name in _REASONS else ""
             self.refuse("operations with a known Lipschitz constant", f"{self.function}{reason}")
         for value in values:
             self._current_name(value)  # refused if it is stale
@@ -659,18 +657,17 @@ _QUESTIONS = {
     *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "dtype", "device", "layout", "stride"),
     *("__len__", "_version", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"),
 }
-_CONTROL = {
-    *("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "is_nonzero", "any", "all"),
-}
 _OWN_NORM = "which divides by the spread or the norm of its own input: only eps limits its slope"
 _PRODUCTS = "which multiplies values by values and is not Lipschitz"
+_NUMBERS = "which looks at the numbers of an input; nothing may depend on them but values"
 _NO_DIFFERENCE = "which leaves differences of logits as they are: return the logits themselves"
 _REASONS = _spread(
     {
         "instance_norm normalize rms_norm local_response_norm": _OWN_NORM,
         "scaled_dot_product_attention bmm einsum": _PRODUCTS,
         "log_softmax": _NO_DIFFERENCE,
-        "gt lt ge le eq ne equal allclose": "which compares numbers of an input; nothing may depend on them but values",
+        "gt lt ge le eq ne equal allclose any all item tolist is_nonzero": _NUMBERS,
+        "__bool__ __int__ __float__ __index__ __contains__": _NUMBERS,
     }
 )
 #: why modules of torch are refused that have no useful Lipschitz constant
