@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError, is_number, is_whole, require
+from isoconv.linalg.matrices import is_traced
 from isoconv.nn.graph import Described
 
 
@@ -125,7 +126,7 @@ def max_min(x: Tensor, dim: int = 1) -> Tensor:
     """Return what `MaxMin(dim)` does to `x`."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         _check_channels(x, 2, "MaxMin", dim)
-        if x.requires_grad and torch.is_grad_enabled() and not _is_traced():
+        if x.requires_grad and torch.is_grad_enabled() and not is_traced():
             return _max_min_with_one_bit(x, dim)
     first, second = x.chunk(2, dim=dim)
     return _select(first, second, second > first, dim)
@@ -180,11 +181,6 @@ def _select(first: Tensor, second: Tensor, swap: Tensor, dim: int) -> Tensor:
 
 def _is_jit_traced() -> bool:
     return torch._C._get_tracing_state() is not None
-
-
-def _is_traced() -> bool:
-    """Return True where a compiler, a tracer or a transform wants to see ordinary operations."""
-    return torch.compiler.is_compiling() or _is_jit_traced() or torch._C._are_functorch_transforms_active()
 
 
 def _is_watched(x: Tensor) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError, is_whole, require
+from isoconv.linalg.matrices import is_traced
 from isoconv.linalg.spectrum import fold_kernel, spread_kernel
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, check_dtype, with_parameters
 from isoconv.nn.downsampling import downsample, unfold_stride
@@ -348,9 +348,7 @@ def circular_pad(x: Tensor, pads: Pads) -> Tensor:
     if min(map(min, pads)) < 0:  # pixels behind are cut off
         x = circular_pad(x, [(before, max(after, 0)) for before, after in pads])
         return F.pad(x, flatten_pads([(0, min(after, 0)) for _, after in pads]))
-    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    transformed = transformed or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
-    if x.requires_grad and torch.is_grad_enabled() and not transformed:
+    if x.requires_grad and torch.is_grad_enabled() and not is_traced():
         return _CircularPad.apply(x, pads)  # type: ignore[no-any-return,no-untyped-call]
     return _wrap(x, pads)
 
