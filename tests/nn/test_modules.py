@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -242,6 +243,9 @@ def test_the_gradient_of_maxmin_recorded_transformed_and_traced(layout: torch.me
     assert torch.equal(torch.autograd.functional.jacobian(MaxMin(), given, vectorize=True), one_by_one)
     (many,) = torch.autograd.grad(MaxMin()(given), given, torch.eye(12).reshape(12, 3, 4), is_grads_batched=True)
     assert torch.equal(many, one_by_one.reshape(12, 3, 4))
+    with forward_ad.dual_level():
+        dual = MaxMin()(forward_ad.make_dual(given, torch.ones(3, 4)))
+        assert torch.equal(forward_ad.unpack_dual(dual).tangent, torch.ones(3, 4))
     traced = make_fx(lambda y: MaxMin()(y))(given)
     assert torch.equal(traced(given), MaxMin()(given))
     assert torch.equal(torch.autograd.grad(traced(given).sum(), given)[0], torch.ones(3, 4))

@@ -116,7 +116,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], list[Any], str]] = [
     (ours.SVCMConv2d(2, 2, 3, input_size=4).project, [0, -1], "at least one projection"),
     (lambda n: sized(input_size=6, power_iterations=n), [0], "power iteration"),
     (lambda name: sized(input_size=6, projection=name), ["never"], "projection .*after_update"),
-    (lambda size: sized(input_size=size), [0, -4, (0, 6), (6, 6, 6), (6,), 6.5, "66", None], "input_size"),
+    (lambda size: sized(input_size=size), [0, -4, (0, 6), (6, 6, 6), 6.5, "66", None], "input_size"),
     (lambda size: OSSNConv2d(3, 4, 4, 2, input_size=size), [5, (6, 5), (5, 6)], "input_size that the stride 2 divides"),
     (lambda r: BCOPConv1d(3, 5, 3, ranks=r), [-1, 6, 2.5, [1], [], [1, 6], "ab", [None, 1]], "ranks: 2 numbers"),
     (lambda groups: BCOPConv2d(**four, groups=groups), [3, 0], "groups"),

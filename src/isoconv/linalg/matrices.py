@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from isoconv.errors import IsoconvError
 
@@ -64,6 +65,13 @@ class Function(torch.autograd.Function):
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return cls.apply(*arguments)  # type: ignore[no-untyped-call]
         return super(torch.autograd.Function, cls).apply(*arguments)  # type: ignore[misc]
+
+
+def is_traced() -> bool:
+    """Return True where a compiler, a tracer or a transform wants to see ordinary operations."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None
 
 
 def as_tall(matrix: Tensor) -> tuple[Tensor, bool]:

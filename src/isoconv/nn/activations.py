@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isoconv.errors import IsoconvError, is_number, is_whole, require
+from isoconv.linalg.matrices import is_traced
 from isoconv.nn.graph import Described
 
 
@@ -125,7 +126,7 @@ def max_min(x: Tensor, dim: int = 1) -> Tensor:
     """Return what `MaxMin(dim)` does to `x`."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         _check_channels(x, 2, "MaxMin", dim)
-        if x.requires_grad and torch.is_grad_enabled() and not _is_traced():
+        if x.requires_grad and torch.is_grad_enabled() and not is_traced():
             return _max_min_with_one_bit(x, dim)
     first, second = x.chunk(2, dim=dim)
     return _select(first, second, second > first, dim)
@@ -138,8 +139,7 @@ def _max_min_with_one_bit(x: Tensor, dim: int) -> Tensor:  # a function of its o
 @torch.fx.wrap
 def group_sort(x: Tensor, group_size: int | None, dim: int = 1) -> Tensor:
     """Return what `GroupSort(group_size, dim)` does to `x`."""
-    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        _check_channels(x, group_size or 1, "GroupSort", dim)
+    _check_channels(x, 1 if group_size is None else max(group_size, 1), "GroupSort", dim)
     dim = dim if dim >= 0 else dim + x.dim()
     size = x.shape[dim] if group_size is None else group_size
     groups = x.unflatten(dim, [max(size, 1), x.shape[dim] // max(size, 1)])
@@ -149,8 +149,7 @@ def group_sort(x: Tensor, group_size: int | None, dim: int = 1) -> Tensor:
 @torch.fx.wrap
 def reflect_pairs(x: Tensor, vectors: Tensor) -> Tensor:
     """Return what `Householder` does to `x`."""
-    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        check_batch(x, vectors.shape[0], "Householder")
+    check_batch(x, vectors.shape[0], "Householder")
     first, second = x.chunk(2, dim=1)
     v, w = vectors.to(x.dtype).view([2, -1] + [1] * (x.dim() - 2)).unbind(0)
     along = (v * first + w * second).clamp(max=0.0) * (2 / (v * v + w * w))
@@ -184,11 +183,6 @@ def _is_jit_traced() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def _is_traced() -> bool:
-    """Return True where a compiler, a tracer or a transform wants to see ordinary operations."""
-    return torch.compiler.is_compiling() or _is_jit_traced() or torch._C._are_functorch_transforms_active()
-
-
 def _is_watched(x: Tensor) -> bool:
     """Whether a tracer or a transform looks on, which writing in place would escape."""
     functorch = torch._C._functorch
@@ -218,15 +212,14 @@ def _check_dim(dim: int) -> int:
 
 def check_batch(x: Tensor, channels: int, name: str) -> None:
     """Raise unless `x` is a batch with so many channels."""
-    if not _is_jit_traced() and (x.dim() < 2 or x.shape[1] != channels):
+    if not torch.jit.is_scripting() and not (_is_jit_traced() or x.shape[1:2] == (channels,)):  # type: ignore[attr-defined]
         raise IsoconvError(f"{name}: Expected a batch (N, {channels}, …). Got shape {tuple(x.shape)}.")
 
 
 def _check_channels(x: Tensor, group: int, name: str, dim: int) -> None:
-    if _is_jit_traced():  # where sizes are not numbers
-        return
-    if not (-x.dim() < dim < x.dim()):
-        expected = "a batch (N, C, …)" if dim == 1 else f"a batch with an axis {dim} behind the first"
-        raise IsoconvError(f"{name}: Expected {expected}. Got shape {tuple(x.shape)}.")
-    if x.shape[dim] % group:
-        raise IsoconvError(f"{name}: Expected a number of channels that {group} divides. Got {x.shape[dim]}.")
+    if not torch.jit.is_scripting() and not _is_jit_traced():  # type: ignore[attr-defined]
+        if not (-x.dim() < dim < x.dim()):
+            expected = "a batch (N, C, …)" if dim == 1 else f"a batch with an axis {dim} behind the first"
+            raise IsoconvError(f"{name}: Expected {expected}. Got shape {tuple(x.shape)}.")
+        if x.shape[dim] % group:
+            raise IsoconvError(f"{name}: Expected a number of channels that {group} divides. Got {x.shape[dim]}.")

@@ -189,19 +189,17 @@ class BCOPConvTranspose2d(_BCOP2d):
         #: Blocks that the convolution's outputs left out: zeros to its adjoint.
         self._left_out = [(0, more if self.padding_mode == "circular" else 0) for more in self._more]
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, (kernel, pads) = self._as_batch(x), self._adjoint(self.weight)
+    def _apply_to(self, batch: Tensor) -> Tensor:
+        kernel, pads = self._adjoint(self.weight)
         if not self._same:
             axes = zip(batch.shape[2:], self._more, self.stride, self._missing, strict=True)
             grows = all((n + more) * s > missing for n, more, s, missing in axes)
-            require(grows, f"{type(self).__name__}: inputs that give an image", f"size {tuple(x.shape[-2:])}")
+            require(grows, f"{type(self).__name__}: inputs that give an image", f"size {tuple(batch.shape[2:])}")
             batch = F.pad(batch, flatten_pads(self._left_out))
         y = upsample(convolve_same(batch, kernel, None, self.padding_mode, pads, groups=self.groups), self.stride)
         if any(self._missing):
             y = F.pad(y, flatten_pads([(0, -n) for n in self._missing]))
-        if self.bias is not None:
-            y = y + self.bias[:, None, None]
-        return y if x.dim() == batch.dim() else y[0]
+        return y if self.bias is None else y + self.bias[:, None, None]
 
     def _adjoint(self, weight: Tensor) -> tuple[Tensor, Pads]:
         """The kernel and padding of the adjoint before upsampling: channels swapped, taps and padding mirrored."""

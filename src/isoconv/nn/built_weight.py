@@ -9,19 +9,10 @@ written back into the parameters, so that these stay on the manifold.
 Note [When a weight is rebuilt]
 A built weight is kept together with a copy of the numbers that it was built from, and every forward pass compares. So
 whatever changes a parameter is seen, also what PyTorch's version counters do not see: edits through `.data` or numpy, a
-fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host has to
-wait for its result; see Note [One comparison per model]. A compiled function builds in its graph, and keeps nothing. The
-weight itself is no parameter: writing into it, also through `.data` or numpy, is refused as soon as the layer is used again,
-which a second copy of the weight makes known.
-
-Note [One comparison per model]
-In evaluation the first layer of a model compares for all of them, so that the host waits once per forward pass. That is as
-good as if each compared when its turn comes, as long as nobody can change a parameter in between. So a layer looks at who
-called it. The model is the outermost `nn.Sequential`, or module of isoconv's, that is reached through such modules only;
-and all modules in it are torch's or isoconv's, with a forward of theirs and no hooks, and no layer in it trains. Then no
-code of a user's runs between the first layer and the last. What was found is kept in the frame of the model's call, and
-ends with it. Otherwise (a forward of a user's own, a hook, torch.func) each layer compares for itself. On entry to
-`fixed_weights(model)`, whatever the model is, the host waits once, and not again.
+fused optimiser's step, the replay of a CUDA graph. The comparison is one pass over the parameters. On a GPU the host waits
+for its result, once per layer; `fixed_weights(model)` compares on entry, and not again. A compiled function builds in its
+graph, and keeps nothing. The weight itself is no parameter: writing into it, also through `.data` or numpy, is refused as
+soon as the layer is used again, which a second copy of the weight makes known.
 
 Note [One build, many backward passes]
 Within one step a weight may serve several forward passes (a critic's two batches) and each may be back-propagated
@@ -32,13 +23,11 @@ offloading) do not see this graph: it outlives the pass that they are for.
 """
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import compress, islice
+from itertools import compress
 from operator import attrgetter
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -51,7 +40,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from isoconv.errors import IsoconvError, require
 from isoconv.linalg.matrices import full_precision
-from isoconv.linalg.orthogonalisation import bjorck, on_manifold, project_to_tangent, retract
+from isoconv.linalg.orthogonalisation import bjorck, on_manifold, retract
 from isoconv.nn.methods import ORTHOGONALISATIONS
 
 
@@ -84,10 +73,6 @@ class BuiltWeight(nn.Module):
         """Return the points with the gradient of the sources that they stand for."""
         return points
 
-    def _project(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of a source, given its point's: what `_join` does in a backward pass."""
-        return gradient
-
     #: The weight as a pure, differentiable function of the points, in float32 or better; leading batch dimensions allowed.
     _build: Callable[..., Tensor]
 
@@ -107,24 +92,24 @@ class BuiltWeight(nn.Module):
         if self.weight_source is not None:
             return self.weight_source()
         sources, compiling = self._sources(), torch.compiler.is_compiling()
+        if not compiling:
+            if torch._C._get_tracing_state() is not None:
+                self._refuse("torch.jit.trace")
+            if torch._C._get_dispatch_mode(_FAKE) is not None:
+                self._refuse("FakeTensorMode")
+            if sources[0].is_meta or isinstance(sources[0], FakeTensor):
+                raise IsoconvError(f"Expected parameters with numbers. Got {type(self).__name__} on the meta device.")
+            if torch._C._are_functorch_transforms_active():
+                return self._weight_under_transform(sources)
         # Within a backward pass it is a checkpoint that recomputes: nothing is updated twice.
         recomputing = not compiling and torch._C._current_graph_task_id() != -1
         updating = self.training and torch.is_grad_enabled() and not recomputing
-        if not compiling and torch._C._get_tracing_state() is not None:
-            self._refuse("torch.jit.trace")
-        if not compiling and torch._C._get_dispatch_mode(_FAKE) is not None:
-            self._refuse("FakeTensorMode")
-        if not compiling and (sources[0].is_meta or isinstance(sources[0], FakeTensor)):
-            raise IsoconvError(f"Expected parameters with numbers. Got {type(self).__name__} on the meta device.")
-        if not compiling and torch._C._are_functorch_transforms_active():
-            return self._weight_under_transform(sources)
         if updating:
             self._before_training_forward()
         if compiling:
             return self._weight_in_graph(sources, updating)
         kept = self._kept
-        compare = _Build.compare if self.training else _compare_once
-        if kept is None or not kept.is_unchanged(compare(kept, sources)):
+        if kept is None or not kept.is_current(sources):
             kept = self._kept = _Build(self, sources, updating)
         differentiated = torch.is_grad_enabled() and any(kept.wanted)
         if not differentiated and forward_ad._current_level < 0:  # where there are dual numbers, `_Built` refuses them
@@ -196,75 +181,17 @@ class BuiltWeight(nn.Module):
 def fixed_weights(model: nn.Module) -> Iterator[None]:
     """Promise that the parameters of a model do not change in this context: its layers compare them on entry only.
 
-    For evaluation on a GPU, where the host waits for comparisons: once per forward pass of an `nn.Sequential`, but once per
-    layer in a model with modules of your own. The weights are constants there: gradients reach the inputs and the biases,
-    not the matrices.
+    For evaluation on a GPU, where the host waits for the comparison of each layer in each forward pass. The weights are
+    constants there: gradients reach the inputs and the biases, not the matrices.
     """
     layers = [module for module in model.modules() if isinstance(module, BuiltWeight) and not module.weight_source]
     try:
-        for layer, weight in zip(layers, _evaluation_weights(layers), strict=True):
-            layer.weight_source = partial(Tensor.detach, weight)
+        for layer in layers:
+            layer.weight_source = partial(Tensor.detach, layer.evaluation_weight())
         yield
     finally:
         for layer in layers:
             layer.weight_source = None
-
-
-def _evaluation_weights(layers: Sequence[BuiltWeight]) -> Iterator[Tensor]:
-    """Yield the weights that layers apply in evaluation. On a GPU the host waits once for all comparisons."""
-    comparisons: _Comparisons = {}
-    if not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
-        with ExitStack() as modes:
-            for layer in layers:
-                modes.enter_context(layer._in_evaluation())
-            comparisons = _compare(layers)
-    for layer in layers:
-        kept = layer._kept
-        unchanged = kept is not None and kept.is_unchanged(comparisons.get(kept, []))
-        yield kept.value if kept is not None and unchanged else layer.evaluation_weight()
-
-
-def _compare(layers: Iterable[BuiltWeight]) -> "_Comparisons":
-    """Compare the parameters of layers with those that their weights were built from. On a GPU the host waits once."""
-    builds = [(layer._kept, layer._sources()) for layer in layers if layer._kept is not None]
-    flags = {build: build.compare(sources) for build, sources in builds}
-    answers = iter(_read([flag for each in flags.values() for flag in each]))
-    return {build: list(islice(answers, len(each))) for build, each in flags.items()}
-
-
-def _compare_once(kept: "_Build", sources: Sequence[Tensor]) -> "_Flags":
-    """Compare for a layer what was not compared yet in this call of its model: see Note [One comparison per model]."""
-    call = _find_call()
-    if call is None:
-        return kept.compare(sources)
-    if "isoconv layers" not in call:
-        modules = list(call["self"].modules())
-        layers = [module for module in modules if isinstance(module, BuiltWeight)]
-        alone = any(layer.training for layer in layers) or not all(map(_is_known, modules))
-        call["isoconv layers"], call["isoconv comparisons"] = [] if alone else layers, {}
-    comparisons: _Comparisons = call["isoconv comparisons"]
-    if kept not in comparisons:
-        comparisons |= _compare(call["isoconv layers"])
-    return comparisons[kept] if kept in comparisons else kept.compare(sources)
-
-
-def _find_call() -> dict[str, Any] | None:
-    """Return the local variables of the outermost call of a module, as far as all code on the way is known."""
-    frame: FrameType | None = sys._getframe(2)
-    call = None
-    while frame is not None and (frame.f_code in _CALLS or frame.f_globals.get("__name__", "").startswith(_OWN)):
-        if frame.f_code is BuiltWeight._weight_under_transform.__code__:
-            return None
-        call = frame if frame.f_code is _CALL else call
-        frame = frame.f_back
-    return None if call is None else call.f_locals
-
-
-def _is_known(module: nn.Module) -> bool:
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    # Not the forward's own __module__, which functools.wraps copies.
-    runs = getattr(module.forward, "__globals__", {}).get("__name__", "")
-    return not hooks and all(name.startswith(("torch.nn.", *_OWN)) for name in (type(module).__module__, runs))
 
 
 class OrthogonalisedLayer(BuiltWeight):
@@ -296,9 +223,6 @@ class OrthogonalisedLayer(BuiltWeight):
 
     def _join(self, sources: Sequence[Tensor], points: Sequence[Tensor]) -> Sequence[Tensor]:
         return points if self.orthogonalisation == "bjorck" else list(map(on_manifold, sources, points))
-
-    def _project(self, point: Tensor, gradient: Tensor) -> Tensor:
-        return gradient if self.orthogonalisation == "bjorck" else project_to_tangent(point, gradient, "high")
 
     @property
     def _writes_back(self) -> bool:
@@ -351,34 +275,30 @@ class _Build:
             self.original = self.value.clone()
         self.version = self.value._version
 
-    def compare(self, sources: Sequence[Tensor]) -> "_Flags":
-        """Compare the weight, first, and the sources with what they were. On a GPU the answers are tensors: nobody waits.
-
-        Return nothing if the sources are of another kind.
-        """
+    def is_current(self, sources: Sequence[Tensor]) -> bool:
+        """Return whether the weight is that of these sources. Raise if somebody has written into the weight."""
+        now, then = (self.value, *sources), (self.original, *self.copies)
         if self.key != _key(self.layer, sources):
-            return []
-        equal = torch.equal if self.value.is_cpu else _equal_later
-        return list(map(equal, (self.value, *sources), (self.original, *self.copies)))
-
-    def is_unchanged(self, flags: "_Flags") -> bool:
-        """Return whether all comparisons, the weight's first, say yes. Raise if somebody has written into the weight."""
-        flags = _read(flags) if Tensor in map(type, flags) else flags
+            equal = []
+        elif self.value.is_cpu:
+            equal = list(map(torch.equal, now, then))
+        else:  # the host waits once
+            equal = torch.stack([flags.all() for flags in map(torch.eq, now, then)]).tolist()
         edited = self.value._version != self.version
-        if flags and not flags[0]:  # or there are NaN in it, which equal nothing
+        if equal and not equal[0]:  # or there are NaN in it, which equal nothing
             edited = edited or not torch.allclose(self.value, self.original, 0.0, 0.0, equal_nan=True)
         if edited:
             self.layer.refresh()
             got = f"one of the weight that {type(self.layer).__name__} computes from them"
             raise IsoconvError(f"Expected a change of parameters. Got {got}.")
-        return len(flags) > 0 and all(flags[1:])
+        return len(equal) > 0 and all(equal[1:])
 
     def make_graph(self) -> tuple[Tensor, list[Tensor]]:
         # Hooks on saved tensors are kept away; torch.func forbids them altogether.
         enabled = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
         with torch.enable_grad(), saved_tensors_hooks(Tensor.detach, Tensor.detach) if enabled else nullcontext():
             leaves = [point.detach().requires_grad_(w) for point, w in zip(self.points, self.wanted, strict=True)]
-            self.graph = self.layer._build(*leaves).to(self.dtype), leaves
+            self.graph = self.layer._build(*self.layer._join(leaves, leaves)).to(self.dtype), leaves
         return self.graph
 
 
@@ -396,9 +316,8 @@ class _Built(torch.autograd.Function):
             weight, leaves = build.graph or build.make_graph()
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         gradients = iter(torch.autograd.grad(weight, wanted, gradient, retain_graph=True, allow_unused=True))
-        of_points = (next(gradients) if leaf.requires_grad else None for leaf in leaves)
-        pairs = zip(build.points, of_points, strict=True)
-        return None, None, *(g if g is None else build.layer._project(p, g).to(build.dtype) for p, g in pairs)
+        of_sources = (next(gradients) if leaf.requires_grad else None for leaf in leaves)
+        return None, None, *(g if g is None else g.to(build.dtype) for g in of_sources)
 
 
 def is_built(weight: Tensor) -> bool:
@@ -406,23 +325,6 @@ def is_built(weight: Tensor) -> bool:
     return isinstance(weight.grad_fn, _Built._backward_cls)  # type: ignore[attr-defined]
 
 
-def _equal_later(a: Tensor, b: Tensor) -> Tensor:
-    """Return whether two tensors of one shape are equal, as a tensor: the host does not wait for a GPU."""
-    return torch.eq(a, b).all()
-
-
-def _read(flags: "_Flags") -> "_Flags":
-    """Return the values of flags, for which the host waits once."""
-    later = [flag for flag in flags if isinstance(flag, Tensor)]
-    answers = iter(torch.stack([flag.to(later[0].device) for flag in later]).tolist() if later else [])
-    return [next(answers) if isinstance(flag, Tensor) else flag for flag in flags]
-
-
-_Flags = list[bool | Tensor]  # answers, that of the weight first; a tensor is one that is not known yet
-_Comparisons = dict[_Build, _Flags]
-_CALL = nn.Module._call_impl.__code__
-_CALLS = frozenset((_CALL, nn.Module._wrapped_call_impl.__code__, nn.Sequential.forward.__code__))
-_OWN = ("isoconv.nn.", "isoconv.models.")
 _KIND = attrgetter("dtype", "device", "requires_grad", "shape")
 _FLOATS = frozenset((None, torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]

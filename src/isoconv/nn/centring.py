@@ -40,8 +40,7 @@ class BatchCentering(Described):
     def forward(self, x: Tensor) -> Tensor:
         mean = self.running_mean
         if self.training and x.numel() > 0:
-            if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-                check_batch(x, self.num_features, "BatchCentering")
+            check_batch(x, self.num_features, "BatchCentering")
             mean = x.mean(list(range(2 - x.dim(), 1))).to(mean.dtype)
             self.running_mean.lerp_(mean.detach(), self.momentum)
         return centre_channels(x, mean, self.bias)
@@ -68,8 +67,7 @@ class LayerCentering(Described):
 @torch.fx.wrap
 def centre_channels(x: Tensor, mean: Tensor, bias: Tensor | None) -> Tensor:
     """Return x − mean + bias, one number of each for each channel."""
-    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        check_batch(x, mean.shape[0], "BatchCentering")
+    check_batch(x, mean.shape[0], "BatchCentering")
     precise = torch.promote_types(x.dtype, mean.dtype)
     shift = mean.to(precise) if bias is None else mean.to(precise) - bias.to(precise)
     return x - shift.to(x.dtype).view([-1] + [1] * (x.dim() - 2))

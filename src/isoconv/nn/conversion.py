@@ -30,7 +30,7 @@ from isoconv.nn.activations import Abs, MaxMin, Normalize, Scale
 from isoconv.nn.bcop import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d
 from isoconv.nn.built_weight import require_numbers
 from isoconv.nn.centring import BatchCentering, LayerCentering
-from isoconv.nn.convolution import StandardConv2d
+from isoconv.nn.convolution import StandardConv2d, chain
 from isoconv.nn.graph import (
     INPUT,
     Add,
@@ -50,7 +50,7 @@ from isoconv.nn.nearest_weight import begin_as_identity, carry_weight
 from isoconv.nn.plain_model import is_chain, unwrap
 from isoconv.nn.pooling import L2NormPool2d, ScaledAvgPool2d
 from isoconv.nn.shift import HalfAbs
-from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, modules_of, number, our_kinds, trace
+from isoconv.nn.trace import OPAQUE, REFUSED, find_probe, is_leaf, modules_of, name_node, number, our_kinds, trace
 
 #: what `_describe` says of a module
 _SIZES = ("in_channels", "out_channels", "in_features", "out_features", "num_features", "kernel_size", "output_size")
@@ -215,7 +215,7 @@ class _Conversion:
             self.rows.append(Replacement(node.name, _describe(module), after, note, distance))
             self._emit(node, new or nn.Identity(), [self.names[source] for source in node.inputs])
             factor = abs(new.factor) if isinstance(new, Scale) else 1.0
-            self._keep(node, relate(module, factor, [self.relations[node.inputs[0]]]))
+            self._relate(node, relate(module, factor, [self.relations[node.inputs[0]]]))
 
     def _replace(self, module: nn.Module, node: GraphNode) -> tuple[nn.Module | None, str]:
         """Return the first module of a rule that gives the same shape, and what to say of it."""
@@ -254,9 +254,9 @@ class _Conversion:
             after, notes = f"{after}, Scale", [*notes, f"divided by {joined.factor:.4g}, the norm of what is joined"]
             joined = replace(joined, factor=1.0)
         self.rows.append(Replacement(node.name, _describe(module), after, ", ".join(notes)))
-        self._keep(node, joined)
+        self._relate(node, joined)
 
-    def _keep(self, node: GraphNode, relation: Relation) -> None:
+    def _relate(self, node: GraphNode, relation: Relation) -> None:
         """Keep the relation of a value, which is a base itself if it is taken more than once."""
         if self.taken[node.name] > 1:
             self.links[node.name] = relation
@@ -265,11 +265,11 @@ class _Conversion:
 
     def _emit(self, node: GraphNode, module: nn.Module, inputs: Sequence[str]) -> None:
         """Add a node whose value stands for the old node's from now on. Modules alike without parameters are one."""
-        modules, taken = self.modules, {INPUT, *(existing.name for existing in self.nodes)}
+        modules = self.modules
         free = (path for path in number(node.path, "_", 2) if path not in modules or _alike(modules[path], module))
         path = next(free)
         self.modules.setdefault(path, module)
-        name = next(name for name in number(path, "#", 2) if name not in taken)
+        name = name_node(path, self.nodes)
         self.nodes.append(GraphNode(name, path, tuple(inputs)))
         self.names[node.name] = name
 
@@ -352,20 +352,19 @@ def _centre(module: Any, before: Any, after: Any, method: Method) -> _Candidates
 
 def _centre_layer(module: nn.LayerNorm, before: Any, after: Any, method: Method) -> _Candidates:
     centring = LayerCentering([-axis for axis in range(len(module.normalized_shape), 0, -1)])
-    yield _with_bias([centring], module.bias), "subtracts means; its scale is gone"
+    yield chain(centring, _translate(module.bias)), "subtracts means; its scale is gone"
 
 
 def _centre_groups(module: Any, before: _Shape, after: Any, method: Method) -> _Candidates:
     groups = module.num_groups if isinstance(module, nn.GroupNorm) else before[1]
     centring = LayerCentering([-axis for axis in range(len(before) - 1, 0, -1)])
-    parts = [nn.Unflatten(1, (groups, before[1] // groups)), centring, nn.Flatten(1, 2)]
+    apart = nn.Unflatten(1, (groups, before[1] // groups))
     bias = None if module.bias is None else module.bias[(..., *(None,) * len(before[2:]))]
-    yield _with_bias(parts, bias), "subtracts means; its scale is gone"
+    yield chain(apart, centring, nn.Flatten(1, 2), _translate(bias)), "subtracts means; its scale is gone"
 
 
-def _with_bias(modules: list[nn.Module], bias: Tensor | None) -> nn.Module:
-    modules = modules if bias is None else [*modules, Translate(bias)]
-    return nn.Sequential(*modules) if len(modules) > 1 else modules[0]
+def _translate(bias: Tensor | None) -> nn.Module | None:
+    return None if bias is None else Translate(bias)
 
 
 def _centre_input(module: Normalize, *_: Any) -> _Candidates:

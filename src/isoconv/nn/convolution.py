@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from isoconv.errors import IsoconvError, require
+from isoconv.errors import IsoconvError, is_whole, require
+from isoconv.linalg.matrices import is_traced
 from isoconv.linalg.spectrum import fold_kernel, spread_kernel
 from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, check_dtype, with_parameters
 from isoconv.nn.downsampling import downsample, unfold_stride
@@ -67,8 +67,9 @@ class LipschitzConvolution(BuiltWeight):
     ) -> None:
         super().__init__(**options)
         check_dtype(dtype)
-        self.in_channels, self.out_channels = _whole(in_channels, "in_channels"), _whole(out_channels, "out_channels")
-        self.groups, d = _whole(groups, "groups"), self.dimensions
+        for name, number in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+            require(is_whole(number, 1), f"{name} to be a whole number of at least 1", repr(number))
+        self.in_channels, self.out_channels, self.groups, d = in_channels, out_channels, groups, self.dimensions
         divided = not (in_channels % groups or out_channels % groups)
         require(divided, f"channels that groups={groups} divides", f"{in_channels} and {out_channels}")
         self.kernel_size = k = per_axis(kernel_size, "kernel_size", d)
@@ -112,6 +113,14 @@ class LipschitzConvolution(BuiltWeight):
             raise IsoconvError(f"Expected a new {type(self).__name__} for another {name}. Got one that is changed.")
         super().__setattr__(name, value)
 
+    def _require_usual_geometry(self) -> None:
+        usual = "one group, no dilation, padding 'same' and one stride for all axes that divides the kernel size"
+        fits = self.folded and self._same and self.groups == 1
+        got = (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}"
+        )
+        require(fits, f"{type(self).__name__} with {usual}", f"{got}, groups={self.groups}")
+
     def _make_parameters(self, factory: dict[str, Any]) -> None:
         """Make the parameters that the weight is built from, empty."""
         raise NotImplementedError
@@ -121,31 +130,31 @@ class LipschitzConvolution(BuiltWeight):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        batch = self._as_batch(x)
-        if not self.fits_always:
-            batch = self._extend(batch)
+        self._check_input(x)
+        return self._apply_to(x) if x.dim() == self.dimensions + 2 else self._apply_to(x[None])[0]
+
+    def _apply_to(self, batch: Tensor) -> Tensor:
+        """Return what the layer does to a batch."""
+        batch = batch if self.fits_always else self._extend(batch)
         if self.folded and self._same:
             batch = downsample(batch, self.stride[0]) if self.stride[0] > 1 else batch
-            y = convolve_same(batch, self.weight, self.bias, self.padding_mode, self._pads, groups=self.groups)
-        else:
-            weight = unfold_stride(self.weight, self.stride) if self.folded else self.weight
-            geometry = self.stride, self.dilation, self.groups
-            y = convolve_same(batch, weight, self.bias, self.padding_mode, self._pads, *geometry)
-            y = F.pad(y, flatten_pads(self._surplus())) if any(self._extension) else y
-        return y if x.dim() == self.dimensions + 2 else y[0]
+            return convolve_same(batch, self.weight, self.bias, self.padding_mode, self._pads, groups=self.groups)
+        weight = unfold_stride(self.weight, self.stride) if self.folded else self.weight
+        geometry = self.stride, self.dilation, self.groups
+        y = convolve_same(batch, weight, self.bias, self.padding_mode, self._pads, *geometry)
+        return F.pad(y, flatten_pads(self._surplus())) if any(self._extension) else y
 
     def _finish(self, kernel: Tensor) -> Tensor:
         """Return the weight, given the kernel that was built for the downsampled image, (…, *_built_shape)."""
         return kernel if self.folded else unfold_stride(kernel, self._factors)
 
-    def _as_batch(self, x: Tensor) -> Tensor:
-        """Return the input as a batch. Raise if it does not fit; methods for one image size refuse others."""
+    def _check_input(self, x: Tensor) -> None:
+        """Raise if an image or a batch of images does not fit; methods for one image size refuse others."""
         channels = self.in_channels
         if x.dim() not in (self.dimensions + 1, self.dimensions + 2) or x.shape[-self.dimensions - 1] != channels:
             axes = "L" if self.dimensions == 1 else "H, W"
             expected = f"Expected input (N, {channels}, {axes}) or ({channels}, {axes})"
             raise IsoconvError(f"{type(self).__name__}: {expected}. Got shape {tuple(x.shape)}.")
-        return x if x.dim() == self.dimensions + 2 else x[None]
 
     def _extend(self, batch: Tensor) -> Tensor:
         """Return a batch extended by zeros, where its size needs it. Remember by how many, for `plain`."""
@@ -216,8 +225,11 @@ class Conv2dWithKernel(LipschitzConvolution):
         return (self.kernel,)
 
 
-class UnbuiltConv2d(Conv2dWithKernel):
-    """A 2-D convolution whose parameter is its weight."""
+class StandardConv2d(Conv2dWithKernel):
+    """An unconstrained convolution: not 1-Lipschitz. Arguments as for `torch.nn.Conv2d`, with "same" padding.
+
+    Its parameter is its weight.
+    """
 
     @property
     def weight(self) -> Tensor:
@@ -225,10 +237,6 @@ class UnbuiltConv2d(Conv2dWithKernel):
 
     def _sources(self) -> tuple[Tensor, ...]:
         return ()  # nothing is built
-
-
-class StandardConv2d(UnbuiltConv2d):
-    """An unconstrained convolution: not 1-Lipschitz. Arguments as for `torch.nn.Conv2d`, with "same" padding."""
 
 
 class SizedConv2d(Conv2dWithKernel):
@@ -239,12 +247,8 @@ class SizedConv2d(Conv2dWithKernel):
 
     def __init__(self, *arguments: Any, input_size: int | tuple[int, int], **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        usual = "one group, no dilation, padding 'same' and one stride for all axes that divides the kernel size"
-        fits = self.folded and self._same and self.groups == 1
-        require(fits, f"{type(self).__name__} with {usual}", self.extra_repr())
-        size = tuple(input_size) if isinstance(input_size, (tuple, list)) else (input_size, input_size)
-        fits = len(size) == 2 and all(isinstance(n, int) and n >= 1 for n in size)
-        require(fits, "input_size to be a number or (height, width)", repr(input_size))
+        self._require_usual_geometry()
+        size = per_axis(input_size, "input_size", 2)
         divided = not any(map(mod, size, self.stride))
         require(divided, f"an input_size that the stride {self.stride[0]} divides", f"{size[0]}×{size[1]}")
         self.input_size = size
@@ -254,28 +258,23 @@ class SizedConv2d(Conv2dWithKernel):
         """The size of the image that is convolved, after downsampling."""
         return self.input_size[0] // self.stride[0], self.input_size[1] // self.stride[1]
 
-    def _as_batch(self, x: Tensor) -> Tensor:
-        batch = super()._as_batch(x)
-        if tuple(batch.shape[2:]) != self.input_size:
-            own, got = ("×".join(map(str, size)) for size in (self.input_size, batch.shape[2:]))
+    def _check_input(self, x: Tensor) -> None:
+        super()._check_input(x)
+        if tuple(x.shape[-2:]) != self.input_size:
+            own, got = ("×".join(map(str, size)) for size in (self.input_size, x.shape[-2:]))
             expected = f"Expected images of size {own}, for which its norm is constrained"
             raise IsoconvError(f"{type(self).__name__}: {expected}. Got {got}.")
-        return batch
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", input_size={self.input_size}" if "input_size" in vars(self) else "")
-
-
-def _whole(value: Any, name: str, least: int = 1) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    require(whole, f"{name} to be a whole number of at least {least}", repr(value))
-    return int(value)
+        return f"{super().extra_repr()}, input_size={self.input_size}"
 
 
 def per_axis(value: Any, name: str, axes: int, least: int = 1) -> tuple[int, ...]:
+    """Return a number for each axis, given one for all or a tuple. Raise unless they are whole and not below `least`."""
     sides = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    require(len(sides) in (1, axes), f"{name} to be a number or a tuple of {axes}", repr(value))
-    return tuple(_whole(side, name, least) for side in (sides * axes if len(sides) == 1 else sides))
+    fits = len(sides) in (1, axes) and all(is_whole(side, least) for side in sides)
+    require(fits, f"{name} to be a whole number of at least {least}, or a tuple of {axes}", repr(value))
+    return sides * axes if len(sides) == 1 else sides
 
 
 def _checked_mode(padding_mode: str) -> str:
@@ -349,9 +348,7 @@ def circular_pad(x: Tensor, pads: Pads) -> Tensor:
     if min(map(min, pads)) < 0:  # pixels behind are cut off
         x = circular_pad(x, [(before, max(after, 0)) for before, after in pads])
         return F.pad(x, flatten_pads([(0, min(after, 0)) for _, after in pads]))
-    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    transformed = transformed or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
-    if x.requires_grad and torch.is_grad_enabled() and not transformed:
+    if x.requires_grad and torch.is_grad_enabled() and not is_traced():
         return _CircularPad.apply(x, pads)  # type: ignore[no-any-return,no-untyped-call]
     return _wrap(x, pads)
 
@@ -404,6 +401,12 @@ def plain_convolution(
         options |= {"padding": tuple(before for before, _ in pads), "padding_mode": padding_mode}
     convolution = with_parameters(kind(*sizes, **options), weight, bias)
     return chain(None if even else pad_module(pads, padding_mode), convolution)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """nn.Linear with this weight."""
+    features, inputs = weight.shape
+    return with_parameters(nn.Linear(inputs, features, bias=False, device="meta"), weight, bias)
 
 
 def pad_module(pads: Pads, padding_mode: str) -> nn.Module | None:

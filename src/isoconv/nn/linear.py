@@ -14,16 +14,9 @@ from isoconv.errors import IsoconvError, require
 from isoconv.linalg.orthogonalisation import project_product_to_tangent
 from isoconv.nn.aol import AOLConv2d
 from isoconv.nn.bro import BROConv2d
-from isoconv.nn.built_weight import (
-    BuiltWeight,
-    OrthogonalisedLayer,
-    check_dtype,
-    constraint_dtype,
-    is_built,
-    with_parameters,
-)
+from isoconv.nn.built_weight import BuiltWeight, OrthogonalisedLayer, check_dtype, constraint_dtype, is_built
 from isoconv.nn.cayley import CayleyConv2d
-from isoconv.nn.convolution import Conv2dWithKernel, SizedConv2d, chain
+from isoconv.nn.convolution import Conv2dWithKernel, SizedConv2d, chain, plain_linear
 from isoconv.nn.cpl import CPLConv2d
 from isoconv.nn.potential import PotentialConv2d
 from isoconv.nn.sll import SLLConv2d
@@ -65,9 +58,7 @@ class LipschitzLinear(BuiltWeight):
         return (self.matrix,)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
-            name = type(self).__name__
-            raise IsoconvError(f"{name}: Expected input (…, {self.in_features}). Got shape {tuple(x.shape)}.")
+        _check_features(self, x)
         return self._multiply(x, self.weight)
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -78,8 +69,13 @@ class LipschitzLinear(BuiltWeight):
 
     def plain(self) -> nn.Module:
         """The same function as `nn.Linear`."""
-        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        return with_parameters(linear, self.evaluation_weight(), self.bias)
+        return plain_linear(self.evaluation_weight(), self.bias)
+
+
+def _check_features(layer: Any, x: Tensor) -> None:
+    if x.shape[-1:] != (layer.in_features,):
+        name = type(layer).__name__
+        raise IsoconvError(f"{name}: Expected input (…, {layer.in_features}). Got shape {tuple(x.shape)}.")
 
 
 class OrthogonalLinear(LipschitzLinear, OrthogonalisedLayer):
@@ -158,9 +154,7 @@ class _OnePixel(Conv2dWithKernel):
         self.in_features, self.out_features = in_features, out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
-            name = type(self).__name__
-            raise IsoconvError(f"{name}: Expected input (…, {self.in_features}). Got shape {tuple(x.shape)}.")
+        _check_features(self, x)
         return super().forward(x.reshape(-1, self.in_features, 1, 1)).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
@@ -170,8 +164,7 @@ class _OnePixel(Conv2dWithKernel):
         """The same function as `nn.Linear`, or as a `ConvexPotential2d` of images of one pixel."""
         if isinstance(self, PotentialConv2d):
             return chain(nn.Unflatten(-1, (self.in_features, 1, 1)), super().plain(), nn.Flatten(-3))
-        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        return with_parameters(linear, self.evaluation_weight()[:, :, 0, 0], self.bias)
+        return plain_linear(self.evaluation_weight()[:, :, 0, 0], self.bias)
 
 
 class AOLLinear(_OnePixel, AOLConv2d):

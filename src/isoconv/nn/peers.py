@@ -18,7 +18,7 @@ from isoconv.errors import require
 from isoconv.nn.activations import Abs, GroupSort, Householder, MaxMin, Scale
 from isoconv.nn.built_weight import with_parameters
 from isoconv.nn.centring import BatchCentering, LayerCentering
-from isoconv.nn.convolution import chain, plain_convolution
+from isoconv.nn.convolution import chain, plain_convolution, plain_linear
 from isoconv.nn.pooling import L2NormPool2d
 from isoconv.nn.trace import OPAQUE
 
@@ -90,8 +90,7 @@ def _convolution(layer: Any) -> nn.Module:
 
 
 def _linear(layer: Any) -> nn.Module:
-    plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-    return with_parameters(plain, layer.weight, layer.bias)
+    return plain_linear(layer.weight, layer.bias)
 
 
 def _translate(mean: Tensor | None, bias: Tensor | None, factor: Any = 1.0) -> nn.Module:

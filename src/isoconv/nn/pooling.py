@@ -1,13 +1,15 @@
 """Pooling of norm one, where an average loses a factor k, and a maximum all but one gradient."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isoconv.errors import is_whole, require
+from isoconv.errors import require
 from isoconv.nn.activations import Scale
+from isoconv.nn.convolution import per_axis
 from isoconv.nn.graph import Described
 from isoconv.nn.shift import check_image
 
@@ -24,9 +26,9 @@ class ScaledAvgPool2d(Described):
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__()
-        self.kernel_size = _pair(kernel_size, "kernel_size")
-        self.stride = self.kernel_size if stride is None else _pair(stride, "stride")
-        self.padding = _pair(padding, "padding", 0)
+        self.kernel_size = per_axis(kernel_size, "kernel_size", 2)
+        self.stride = self.kernel_size if stride is None else per_axis(stride, "stride", 2)
+        self.padding = per_axis(padding, "padding", 2, least=0)
         half = all(2 * p <= k for p, k in zip(self.padding, self.kernel_size, strict=True))
         require(half, "padding of at most half the kernel size", repr(padding))
         square = math.prod(k * -(-k // s) for k, s in zip(self.kernel_size, self.stride, strict=True))
@@ -42,7 +44,8 @@ class ScaledAvgPool2d(Described):
 
     def plain(self) -> nn.Module:
         """The same function as `nn.AvgPool2d`, and a `Scale` where the root is no whole number."""
-        pool = nn.AvgPool2d(self.kernel_size, self.stride, self.padding, divisor_override=self.divisor)
+        make: Any = nn.AvgPool2d
+        pool = make(self.kernel_size, self.stride, self.padding, divisor_override=self.divisor)
         return pool if self.factor == 1.0 else nn.Sequential(pool, Scale(self.factor))
 
 
@@ -56,8 +59,8 @@ class L2NormPool2d(Described):
     def __init__(self, kernel_size: Size | None = None, stride: Size | None = None) -> None:
         super().__init__()
         require(kernel_size is not None or stride is None, "a kernel_size with the stride", "none")
-        self.kernel_size = None if kernel_size is None else _pair(kernel_size, "kernel_size")
-        self.stride = self.kernel_size if stride is None else _pair(stride, "stride")
+        self.kernel_size = None if kernel_size is None else per_axis(kernel_size, "kernel_size", 2)
+        self.stride = self.kernel_size if stride is None else per_axis(stride, "stride", 2)
         apart = all(k <= s for k, s in zip(self.kernel_size or (), self.stride or (), strict=True))
         require(apart, "windows that do not overlap: a stride of at least the kernel size", repr(stride))
 
@@ -68,13 +71,6 @@ class L2NormPool2d(Described):
         columns = F.unfold(x, self.kernel_size, stride=self.stride).unflatten(1, [x.shape[1], -1])
         rows = (x.shape[2] - self.kernel_size[0]) // self.stride[0] + 1
         return torch.linalg.vector_norm(columns, dim=2).unflatten(2, [rows, -1])
-
-
-def _pair(size: Size, name: str, least: int = 1) -> tuple[int, int]:
-    height, width = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-    whole = all(is_whole(n, least) for n in (height, width))
-    require(whole, f"{name} to be one or two whole numbers of at least {least}", repr(size))
-    return height, width  # type: ignore[return-value]
 
 
 def _float32_below(value: float) -> float:

@@ -16,7 +16,15 @@ from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError, is_whole, require
 from isoconv.nn.built_weight import with_parameters
-from isoconv.nn.convolution import Conv2dWithKernel, chain, convolve_same, plain_convolution, same_padding
+from isoconv.nn.convolution import (
+    Conv2dWithKernel,
+    chain,
+    convolve_same,
+    pad_module,
+    per_axis,
+    plain_convolution,
+    same_padding,
+)
 from isoconv.nn.downsampling import downsample
 from isoconv.nn.graph import Described, Slice
 
@@ -39,11 +47,11 @@ class ConvexPotential2d(Described):
     ) -> None:
         super().__init__()
         require(padding_mode in ("circular", "zeros"), "padding_mode 'circular' or 'zeros'", repr(padding_mode))
-        sides = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
-        whole = len(sides) == 2 and all(is_whole(n, 1) for n in (channels, hidden, *sides))
-        require(whole, "channels, hidden and kernel_size of at least 1", (channels, hidden, kernel_size))
-        self.channels, self.hidden, self.kernel_size, self.padding_mode = channels, hidden, sides, padding_mode
-        self.weight = nn.Parameter(torch.zeros(hidden, channels, *sides))
+        whole = is_whole(channels, 1) and is_whole(hidden, 1)
+        require(whole, "channels and hidden of at least 1", (channels, hidden))
+        self.channels, self.hidden, self.padding_mode = channels, hidden, padding_mode
+        self.kernel_size = per_axis(kernel_size, "kernel_size", 2)
+        self.weight = nn.Parameter(torch.zeros(hidden, channels, *self.kernel_size))
         self.register_parameter("bias", nn.Parameter(torch.zeros(hidden)) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,9 +77,7 @@ class PotentialConv2d(Conv2dWithKernel):
     """
 
     def _make_parameters(self, factory: dict[str, Any]) -> None:
-        usual = "one group, no dilation, padding 'same' and one stride for all axes that divides the kernel size"
-        fits = self.folded and self._same and self.groups == 1
-        require(fits, f"{type(self).__name__} with {usual}", f"{self.kernel_size} and {self.stride}")
+        self._require_usual_geometry()
         self.kernel_shape = self.out_channels, max(self.kernel_shape[:2]), *self.kernel_shape[2:]
         super()._make_parameters(factory)
 
@@ -82,13 +88,11 @@ class PotentialConv2d(Conv2dWithKernel):
     def _build(self, *sources: Tensor) -> Tensor:
         return math.sqrt(2) * self._norm_one(*sources)
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch = self._as_batch(x)
+    def _apply_to(self, batch: Tensor) -> Tensor:
         batch = downsample(batch if self.fits_always else self._extend(batch), self.stride[0])
         more = self.kernel_shape[1] - batch.shape[1]
         wide = F.pad(batch, (0, 0, 0, 0, 0, more)) if more else batch
-        y = descend(wide, self.weight, self.bias, self.padding_mode)[:, : self.out_channels]
-        return y if x.dim() == 4 else y[0]
+        return descend(wide, self.weight, self.bias, self.padding_mode)[:, : self.out_channels]
 
     def plain(self) -> nn.Module:
         """The same function as one `ConvexPotential2d`, between torch's modules for stride and channels."""
@@ -96,9 +100,8 @@ class PotentialConv2d(Conv2dWithKernel):
         hidden, width, *taps = weight.shape
         identity = torch.eye(width, channels, dtype=weight.dtype, device=weight.device)[..., None, None]
         potential = ConvexPotential2d(width, hidden, (taps[0], taps[1]), False, self.padding_mode)
-        zeros = nn.ZeroPad2d((0, self._extension[1], 0, self._extension[0])) if any(self._extension) else None
         return chain(
-            zeros,
+            pad_module([(0, more) for more in self._extension], "zeros"),
             nn.PixelUnshuffle(s) if s > 1 else None,
             plain_convolution(identity, None, [(0, 0), (0, 0)], "zeros") if width > channels else None,
             with_parameters(potential, weight, self.bias),

@@ -8,10 +8,10 @@ from isoconv.errors import require
 from isoconv.linalg.clipping import clip_and_mask
 from isoconv.linalg.matrices import full_precision
 from isoconv.nn.built_weight import constraint_dtype
-from isoconv.nn.convolution import SizedConv2d, UnbuiltConv2d
+from isoconv.nn.convolution import SizedConv2d, StandardConv2d
 
 
-class SVCMConv2d(SizedConv2d, UnbuiltConv2d):
+class SVCMConv2d(SizedConv2d, StandardConv2d):
     """A convolution whose parameter training projects after every update; the paper does so after every 100 and the last.
 
     Arguments as for `torch.nn.Conv2d`, with "same" padding, and `input_size`, the height and width of the layer's input.

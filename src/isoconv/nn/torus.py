@@ -61,17 +61,16 @@ class TorusConv2d(SizedConv2d):
         matrices = self._transform(torch.fft.rfft2(centred).permute(2, 3, 0, 1))[..., :c_out, :c_in]
         return torch.fft.irfft2(matrices.permute(2, 3, 0, 1), s=size).roll([n // 2 for n in size], (2, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.numel() or self._torus == (1, 1):  # libraries do not transform empty batches
-            return super().forward(x)
-        batch, weight, size = self._as_batch(x), self.weight, self.convolved_size
+    def _apply_to(self, batch: Tensor) -> Tensor:
+        if not batch.numel() or self._torus == (1, 1):  # libraries do not transform empty batches
+            return super()._apply_to(batch)
+        weight, size = self.weight, self.convolved_size
         dtype = constraint_dtype(weight)
         centred = weight.to(dtype).roll([-(n // 2) for n in size], (2, 3))
         waves = torch.fft.rfft2(downsample(batch, self.stride[0]).to(dtype)).permute(2, 3, 1, 0)
         product = torch.fft.rfft2(centred).permute(2, 3, 0, 1).conj() @ waves
         y = torch.fft.irfft2(product.permute(3, 2, 0, 1), s=size)
-        y = (y if self.bias is None else y + self.bias.to(dtype)[:, None, None]).to(x.dtype)
-        return y if x.dim() == 4 else y[0]
+        return (y if self.bias is None else y + self.bias.to(dtype)[:, None, None]).to(batch.dtype)
 
 
 def approach_unitary(matrices: Tensor, steps: int) -> Tensor:

@@ -118,6 +118,12 @@ def number(start: str, mark: str, first: int) -> Iterator[str]:
     yield from (f"{start}{mark}{k}" for k in count(first))
 
 
+def name_node(path: str, nodes: Iterable[GraphNode]) -> str:
+    """Return a name for another node of the module at `path`, behind these nodes."""
+    start, taken = path if path.isprintable() and path != INPUT else ascii(path), {node.name for node in nodes}
+    return next(name for name in number(start, "#", 2) if name not in taken)
+
+
 def _walk(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
     """Yield all modules by their first path, those inside of leaves left out."""
     if id(module) in seen:
@@ -182,7 +188,7 @@ class _Recorder(TorchFunctionMode):
                 del vars(module)["forward"]
         single = "a network that returns one tensor computed from its input"
         require(self.is_value(output), single, type(output).__name__)
-        name = self._name(output)
+        name = self._current_name(output)
         name = self.emit("identity", nn.Identity(), name) if name == INPUT else name
         needed = {name}
         for node in reversed(self.nodes):
@@ -206,7 +212,7 @@ class _Recorder(TorchFunctionMode):
         joins = type(twin) in (Add, Concat)
         if keywords or not all(map(self.is_value, inputs)) or not (joins or len(inputs) == 1):
             self.refuse("modules that take one value computed from the input, and nothing else", place)
-        names = tuple(self._name(x) for x in inputs)
+        names = tuple(map(self._current_name, inputs))
         self.inside = True
         if _needs_numbers(twin):
             x = torch.zeros(inputs[0].shape, dtype=self.dtype, device=self.device)
@@ -221,8 +227,7 @@ class _Recorder(TorchFunctionMode):
             if not isinstance(output, Tensor):
                 self.refuse("modules that return one tensor", f"{place}, which returns a {type(output).__name__}")
         self.inside = False
-        start, taken = path if path.isprintable() and path != INPUT else ascii(path), {node.name for node in self.nodes}
-        name = next(name for name in number(start, "#", 2) if name not in taken)
+        name = name_node(path, self.nodes)
         self.nodes.append(GraphNode(name, path, names))
         return self._remember(output, name)
 
@@ -239,17 +244,15 @@ class _Recorder(TorchFunctionMode):
         known = home.partition(".")[0] == "torch" and not home.startswith("torch._ops")  # where users have theirs
         in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
         base = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_") if in_place else name
-        translate = _TRANSLATIONS.get(base.strip("_")) if known else None
+        translate = _TRANSLATIONS.get(base.strip("_")) if known and name not in _REASONS else None
         strangers = [kind.__name__ for kind in types if kind not in (Tensor, nn.Parameter)]
         if strangers:
             self.refuse("plain tensors", f"{', '.join(strangers)} in {self.function}, which may compute anything")
-        if name in _CONTROL:
-            self.refuse("control flow that does not depend on the numbers of an input", f"{name.strip('_')}()")
         if translate is None or keywords.get("out") is not None or (in_place and not self.is_value(arguments[0])):
-            reason = f", {_REASONS[base]}" if base in _REASONS else ""
+            reason = f", {_REASONS[name]}" if name in _REASONS else ""
             self.refuse("operations with a known Lipschitz constant", f"{self.function}{reason}")
         for value in values:
-            self._name(value)  # refused if it is stale
+            self._current_name(value)  # refused if it is stale
         if base in _SAME:
             if not self.is_value(arguments[0]):  # a constant is given the type of a value
                 return arguments[0].to(self.device, self.dtype)
@@ -305,7 +308,8 @@ class _Recorder(TorchFunctionMode):
         scope = f" in {self.scopes[-1]}" if self.scopes[-1] else ""
         raise IsoconvError(f"Expected {expected}. Got {got} ({users_line(traceback.extract_stack())}{scope}).")
 
-    def _name(self, tensor: Tensor) -> str:
+    def _current_name(self, tensor: Tensor) -> str:
+        """Return the name of a value; refuse one whose memory was changed since."""
         _, name, version = self.values[id(tensor)]
         if tensor._version != version:
             self.refuse("values that are not changed in place before they are used", f"{name}, which was")
@@ -661,18 +665,17 @@ _QUESTIONS = {
     *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "dtype", "device", "layout", "stride"),
     *("__len__", "_version", "is_contiguous", "is_floating_point", "is_complex", "requires_grad", "element_size"),
 }
-_CONTROL = {
-    *("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "is_nonzero", "any", "all"),
-}
 _OWN_NORM = "which divides by the spread or the norm of its own input: only eps limits its slope"
 _PRODUCTS = "which multiplies values by values and is not Lipschitz"
+_NUMBERS = "which looks at the numbers of an input; nothing may depend on them but values"
 _NO_DIFFERENCE = "which leaves differences of logits as they are: return the logits themselves"
 _REASONS = _spread(
     {
         "instance_norm normalize rms_norm local_response_norm": _OWN_NORM,
         "scaled_dot_product_attention bmm einsum": _PRODUCTS,
         "log_softmax": _NO_DIFFERENCE,
-        "gt lt ge le eq ne equal allclose": "which compares numbers of an input; nothing may depend on them but values",
+        "gt lt ge le eq ne equal allclose any all item tolist is_nonzero": _NUMBERS,
+        "__bool__ __int__ __float__ __index__ __contains__": _NUMBERS,
     }
 )
 #: why modules of torch are refused that have no useful Lipschitz constant
