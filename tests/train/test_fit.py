@@ -270,11 +270,13 @@ def test_our_layers_learn_and_what_is_kept_is_the_plain_network(tmp_path):
     assert len(kept) == 8 and all(name.endswith(("weight", "bias")) for name in kept)
 
 
-def test_of_epochs_with_equal_scores_the_first_is_kept():
+def test_of_epochs_with_equal_scores_the_last_is_kept_and_none_is_a_gain():
     models = network(), network()
-    settings: dict[str, Any] = {"optimiser": "adam", "schedule": "constant", "validate": lambda model: 1.0}
-    results = [fit(models[k], loader(), cross_entropy, epochs=epochs, **settings)[0] for k, epochs in ((0, 3), (1, 1))]
-    assert same(*models) and [(result.best_epoch, result.best_score) for result in results] == [(1, 1.0)] * 2
+    settings: dict[str, Any] = {"optimiser": "adam", "schedule": "constant"}
+    (result,) = fit(models[0], loader(), cross_entropy, epochs=9, validate=lambda model: 1.0, patience=2, **settings)
+    fit(models[1], loader(), cross_entropy, epochs=3, **settings)
+    assert same(*models) and (result.best_epoch, result.best_score) == (3, 1.0)
+    assert result.updates == 3 * len(loader())
 
 
 # Refused --------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from isoconv.data import as_float, hold_out, read_folder
 from isoconv.files import read_tensors, write_tensors
 from isoconv.pretrained import pretrained_folder
 from isoconv.train import certify_run, classifier, train, train_classifiers
-from isoconv.train.classifier import TrainResult, measure_accuracy, search_learning_rate
-from isoconv.train.config import TrainConfig, make_model
+from isoconv.train.classifier import TrainResult, search_learning_rate
+from isoconv.train.config import TrainConfig, default_epsilons, make_model
 from isoconv.train.distributed import Processes
 from isoconv.train.run_folder import RunFolder, load_run, seed_folders
 from train.toys import (
@@ -264,14 +264,17 @@ def test_the_epoch_that_is_best_in_validation_is_kept(pictures, tmp_path):
     (result,), _ = train(str(pictures), tmp_path / "run", say=lines.append, **options)
     assert "16 of them for validation" in lines[0] and f"epoch {result.best_epoch} is kept" in lines[-1]
     scores = [line["validation"] for line in RunFolder(tmp_path / "run").read_metrics()]
-    assert result.best_epoch == scores.index(max(scores)) + 1 and result.validation == max(scores)
-    assert result.epochs == len(scores) == min(9, result.best_epoch + 2) < 9  # it would not gain any more
+    gained = scores.index(max(scores)) + 1
+    assert result.epochs == len(scores) == min(9, gained + 2) < 9  # it would not gain any more
+    # Of equally good epochs it is the last.
+    assert result.validation == max(scores) == scores[result.best_epoch - 1] > max([0.0, *scores[result.best_epoch :]])
     _, held_out = hold_out(read_folder(pictures).train, 0.25)
-    assert measure_accuracy(load_run(tmp_path / "run")[0], held_out, torch.device("cpu")) == max(scores)
+    (radius, *_) = default_epsilons(str(pictures))
+    assert robust_accuracy(load_run(tmp_path / "run")[0], held_out, [radius]).at(radius) == max(scores)
     train(str(pictures), tmp_path / "both", seeds=[0, 1], **options)
     assert same_weights(tmp_path / "both" / "seed-0", tmp_path / "run")  # whatever the other one gains
     # Resumed anywhere, it keeps the same network.
-    for steps in (2, 4, 3 * result.best_epoch, 3 * result.best_epoch + 2):
+    for steps in (2, 4, 3 * gained, 3 * gained + 2):
         out = tmp_path / f"stopped-{steps}"
         stopped(steps, train, str(pictures), out, **options)
         (again,), _ = train(out=out, resume=True, device="cpu")

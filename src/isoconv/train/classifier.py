@@ -1,5 +1,6 @@
 """Train classifiers: seeds side by side, from a data set or a folder of images to run folders, in one call."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,7 +48,7 @@ class TrainResult(Finding):
 
     robust : certified accuracy of the plain network, run in float64, by the radius as text
     peak_memory_mib : the most that the process held, of the GPU's memory or of the machine's
-    best_epoch, validation : with validation, the epoch that was kept, and its accuracy on the validation images
+    best_epoch, validation : with validation, the epoch that was kept, and its score: see `measure_margins`
     """
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("lipschitz_bound",)
@@ -110,7 +111,8 @@ def train_classifiers(
 ) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
 
-    With `validation`, images that are not trained on, evaluate the epoch of each that classifies most of them correctly.
+    With `validation`, images that are not trained on, evaluate the epoch of each that certifies most of them, at the data
+    set's first radius.
 
     The folders must have been started; without any, nothing is written. Return each seed's result, which is also in its
     folder. The test set is looked at once, after the last update.
@@ -129,7 +131,7 @@ def train_classifiers(
             return [TrainResult.read(folder.result) for folder in folders]
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
         if validation is not None:
-            judge = partial(measure_accuracy, data=validation, device=target)
+            judge = partial(measure_margins, data=validation, radius=default_epsilons(first.data)[0], device=target)
             training |= {"validate": judge, "patience": first.patience}
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
@@ -167,12 +169,13 @@ def build_networks(
     return models
 
 
-def measure_accuracy(model: nn.Module, data: ImageSet, device: torch.device) -> float:
-    """Return the percentage of images that a network classifies correctly."""
+def measure_margins(model: nn.Module, data: ImageSet, radius: float, device: torch.device) -> float:
+    """Return the percentage of images that are right by the margin which a constant of 1 certifies at a radius."""
     right = 0
     for images, labels in data.batches(default_batch_size(data.shape)):
-        logits = model(lay_out(images.to(device)) / 255)
-        right += int((logits.argmax(dim=1) == labels.to(device)).sum())
+        logits, order = model(lay_out(images.to(device)) / 255).topk(2, dim=1)
+        enough = logits[:, 0] - logits[:, 1] > math.sqrt(2) * radius
+        right += int((enough & (order[:, 0] == labels.to(device))).sum())
     return 100 * right / len(data)
 
 
@@ -321,7 +324,7 @@ def train(
     observer = _Events(out, observer) if tensorboard and processes.first else observer
     results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
     for result in results if results[0].best_epoch is not None else ():
-        say(f"Seed {result.seed}: epoch {result.best_epoch} is kept, with {result.validation:.2f} % in validation.")
+        say(f"Seed {result.seed}: epoch {result.best_epoch} is kept: {result.validation:.2f} % certified in validation.")
     return results, first
 
 

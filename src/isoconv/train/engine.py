@@ -552,7 +552,7 @@ class _Loop:
         return line | {"seconds": time.monotonic() - started}
 
     def _validate(self, k: int, epoch: int) -> float:
-        """Return a network's score after an epoch; keep the network if it has not scored higher.
+        """Return a network's score after an epoch; keep the network unless it has scored higher before.
 
         One that has gained nothing for `patience` epochs stays as it was, though others beside it may go on: it is what it
         would be alone.
@@ -563,9 +563,10 @@ class _Loop:
             (total,) = self.processes.total([self.validate(model)])
         model.train()
         score, best = total / self.processes.count, self.best[k]
-        if not self._gains_no_more(k, epoch - 1) and (best is None or score > best.score):
+        if not self._gains_no_more(k, epoch - 1) and (best is None or score >= best.score):
             state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-            best = self.best[k] = BestEpoch(epoch, score, state)
+            gained = epoch if best is None or score > best.score else best.gained
+            best = self.best[k] = BestEpoch(epoch, score, state, gained)
             if self.processes.first and self.folders:
                 self.folders[k].save_best(best)
         return score
@@ -573,7 +574,7 @@ class _Loop:
     def _gains_no_more(self, k: int, epoch: int) -> bool:
         """Return True if a network has not gained for `patience` epochs when so many epochs are done."""
         best = self.best[k]
-        return self.patience > 0 and best is not None and epoch - best.epoch >= self.patience
+        return self.patience > 0 and best is not None and epoch - best.gained >= self.patience
 
     def _is_over(self, epoch: int) -> bool:
         """Return True if no network has anything to gain when so many epochs are done."""

@@ -48,11 +48,15 @@ class Finding(Record):
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """The epoch after which a network scored highest in validation, counted from 1, and the network's state then."""
+    """The last epoch after which a network scored highest in validation, counted from 1, and the network's state then.
+
+    gained : the first epoch with that score
+    """
 
     epoch: int
     score: float
     state: dict[str, Tensor]
+    gained: int
 
 
 class RunFolder:
@@ -168,6 +172,7 @@ class RunFolder:
         """Write the network of the best epoch so far."""
         self._check_lock()
         figures = {"best/epoch": torch.tensor(best.epoch), "best/score": torch.tensor(best.score, dtype=torch.float64)}
+        figures["best/gained"] = torch.tensor(best.gained)
         _write_state(self.best, figures | {f"model/{name}": value for name, value in best.state.items()})
 
     def read_best(self) -> BestEpoch | None:
@@ -179,7 +184,8 @@ class RunFolder:
             return None
         tensors = _read_state(self.best)
         try:
-            return BestEpoch(int(tensors["best/epoch"]), float(tensors["best/score"]), _under("model/", tensors))
+            epoch, gained = (int(tensors.get(name, tensors["best/epoch"])) for name in ("best/epoch", "best/gained"))
+            return BestEpoch(epoch, float(tensors["best/score"]), _under("model/", tensors), gained)
         except KeyError as error:
             raise IsoconvError(f"Expected the network of the best epoch in {self.best}. Got no {error}.") from None
 

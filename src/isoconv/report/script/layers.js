@@ -138,7 +138,7 @@ function training() {
     keyEntry("the epoch that was kept", drawn("circle", { class: "point", cx: 15, cy: 6, r: 5 })));
 }
 
-/** Accuracy on held-out images by epoch; null where the chart is of something else, or none were held out. */
+/** The score on held-out images by epoch; null where the chart is of something else, or none were held out. */
 const heldOut = (run, name) => (name === "accuracy" ? run.validation : null);
 
 function curve(scale, run, values, line, dot) {
@@ -159,5 +159,5 @@ function keptMark(scale, run, values) {
 
 function keptWords(run) {
   const share = run.validation && run.validation[run.metrics.epoch.indexOf(run.kept)];
-  return run.kept ? ` Epoch ${run.kept} is kept${share ? `, with ${percent(share)} of the held-out images classified correctly` : ""}.` : "";
+  return run.kept ? ` Epoch ${run.kept} is kept${share ? `, with ${percent(share)} on held-out images` : ""}.` : "";
 }
