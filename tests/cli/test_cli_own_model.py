@@ -149,7 +149,13 @@ def test_what_is_no_network_is_refused_before_anything_is_written(isoconv, files
     assert isoconv(*own, "--conv", "rko").is_refused("conv", "net.py:build")
     assert isoconv("certify", "net.py:build").is_refused("--data")
     assert isoconv("certify", "mnist-small", "--weights", "w.safetensors").is_refused("weights")
+    assert isoconv(*own[:-1], "pics/run").is_refused("pics/run", "--out")  # its files would be among the images
     assert sorted(files.rglob("*")) == before
+    (files / "c.plain.safetensors").write_text("somebody else's")
+    weights_of(files)
+    words = "--data", "pics", "--weights", "w.safetensors", "--certificate", "c.jsonl"
+    assert isoconv("certify", "net.py:build", *words).is_refused("c.plain.safetensors")
+    assert (files / "c.plain.safetensors").read_text() == "somebody else's" and not (files / "c.jsonl").exists()
 
 
 def test_weights_that_do_not_fit_are_refused(isoconv, files):

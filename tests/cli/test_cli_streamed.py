@@ -142,7 +142,7 @@ def test_what_cannot_be_streamed_is_refused(isoconv, photos, world):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_killed_in_the_middle_of_a_streamed_epoch_it_ends_as_if_never_killed(start, isoconv, photos, tmp_path):
     """Also with another number of workers, or from memory. The workers of a process that was killed end by themselves."""
-    long = [*TINY, "--batch-size", "1", "--epochs", "15"]
+    long = [*TINY, "--batch-size", "1", "--epochs", "40"]
     assert isoconv("train", photos, *long, "--out", "whole", "--no-stream").code == 0
     process = start("train", photos, *long, "--out", "killed", "--stream", "--workers", "2")
     state, done = tmp_path / "killed" / "state.safetensors", 0
@@ -153,7 +153,7 @@ def test_killed_in_the_middle_of_a_streamed_epoch_it_ends_as_if_never_killed(sta
     workers = workers_of(process)
     process.kill()
     process.communicate(timeout=60)
-    assert 0 < done < 15 * 48
+    assert 0 < done < 40 * 48
     assert isoconv("train", "--resume", "--out", "killed", "--device", "cpu", "--stream", "--workers", "1").code == 0
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     assert are_gone(workers)

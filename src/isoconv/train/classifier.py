@@ -270,6 +270,8 @@ def train(
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder, a CSV file or shards.")
         if data not in NAMES and folder is not None:
             raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
+        inside = Path(data).is_dir() and out.resolve().is_relative_to(Path(data).resolve())
+        require(not inside, "a folder for the run outside of the images (--out)", f"{out}, inside of {data}")
         reading: dict[str, Any] = {name: settings[name] for name in ("resize", "skip_broken") if name in settings}
         reading |= {"stream": stream, "workers": workers}
         try:

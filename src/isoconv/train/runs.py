@@ -450,6 +450,9 @@ def certify_run(
         test = runs[0].test_images(folder, download, images)
     if certificate is not None:
         _only(runs, " for --certificate")
+        weights_beside = certificate.with_suffix(".plain.safetensors")
+        free = own is None or certificate.exists() or not weights_beside.exists()
+        require(free, "no file yet for the plain weights beside a new certificate", weights_beside)
     for one in runs:
         shared: dict[str, Any] = {"device": processes.device(device), "processes": processes, "progress": progress}
         accuracy, record = one.certify(test, epsilons, certificate=certificate, **shared | options)
@@ -457,7 +460,7 @@ def certify_run(
         if not processes.first:
             continue
         if certificate is not None:
-            model = one.folder if own is None else certificate.with_suffix(".plain.safetensors")
+            model = one.folder if own is None else weights_beside
             if own is not None:
                 write_tensors(model, accuracy.certifier.deployed.state_dict(), {"format": "pt"})
             check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(model)])
