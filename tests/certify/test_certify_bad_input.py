@@ -106,7 +106,7 @@ def test_data_and_radii() -> None:
     for epsilons in EPSILONS:
         refused(lambda epsilons=epsilons: robust_accuracy(model(), (X, Y), epsilons), "radii")  # type: ignore[misc]
         if isinstance(epsilons, list):
-            refused(lambda e=epsilons: robust_accuracy(model(), (X, Y)).at(e[-1]), "radii of at least 0")  # type: ignore[misc]
+            refused(lambda e=epsilons: robust_accuracy(model(), (X, Y)).at(e[-1]), "numbers of at least 0")  # type: ignore[misc]
     # A certifier has its own options: a user who asks for another norm must not get L2 radii.
     for options in ({"p": math.inf}, {"arithmetic": "float32"}, {"criterion": "per-class"}):
         certifier = Certifier(model(), (4,))

@@ -53,6 +53,20 @@ def refuse(isoconv, tmp_path):
 # What it does -----------------------------------------------------------------------------------------------------
 
 
+def test_images_in_arrays_lie_in_the_range(measure, refuse, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 80, 1, 4, 4)).astype(np.uint8) // np.uint8(
+        [[[[[1]]]], [[[[4]]]]]
+    )
+    for name, values in (("bytes", pixels), ("floats", pixels / 255)):
+        for side, part in zip("ab", values, strict=True):
+            np.save(tmp_path / f"{name}-{side}.npy", part)
+    words = ["--range", "0,1", "--critic", "fc", *QUICK]
+    results = [measure(f"{name}-a.npy", f"{name}-b.npy", *words, "--overwrite") for name in ("bytes", "floats")]
+    assert all(result["method"] == "betting" and "pixels from 0 to 1" in result["units"] for result in results)
+    assert results[0]["samples"] == results[1]["samples"]
+    refuse("floats-a.npy", "floats-a.npy", "floats-b.npy", "--range", "0,0.5", *words[2:])
+
+
 def test_vectors_end_in_a_sentence_with_estimate_and_interval(isoconv, measure, refuse, pair, tmp_path):
     code, out, err = isoconv("wasserstein", *pair, "--out", "run", *QUICK)
     assert code == 0 and out.startswith("Estimate: ") and out.count("\n") == 1 and "≥" not in out
@@ -94,7 +108,7 @@ def test_two_critics_in_a_sentence(isoconv, pair):
 
 def test_folders_of_images(measure, refuse, tmp_path, pair):
     dark, light = write_pictures(tmp_path / "dark"), write_pictures(tmp_path / "light", colour=True, bright=150)
-    options = ["--channels", "3", "--size", "8", "--pixels", "0,1", "--conv", "rko", "--activation", "relu"]
+    options = ["--channels", "3", "--size", "8", "--range", "0,1", "--conv", "rko", "--activation", "relu"]
     result = measure(dark, light, *options, *TINY)
     assert result["units"] == "L2 distance between images of 3×8×8, pixels from 0 to 1"
     assert result["method"] == "betting" and result["samples"] == [6, 6]
@@ -151,7 +165,6 @@ def test_vectors_that_cannot_be_told_apart_and_what_is_not_there(refuse, pair, t
 WRONG = {
     "--whole c": "--whole",
     "--confidence 1": "confidence",
-    "--pixels 1": "--pixels",
     "--range 1,0": "--range",
     "--range 0,1": "a.npy (--range)",
     "--resume --overwrite": "both",

@@ -223,7 +223,7 @@ def _check_radii(epsilons: Iterable[float]) -> list[float]:
     require(listed, "radii as a list of numbers", epsilons)
     radii: list[float] = []
     for epsilon in epsilons:
-        require(isinstance(epsilon, Real) and bool(epsilon >= 0), "radii of at least 0", epsilon)
+        require(isinstance(epsilon, Real) and bool(epsilon >= 0), "numbers of at least 0 as radii", repr(epsilon))
         value = float(min(epsilon, _BEYOND))
         radii.append(up(value) if value < min(epsilon, _BEYOND) else value)
     return radii

@@ -79,7 +79,7 @@ class Certifier:
     ) -> None:
         require(arithmetic in ARITHMETICS, f"arithmetic to be one of {', '.join(ARITHMETICS)}", repr(arithmetic))
         require(criterion in CRITERIA, f"criterion to be one of {', '.join(CRITERIA)}", repr(criterion))
-        require(isinstance(p, (int, float)) and p >= 1, "a norm with p of at least 1", p)
+        require(isinstance(p, (int, float)) and p >= 1, "a number p of at least 1, or math.inf, for the norm", repr(p))
         self.p, self.arithmetic, self.criterion = p, arithmetic, criterion
         self.input_range, self.input_shape = _check_range(input_range), check_shape(input_shape)
         self.deployed = plain_network(model, self.input_shape)  # as it is kept in a file

@@ -18,8 +18,8 @@ from isoconv.train.config import OPTIMISERS, RECIPES
 _WHOLE = {"none": (False, False), "a": (True, False), "b": (False, True), "both": (True, True)}
 _METHODS = [name for name in METHODS if name != "standard"]
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
-_SOURCE = f"{list_choices(NAMES)}, a folder of images, a .npy file of vectors, or a generator's run folder"
-_RANGE = "range of all coordinates of vectors: 0,1"
+_SOURCE = f"{list_choices(NAMES)}, a folder of images, a .npy file of vectors or images, or a generator's run folder"
+_RANGE = "range of the values, such as 0,1: coordinates of vectors, black and white of images (default: -1,1)"
 
 
 def wasserstein(
@@ -46,7 +46,6 @@ def wasserstein(
     held_out: Annotated[float, typer.Option(help="fraction of each sample held out for evaluation")] = 0.25,
     repeats: Annotated[str, typer.Option(help="what equal samples are: copies, draws, or either")] = "either",
     count: Annotated[int, typer.Option("--samples", help="images of a generator to evaluate on")] = 6400,
-    pixels: Annotated[Any, parsed(parse_interval, "--pixels", "<low,high>", "black and white, for images")] = "-1,1",
     value_range: Annotated[Any, parsed(parse_interval, "--range", "<low,high>", _RANGE)] = None,
     confidence: Annotated[float, typer.Option(help="confidence of the lower bound and of the interval")] = 0.95,
     method: Annotated[str, typer.Option(help="auto, betting (a bound) or asymptotic (an estimate)")] = "auto",

@@ -326,7 +326,9 @@ def train(
     observer = _Events(out, observer) if tensorboard and processes.first else observer
     results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
     for result in results if results[0].best_epoch is not None else ():
-        say(f"Seed {result.seed}: epoch {result.best_epoch} is kept: {result.validation:.2f} % certified in validation.")
+        say(
+            f"Seed {result.seed}: epoch {result.best_epoch} is kept: {result.validation:.2f} % certified in validation."
+        )
     return results, first
 
 
@@ -401,8 +403,13 @@ def _make_config(data: str, splits: Splits, processes: int, settings: dict[str, 
 
 def _read_configs(folders: Sequence[RunFolder], data: str | None, asked: dict[str, Any]) -> list[TrainConfig]:
     """Return the configurations of runs; raise if other data or settings are asked for."""
-    if missing := [run for run in folders if not run.exists]:
-        raise IsoconvError(f"Expected a run to resume in {missing[0].path}. There is none.")
+    if missing := [run.path for run in folders if not run.exists]:
+        alone = (
+            f", but of one seed in {missing[0].parent}: leave out --seeds"
+            if RunFolder(missing[0].parent).exists
+            else ""
+        )
+        raise IsoconvError(f"Expected a run to resume in {missing[0]}. There is none{alone}.")
     configs = [TrainConfig.read(run.config) for run in folders]
     first = configs[0]
     others = {"size": first.input_shape[1:], "seeds": [config.seed for config in configs]}

@@ -31,7 +31,6 @@ def distance_bound(
     confidence: float = 0.95,
     critic: str | None = None,
     value_range: Interval | None = None,
-    pixels: Interval = BYTES_RANGE,
     method: str = "auto",
     count: int = 6400,
     data: Path | None = None,
@@ -49,13 +48,14 @@ def distance_bound(
 ) -> DistanceBound:
     """Train critics to tell a from b, and return a lower bound of W1 between their distributions.
 
-    a, b : samples: vectors (N, D), images (N, C, H, W) as bytes or as numbers in `pixels`, a data set or its name
+    a, b : samples: vectors (N, D), images (N, C, H, W) as bytes or as numbers in `value_range`, a data set or its name
         (digits; digits:test for its test images), a folder of images, a .npy file, a generator or its run folder
     confidence : of the bound and of the interval
     critic : the network. By default it follows from the samples; for vectors two critics are trained, of which either may
         be much the better one, each at half the risk
-    value_range : an interval known to hold all coordinates of vectors. With it, and for images, the result is a bound for
-        every sample size; without it an asymptotic estimate
+    value_range : an interval known to hold all values: the coordinates of vectors, or black and white of images, by default
+        from −1 to 1. With it, and for images, the result is a bound for every sample size; for vectors without it, an
+        asymptotic estimate
     method : "auto", "betting" or "asymptotic"; see `wasserstein_lower_bound`
     count : images that a generator is judged by
     data, download, size, channels : how data sets and folders of images are read
@@ -74,6 +74,7 @@ def distance_bound(
     whole = settings.get("whole", (False, False))
     options = {name: value for name, value in settings.items() if name in ("held_out", "seed", "repeats")}
     reading = {"folder": data, "download": download, "size": size, "channels": channels, "progress": progress}
+    pixels = value_range or BYTES_RANGE
     options |= {"count": count, "pixels": pixels, "reading": reading}
     first = open_samples(a, "a", whole=whole[0], side="first", **options)
     second = open_samples(b, "b", whole=whole[1], side="second", **options)
@@ -146,7 +147,6 @@ def _centre(
     first: Samples, second: Samples, box: Interval | None
 ) -> tuple[Samples, Samples, Interval | None, str | None]:
     """Return vectors moved to where they are centred, which W1 does not notice, their range there, and the units."""
-    require(box is None or len(first.shape) != 3, "--range for vectors, and --pixels for images", "--range")
     if not isinstance(first, FiniteSamples) or not isinstance(second, FiniteSamples) or len(first.shape) != 1:
         return first, second, box, None
     units = f"L2 distance between vectors of dimension {first.shape[0]}"

@@ -261,7 +261,7 @@ def read_images(
         splits = load_splits(base, folder, size=size, channels=channels, download=download)
         return splits.test if part == "test" else splits.train
     if not path.is_dir():
-        kinds = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors, or the run folder of a generator"
+        kinds = f"{', '.join(NAMES)}, a folder of images, a .npy file of vectors or images, or the run folder of a generator"
         reason = "is a file" if path.exists() else "does not exist"
         raise IsoconvError(f"Expected {kinds}. Got {name!r}, which {reason}.")
     paths = list(pictures_in(path))
@@ -311,10 +311,10 @@ def _read_array(path: Path) -> NDArray[Any]:
     try:
         array = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise IsoconvError(f"Expected a .npy file of vectors. Got {path}, which does not exist.") from None
+        raise IsoconvError(f"Expected a .npy file. Got {path}, which does not exist.") from None
     except (OSError, ValueError, EOFError) as error:
-        reason = " ".join(str(error).split())
-        raise IsoconvError(f"Expected a .npy file of numbers. Got {path}, which cannot be read: {reason}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it holds something else"
+        raise IsoconvError(f"Expected a .npy file of numbers. Got {path}, which cannot be read: {reason}.") from None
     require(isinstance(array, np.ndarray), f"an array in {path}", type(array).__name__)
     return array
 

@@ -7,24 +7,14 @@ const shapes = {
   boundary: (x, y) => drawn("path", { class: "point", d: `M${x} ${y - 5.5}L${x + 5.5} ${y}L${x} ${y + 5.5}L${x - 5.5} ${y}Z` }),
 };
 const shape = (kind, x, y) => (shapes[kind] || ((a, b) => drawn("path", { class: "point", d: `M${a - 4} ${b - 4}L${a + 4} ${b + 4}M${a - 4} ${b + 4}L${a + 4} ${b - 4}` })))(x, y);
-const strokes = { pgd: "dashed", fgsm: "dotted" };
 const kinds = [...new Set(runs.flatMap((run) => run.attacks.map((row) => row.attack)))];
-
-function attackCurve(run, kind) {
-  const rows = run.attacks.filter((row) => row.attack === kind && row.epsilon > 0).sort((a, b) => a.epsilon - b.epsilon);
-  return rows.length ? [{ epsilon: 0, accuracy: rows[0].clean }, ...rows] : [];
-}
 
 function robustnessLayers(scale) {
   const found = [];
   for (const [run, index] of visible()) {
     const group = drawn("g", { class: colour(index) });
-    for (const kind of kinds) {
-      const rows = attackCurve(run, kind);
-      const at = rows.map((row) => [scale.across(row.epsilon), scale.up(row.accuracy)]);
-      if (at.length > 2) group.append(drawn("path", { class: "thin pale " + (strokes[kind] || "dashed"), d: path(at) }));
-      group.append(...at.slice(1).map(([x, y]) => shape(kind, x, y)));
-    }
+    // Marks alone: a line between two of them would say something of budgets that nobody tried.
+    group.append(...run.attacks.filter((row) => row.epsilon > 0).map((row) => shape(row.attack, scale.across(row.epsilon), scale.up(row.accuracy))));
     if (run.radii) {
       const points = [[scale.across(0), scale.up(run.clean)]];
       const columns = Math.ceil(scale.inner.right - scale.inner.left);
@@ -90,7 +80,7 @@ function robustness() {
   const key = section.querySelector(".key");
   if (runs.some((run) => run.radii)) key.append(keyEntry("certified", drawn("path", { class: "line", d: "M0 6L30 6" })));
   for (const kind of kinds) {
-    key.append(keyEntry(kind.toUpperCase() + " attack", drawn("path", { class: "thin " + (strokes[kind] || "dashed"), d: "M0 6L30 6" }), shape(kind, 15, 6)));
+    key.append(keyEntry(kind.toUpperCase() + " attack", shape(kind, 15, 6)));
   }
 }
 
