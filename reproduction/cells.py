@@ -272,7 +272,6 @@ _FIGURES = {
     "paths": ("variants", *(f"cifar10-small-bcop-{p}-{n}-epochs" for n in (6, 15) for p in ("manifold", "paper"))),
     "svcm": ("recipes", "mnist-large-svcm", "cifar10-large-svcm"),
     "epochs": ("recipes", "cifar10-fc3-epochs", "cifar10-large-rkl2ne-epochs"),
-    "mirror": ("recipes", "cifar10-small-bcop-mirror"),
     "svcm-full": ("variants", "mnist-large-svcm-every-update"),
     "certificates": ("certificates", "cifar10-large", "cifar10-large-rounding", "cifar10-large-decision"),
     "certificates-mnist": ("certificates", "mnist-large", "mnist-large-rounding"),

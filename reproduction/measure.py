@@ -21,7 +21,7 @@ from isoconv.data import EpochBatches, Splits, hold_out, load_splits
 from isoconv.errors import IsoconvError
 from isoconv.linalg import circular_singular_values, fold_stride
 from isoconv.models import FC3, DCGANCritic, Large, Small
-from isoconv.nn import plain, symmetrise
+from isoconv.nn import plain
 from isoconv.train.classifier import TrainResult, device_name, search_learning_rate, train_classifiers
 from isoconv.train.config import PAPERS_PROJECTIONS, TrainConfig, default_epsilons, make_model, recipe_settings
 from isoconv.train.distributed import Processes
@@ -362,13 +362,13 @@ def _measure_changes(
             names = ("clean", "lipschitz_bound", "images", "train_seconds", "peak_memory_mib")
             figures = {name: value for name in names if (value := getattr(result, name)) is not None}
             figures |= {f"certified at {radius}": value for radius, value in (result.robust or {}).items()}
-            rows[label if trials and len(seeds) == 1 else f"{label}, seed {result.seed}"] = figures
+            rows[label if trials else f"{label}, seed {result.seed}"] = figures
     return {"dataset": dataset, "train_images": len(splits.train), **changes}, rows
 
 
 def _parse(text: str) -> Any:
     """Return a number, or several behind each other as a tuple, or the text as it is."""
-    numbers = [json.loads(part) for part in text.split(",")] if text[0].isdigit() or text in ("true", "false") else []
+    numbers = [json.loads(part) for part in text.split(",")] if text[0].isdigit() else []
     return text if not numbers else numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
@@ -386,12 +386,6 @@ def _changes(name: str) -> dict[str, Any]:
         case []:
             changes = {"epochs": 8, **PAPERS_PROJECTIONS}
             return shared | changes | {"trials": 10_240, "runs": dict.fromkeys(_SVCM, (0,))}
-        case ["mirror"]:
-            return shared | {
-                "trials": 45_000,
-                "epochs": 8,
-                "runs": dict.fromkeys(("mirror=false", "mirror=true"), (0, 1, 2)),
-            }
         case ["epochs"]:
             return shared | {"trials": 45_000, "runs": dict.fromkeys(_EPOCHS, (0,))}
         case ["every", "update"]:
@@ -428,21 +422,6 @@ RECORD: dict[str, dict[str, Any]] = {
     "digits-small-trials": {"dataset": "digits", "model": "small", "epochs": 15, "trials": 3000}
     | {"runs": dict.fromkeys(_DIGITS_TRIALS, (0,))},
 }
-
-
-def _measure_record(session: Session, name: str) -> Outcome:
-    """Train networks of `RECORD`; certify them and, of photographs, their means over mirror images."""
-    settings, rows = _measure_changes(session, name, **RECORD[name])
-    for label, row in list(rows.items()) if settings["dataset"] == "cifar10" else ():
-        place, seed = label.split(", seed ")
-        run = open_run(session.runs / name / place / f"seed-{seed}")
-        mean, data = symmetrise(run.model, run.config.input_shape), session.load("cifar10").test
-        _, record = replace(run, model=mean).certify(data, _RADII, device=session.device)
-        robust = {f"certified at {radius}": value for radius, value in record.robust.items()}
-        rows[f"mirrored, seed {seed}"] = (
-            row | {"clean": record.clean, "lipschitz_bound": record.lipschitz_bound} | robust
-        )
-    return settings, rows
 
 
 # Critics ----------------------------------------------------------------------------------------------------------
@@ -508,7 +487,7 @@ def _measure_figures(cell: FigureCell, session: Session) -> Outcome:
             run = session.runs / cell.name.removesuffix("-attacks") / "alone" / "seed-0"
             return _measure_certificates(session, run, ("pgd", "apgd", "rounding"))
         case "record":
-            return _measure_record(session, cell.name)
+            return _measure_changes(session, cell.name, **RECORD[cell.name])
     return _measure_changes(session, **_changes(cell.name))
 
 

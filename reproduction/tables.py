@@ -323,14 +323,6 @@ def _record_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("–")
 
 
-def _mirror_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    runs = {"mirror=false": "the network", "mirror=true": "its mean over mirror images"}
-    parts = frame["name"].str.split(", seed ", expand=True)
-    accuracies = {"clean %": frame["clean"], "certified %": _read_certified(frame)}
-    columns = {name: values.map("{:.2f}".format) for name, values in accuracies.items()}
-    return pd.DataFrame({"": parts[0].map(runs), "seed": parts[1], **columns}).sort_values("seed", kind="stable")
-
-
 def _certificate_frame(frame: pd.DataFrame) -> pd.DataFrame:
     first = frame[frame["name"] == "certify"].iloc[0]
     place = {"time": format_seconds(first["seconds"]), "on": first["hardware"]}
@@ -368,7 +360,6 @@ _TABLES: dict[str, Tabulate] = {
     "record-attacks": tabulate_figures("Attacks on the network that certifies most of CIFAR-10", _certificate_frame),
     "svcm-full": tabulate_figures("SVCM, projected once after every update", lambda f: _variant_frame(f, *_BOTH)),
     "svcm": tabulate_figures("SVCM by how often it is projected, on held-out training images", _svcm_frame),
-    "mirror": tabulate_figures("The mean over mirror images, on held-out training images", _mirror_frame, texts=2),
     "epochs": tabulate_figures("By the number of epochs, on held-out training images", _epochs_frame, texts=2),
     "certificates": tabulate_figures("Certificates of BCOP Large on CIFAR-10 at 36/255", _certificate_frame),
     "certificates-mnist": tabulate_figures("Certificates of mnist-large at 1.58", _certificate_frame),

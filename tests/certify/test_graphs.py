@@ -113,6 +113,7 @@ EXACT: dict[str, tuple[Callable[[nn.ModuleList, Tensor], Tensor], float]] = {
     "even and odd, after moving": (even_and_odd, 2),
     "halves of halves": (halves_of_halves, 2),
     "halves, one of them flipped": (lambda _, x: torch.cat([2 * x[:, :2].flip(1, 2), x[:, 2:]], 1), 2),
+    "the mean over mirror images": (lambda _, x: 0.5 * (x + x.flip(-1)), 1),
     "every second, and the mirror image": (lambda _, x: torch.cat([x[..., ::2], 3 * x.flip(2)[..., ::2]], 2), 3),
     "a base behind a base": (base_behind_a_base, math.sqrt(1 + 4 + 9)),
     "a selection that is taken twice": (selection_taken_twice, math.sqrt(26)),

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import isoconv.nn
-from certify.certificates import check
 from certify.random_graphs import RandomGraph
 from isoconv.certify import Rounding, Rule, lipschitz_bound
 from isoconv.certify.rules import RULES
@@ -18,7 +17,7 @@ from isoconv.errors import IsoconvError
 from isoconv.models import Small
 from isoconv.nn import Add, BCOPConv2d, Concat, Graph, MaxMin, OrthogonalLinear, Residual, plain
 from isoconv.nn.graph import GraphRecord
-from isoconv.train import RunFolder, TrainConfig, certify_run, complete_run, load_run, open_run, train
+from isoconv.train import RunFolder, TrainConfig, certify_run, load_run, train
 from isoconv.train.own_model import from_graph, to_graph
 from train.toys import refused, same_run, stopped, write_pictures
 
@@ -165,32 +164,6 @@ def test_it_trains_as_a_network_of_isoconv_does(pictures, tmp_path):
         assert same_run(tmp_path / "named" / seed, tmp_path / "own" / seed)
         assert (tmp_path / "own" / seed / "graph.json").exists()
         assert not (tmp_path / "named" / seed / "graph.json").exists()
-
-
-@pytest.mark.parametrize("model", ["small", small], ids=["named", "own"])
-def test_a_run_with_mirror_images_deploys_the_mean(pictures, tmp_path, model):
-    """Training is the same; everything afterwards is about the mean: accuracy, certificates, predictions, the report."""
-    run, bare = tmp_path / "run", tmp_path / "bare"
-    (result,), config = train(str(pictures), run, model=model, mirror=True, **FAST)
-    train(str(pictures), bare, model=model, **FAST)
-    assert config.mirror and "mirror" not in json.loads((bare / "config.json").read_text())
-    assert (run / "model.safetensors").read_bytes() == (bare / "model.safetensors").read_bytes()
-    mean, network = open_run(run).model, open_run(bare).model
-    x = torch.rand(6, *config.input_shape)
-    assert torch.allclose(mean(x), (network(x) + network(x.flip(-1))) / 2, atol=1e-6)
-    assert not torch.allclose(mean(x), network(x), atol=1e-3)
-    (record,) = certify_run(run, device="cpu", certificate=tmp_path / "certificate.jsonl")
-    assert (record.clean, record.robust, record.lipschitz_bound) == (
-        result.clean,
-        result.robust,
-        result.lipschitz_bound,
-    )
-    assert check([str(tmp_path / "certificate.jsonl"), str(run)]) == 0
-    picture = next(pictures.rglob("*.png"))
-    assert open_run(run).predict(picture)[0].radius != open_run(bare).predict(picture)[0].radius
-    complete_run(open_run(run), open_run(run).test_images(), images=2, device="cpu")
-    assert (run / "diagnostics.json").exists() == (model == "small")
-    refused("mirror True", train, out=bare, resume=True, mirror=True, device="cpu", model=model)
 
 
 def test_a_stopped_run_goes_on_with_the_same_function_alone(pictures, tmp_path):

@@ -24,7 +24,7 @@ from train.toys import refused, toy_config, write_pictures
 def test_the_json_holds_every_setting_as_plain_data():
     settings = {"resize": "crop", "accumulate": 2, "resized_crop": (0.5, 1.0), "rand_augment": (2, 9.0)}
     settings |= {"colour_jitter": (0.4, 0.4, 0.0), "patch": 2, "checkpoint_activations": True, "augment_epochs": 1}
-    settings |= {"skip_broken": True, "validation": 0.1, "mirror": True, "patience": 3, "prolonged": ((2, 8),)}
+    settings |= {"skip_broken": True, "validation": 0.1, "patience": 3, "prolonged": ((2, 8),)}
     config = toy_config(conv="ossn", optimiser="adam", lr=1 / 3, flip=True, seed=3, augment=(0.5, 1.0), **settings)
     fields = json.loads(config.to_json())
     assert TrainConfig.from_fields(fields) == config

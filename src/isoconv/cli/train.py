@@ -25,7 +25,6 @@ _EPOCHS = (
 _VALIDATION = "hold out this share of the training images, and keep the epoch that certifies most of them: 0.1"
 _PATIENCE = "with --validation, stop after this many epochs without a gain"
 _AUGMENT_EPOCHS = "only in so many epochs, the first: --augment, --rand-augment, --colour-jitter (default: in all)"
-_MIRROR = "classify by the mean over the image and its mirror image: a little more accurate, in twice the time"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)
 
 
@@ -78,7 +77,6 @@ def train(
     search: cli.Search = None,
     validation: Annotated[float | None, typer.Option(help=_VALIDATION)] = None,
     patience: Annotated[int | None, typer.Option(help=_PATIENCE)] = None,
-    mirror: Annotated[bool | None, typer.Option("--mirror", help=_MIRROR)] = None,
     device: cli.Device = "auto",
     resume: cli.Resume = False,
     overwrite: cli.Overwrite = False,

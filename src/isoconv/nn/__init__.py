@@ -58,6 +58,5 @@ if TYPE_CHECKING:
     from isoconv.nn.sll import SLLConv2d as SLLConv2d
     from isoconv.nn.soc import SOCConv2d as SOCConv2d
     from isoconv.nn.svcm import SVCMConv2d as SVCMConv2d
-    from isoconv.nn.symmetry import symmetrise as symmetrise
 
 __getattr__, __dir__, __all__ = lazy_face(__name__, __file__)

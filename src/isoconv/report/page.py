@@ -158,8 +158,6 @@ def describe_network(config: TrainConfig) -> str:
         title = method.title[0].upper() + method.title[1:]
         sentences.append(f"{title} convolutions are {method.summary}.")
         sentences.append(f"{activation.title} {activation.summary}.")
-    if config.mirror:
-        sentences.append("Its logits are means over the image and its mirror image.")
     return " ".join(sentences)
 
 

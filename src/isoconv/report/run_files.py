@@ -119,7 +119,7 @@ _OPTIONS = (
     *("model", "conv", "activation", "orthogonalisation", "loss", "margin", "temperature", "offset", "loss_options"),
     *("optimiser", "lr", "schedule", "epochs", "batch_size", "accumulate", "crop_padding", "flip", "augment", "resize"),
     *("resized_crop", "rand_augment", "colour_jitter", "augment_epochs", "precision", "patch"),
-    *("checkpoint_activations", "validation", "patience", "skip_broken", "mirror"),
+    *("checkpoint_activations", "validation", "patience", "skip_broken"),
 )
 _APART = ("data", "input_shape", "classes", "listing", "graph", "seed", "recipe")
 

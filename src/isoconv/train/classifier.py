@@ -30,7 +30,6 @@ from isoconv.train.config import (
     make_model,
     recipe_settings,
     refuse_other_options,
-    to_deployed,
 )
 from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.engine import Diverged, EpochReport, Observer, Silent, fit
@@ -136,8 +135,7 @@ def train_classifiers(
         fits = fit(models, batches, Classification(first), folder=folders, device=target, **training)
         results = []
         for k, (config, model, fitted) in enumerate(zip(configs, models, fits, strict=True)):
-            deployed = to_deployed(model, config)
-            figures = {} if test is None else figures_of(share_certifying(deployed, test, epsilons, processes))
+            figures = {} if test is None else figures_of(share_certifying(model.eval(), test, epsilons, processes))
             figures |= {"device": device_name(target), "torch": torch.__version__, "replicas": len(configs)}
             if fitted.best_epoch:
                 figures |= {"best_epoch": fitted.best_epoch, "validation": fitted.best_score}

@@ -183,7 +183,6 @@ class TrainConfig(NetworkSettings):
     skip_broken : see `isoconv.data.pictures.PictureOptions`
     validation : the share of the training images that is held out: the epoch that certifies most of them is kept, at the
         data set's first radius; 0 keeps the last one
-    mirror : whether what is deployed is the mean over each image and its mirror image; see `isoconv.nn.symmetrise`
     patience : for how many epochs without a gain to go on, with `validation`; 0 for all. A run may be resumed with another
     prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given more
     """
@@ -191,7 +190,7 @@ class TrainConfig(NetworkSettings):
     not_compared = ("checkpoint_activations", "patience", "prolonged")
     brief = (
         *("graph", "augment", "loss_options", "resize", "accumulate", "resized_crop", "rand_augment", "colour_jitter"),
-        *("augment_epochs", "checkpoint_activations", "skip_broken", "validation", "mirror", "patience", "prolonged"),
+        *("augment_epochs", "checkpoint_activations", "skip_broken", "validation", "patience", "prolonged"),
     )
 
     data: str
@@ -219,7 +218,6 @@ class TrainConfig(NetworkSettings):
     checkpoint_activations: bool = False
     skip_broken: bool = False
     validation: float = 0.0
-    mirror: bool = False
     patience: int = 0
     prolonged: tuple[tuple[int, int], ...] = ()
 
@@ -297,13 +295,6 @@ def make_model(config: TrainConfig, build: "Callable[..., nn.Module] | None" = N
             return build_network(build, config)
         options = {name: getattr(config, name) for name in ("conv", "activation", "orthogonalisation", "patch")}
         return MODELS[config.model].make(config.input_shape, len(config.classes), **options)  # type: ignore[no-any-return]
-
-
-def to_deployed(network: "nn.Module", config: TrainConfig) -> "nn.Module":
-    """Return what a run deploys: the network, or its mean over each image and its mirror image, in evaluation mode."""
-    from isoconv.nn import symmetrise
-
-    return symmetrise(network, config.input_shape) if config.mirror else network.eval()
 
 
 def default_epsilons(data: str) -> tuple[float, ...]:

@@ -25,7 +25,6 @@ from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.data.streamed import StreamedSet
 from isoconv.errors import IsoconvError, require
-from isoconv.nn import plain
 from isoconv.records import Index, Picture, Range, Size
 from isoconv.train.config import TrainConfig, is_own, make_model
 from isoconv.train.run_folder import Finding
@@ -209,10 +208,8 @@ def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Galler
     return read(Diagnostics, DIAGNOSTICS), read(Gallery, GALLERY), weights
 
 
-def _diagnose(config: TrainConfig, model: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
+def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
     fresh = make_model(config)  # from the run's seed: what training began with
-    trained = plain(fresh)  # without the mean over mirror images
-    trained.load_state_dict(model.state_dict(), assign=True)
     spectra = (singular_values(model, config.input_shape) for model in (fresh, trained))
     layers = tuple(
         LayerHistograms(after.title, after.name, after.kind, *_histograms(before.values, after.values))

@@ -27,7 +27,7 @@ from isoconv.files import read_tensors
 from isoconv.nn import Graph
 from isoconv.nn.graph import GraphRecord
 from isoconv.nn.trace import users_line
-from isoconv.train.config import TrainConfig, to_deployed
+from isoconv.train.config import TrainConfig
 
 #: A function, or a class, without arguments, or with input_shape, (channels, height, width), and classes, their number.
 Build = Callable[..., nn.Module]
@@ -120,7 +120,7 @@ def hash_graph(network: nn.Module, config: TrainConfig) -> str:
 
 def to_graph(model: nn.Module, config: TrainConfig) -> tuple[Graph, GraphRecord]:
     """Return the plain network as a graph, and as data. Refuse what data cannot say."""
-    nodes = check_classifier(plain_network(to_deployed(model, config), config.input_shape), config)
+    nodes = check_classifier(plain_network(model, config.input_shape), config)
     for node in nodes:
         require(node.kind in _kinds(), "modules that can be kept as data", f"{node.place}, a kind that was registered")
     paths = [node.path or node.name for node in nodes]  # a network of one module has no path

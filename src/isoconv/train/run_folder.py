@@ -22,7 +22,7 @@ from isoconv.nn import plain
 from isoconv.nn.graph import GraphRecord
 from isoconv.pretrained import pretrained_names
 from isoconv.records import Record
-from isoconv.train.config import Settings, TrainConfig, is_own, make_model, to_deployed
+from isoconv.train.config import Settings, TrainConfig, is_own, make_model
 from isoconv.train.own_model import from_graph, load_weights, to_graph
 
 if TYPE_CHECKING:
@@ -424,4 +424,4 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
             raise IsoconvError(f"Expected a network in {folder.graph}, and its weights. {problem}") from None
     model = plain(make_model(config)).eval()
     load_weights(model, folder.model, f"a {config.model} network")
-    return to_deployed(model, config), config
+    return model, config
