@@ -9,7 +9,18 @@ from fractions import Fraction
 import mpmath
 import pytest
 
-from isoconv.linalg.rounding import UNIT_ROUNDOFF, add_up, div_up, gamma, mul_up, root_up, sqrt_up, up
+from isoconv.linalg.rounding import (
+    UNIT_ROUNDOFF,
+    add_up,
+    div_up,
+    gamma,
+    mul_up,
+    root_up,
+    show_down,
+    show_up,
+    sqrt_up,
+    up,
+)
 
 TINY, HUGE, STEP = sys.float_info.min, sys.float_info.max, math.ulp(0.0)
 EDGES = [
@@ -92,3 +103,11 @@ def test_root_up(halvings):
                     assert result <= root * (1 + mpmath.mpf(8) / 2**53) or result == math.inf
             if halvings <= 5 and 0 < result < math.inf:
                 assert Fraction(result) ** (2**halvings) >= Fraction(mantissa) * Fraction(2) ** exponent
+
+
+def test_what_is_shown_lies_on_the_safe_side():
+    for value in (value for value in (*EDGES, *some_floats(2000, seed=5)) if 1e-300 < value < HUGE / 2):
+        low, high = Fraction(show_down(value)), Fraction(show_up(value))
+        assert low <= value <= high and value - low <= 1e-5 * Fraction(value)
+        assert high - Fraction(value) <= 1e-6 * Fraction(value)
+    assert (show_down(0.0), show_up(1.0), show_up(math.inf), show_down(1.99999999)) == ("0", "1", "inf", "1.99999")

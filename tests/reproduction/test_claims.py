@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from isoconv.errors import IsoconvError
-from isoconv.report.page import show_bound
+from isoconv.linalg.rounding import show_up
 from reproduction import cells as stored
 from reproduction.__main__ import PAGES, fill_page
 from reproduction.cells import RESULTS, ROOT, TARGETS, ClassifierCell, Figures, cells_of, read_result, result_path
@@ -105,7 +105,7 @@ def test_single_sentences():
     assert 90 < steps["the paper's way, eager"]["ratio"] < 110 and "a hundred times as long" in readme
     row = figures("certificates/cifar10-large")["certify"]
     assert row["usual test"] == pytest.approx(row[f"certified at {36 / 255}"])
-    shown = (row["clean"], row[f"certified at {36 / 255}"], show_bound(row["lipschitz_bound"]))
+    shown = (row["clean"], row[f"certified at {36 / 255}"], show_up(row["lipschitz_bound"]))
     assert "│ {:.2f} │ {:.2f} │ {} │".format(*shown) in readme
     assert f"{row['usual test']:.2f} %" in page("docs/mathematics/certificates.md")
     shift = [row for seed in range(3) for row in figures(f"record/cifar10-shift-m-{seed}").values()]

@@ -19,8 +19,9 @@ from rich.text import Text
 from isoconv.cli import print_line
 from isoconv.data import ProgressLine
 from isoconv.data.fetch import format_duration
+from isoconv.linalg.rounding import show_up
 from isoconv.report.demo import SHIPPED
-from isoconv.report.page import show_bound, show_radius
+from isoconv.report.page import show_radius
 from isoconv.train.distributed import Abandoned
 from isoconv.train.engine import Stopped
 
@@ -83,7 +84,7 @@ def print_results(results: "Sequence[TrainResult | CertifiedRecord]", title: str
     several = len(results) > 1
     rows = [
         [str(result.seed)] * several
-        + [*(f"{column[k]:.2f}" for column in columns), show_bound(result.lipschitz_bound or 0.0)]
+        + [*(f"{column[k]:.2f}" for column in columns), show_up(result.lipschitz_bound or 0.0)]
         for k, result in enumerate(results)
     ]
     if several:
@@ -143,7 +144,7 @@ def print_demo(rows: "Sequence[DemoRow]") -> None:
     lines = []
     for row in rows:
         figures = [f"{percent:.1f}" for percent in (row.clean, row.certified, row.pgd, row.fgsm)]
-        lines.append([row.network, *figures, show_bound(row.lipschitz_bound), f"{row.train_seconds:.0f} s"])
+        lines.append([row.network, *figures, show_up(row.lipschitz_bound), f"{row.train_seconds:.0f} s"])
     print_table(title, ["network"], ("clean", "certified", "PGD", "FGSM", "Lipschitz bound", "training"), lines)
     print("Certified: proved to stay correct under every perturbation within ε (L2, pixels from 0 to 1).")
     print("PGD, FGSM: correct after that attack; a stronger one may succeed.")

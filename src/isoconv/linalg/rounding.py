@@ -1,10 +1,11 @@
-"""Scalars rounded upwards, and the error constants of floating-point sums. float64 throughout.
+"""Scalars rounded to the safe side, to print too, and the error constants of floating-point sums. float64 throughout.
 
 All error terms here hold for every order of summation and with or without fused multiply-add:
 |fl(Σ xᵢyᵢ) − Σ xᵢyᵢ| ≤ γ_n Σ |xᵢyᵢ| with γ_n = n·u / (1 − n·u), u = 2⁻⁵³ (Higham, Accuracy and Stability, ch. 3).
 """
 
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 UNIT_ROUNDOFF = 2.0**-53
 
@@ -56,3 +57,13 @@ def root_up(mantissa: float, exponent: int, halvings: int) -> float:
         return up(math.ldexp(mantissa, exponent))
     except OverflowError:
         return math.inf
+
+
+def show_down(value: float, digits: int = 6) -> str:
+    """Return so many significant digits of a lower bound, never rounded up."""
+    return f"{float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(value)):.{digits}g}"
+
+
+def show_up(value: float, digits: int = 7) -> str:
+    """Return so many significant digits of an upper bound, never rounded down."""
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)):.{digits}g}"

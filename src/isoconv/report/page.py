@@ -20,6 +20,7 @@ from isoconv.data.fetch import format_duration
 from isoconv.data.shards import is_there
 from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
+from isoconv.linalg.rounding import show_up
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.pretrained import is_pretrained
@@ -196,7 +197,7 @@ def _render(runs: Sequence[RunView]) -> str:
         loader=PackageLoader("isoconv", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    environment.filters |= {"percent": show_percent, "bound": show_bound, "duration": format_duration, "show": _show}
+    environment.filters |= {"percent": show_percent, "bound": show_up, "duration": format_duration, "show": _show}
     environment.filters["describe"] = describe_network
     environment.globals |= {"asdict": asdict, "command_of": command_of, "version": __version__}
     style, parts = _resource("page.css"), [_resource("script", f"{name}.js") for name in _SCRIPT]
@@ -252,12 +253,6 @@ def show_percent(percent: float, images: int) -> str:
     """Show a percentage of so many images, never rounded up: it may be certified."""
     digits = 2 if images and 1000 % images else 1  # enough to be exact, up to 10,000 images
     return f"{math.floor(percent * 10**digits + 1e-6) / 10**digits:.{digits}f} %"
-
-
-def show_bound(bound: float) -> str:
-    """Show seven digits, never rounded down."""
-    text = f"{bound:.7g}"
-    return text if float(text) >= bound else f"{float(text) + 10.0 ** (math.floor(math.log10(bound)) - 6):.7g}"
 
 
 def _show(value: object) -> str:

@@ -39,7 +39,7 @@ from isoconv.certify.certifier import check_batch_size
 from isoconv.certify.composition import LARGEST_NORM, ForwardError, forward_error, network_constants, node_bound
 from isoconv.certify.graph import nodes_of, plain_network
 from isoconv.errors import is_number, require
-from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, sqrt_up, up
+from isoconv.linalg.rounding import add_up, div_up, gamma, mul_up, show_down, show_up, sqrt_up, up
 from isoconv.records import Record
 
 METHODS = ("auto", "betting", "asymptotic")
@@ -79,18 +79,19 @@ class WassersteinBound(Record):
     def __str__(self) -> str:
         low, high = (f"{end:.6g}" for end in self.interval)
         first, second = (f"{count:,}" for count in self.samples)
+        lower = show_down(self.lower)
         if self.method == "exact":
-            head = f"W1 ≥ {self.lower:.6g} (both sets are whole distributions, so this is exact)"
+            head = f"W1 ≥ {lower} (both sets are whole distributions, so this is exact)"
         elif self.method == "betting":
-            head = f"W1 ≥ {self.lower:.6g} (confidence {self.confidence:g}, by betting: valid for every sample size,"
+            head = f"W1 ≥ {lower} (confidence {self.confidence:g}, by betting: valid for every sample size,"
             head += " if the samples are independent draws)"
         else:
-            head = f"Estimate: W1 is at least about {self.lower:.6g} (confidence {self.confidence:g}, asymptotic: "
+            head = f"Estimate: W1 is at least about {lower} (confidence {self.confidence:g}, asymptotic: "
             head += "no bound, and right for many independent draws without heavy tails only)"
         nothing = "" if self.lower > 0 else " That says nothing: take more samples, or train longer."
         return (
-            f"{head}.{nothing} The critic's difference of means is {self.estimate:.6g}, interval {low} to {high}, "
-            f"on {first} and {second} samples, after division by its proved Lipschitz bound {self.lipschitz_bound:.7f}, "
+            f"{head}.{nothing}\nThe critic's difference of means is {self.estimate:.6g}, interval {low} to {high}, "
+            f"on {first} and {second} samples, divided by its proved Lipschitz bound {show_up(self.lipschitz_bound)}, "
             f"which includes the scaling in front of it. {self.units}."
         )
 
