@@ -107,7 +107,7 @@ CASES = [
     train("--size=8x0", "--lr", "1", named="size"),
     train("--lr", "nan"), train("--epochs", "0"), train("--batch-size", "0"), train("--margin", "1", named="margin"),
     train("--loss", "hinge", "--margin", "-1", named="margin"), train("--loss", "hinge", "--offset", "1", named="offset"),
-    train("--epochs", "abc", named="--epochs"), train("--lr", "1,5", named="--lr"),
+    train("--epochs", "abc", named="a whole number for --epochs. Got 'abc'"), train("--lr", "1,5", named="a number"),
     train("--patch", "0"), train("--patch", "3", named="by 12, such as 12×12. Got 8×8"),
     train("--model", "fc3", "--patch", "2"), train("--model", "shift-s", "--patch", "3"),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),

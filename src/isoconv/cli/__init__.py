@@ -75,7 +75,7 @@ def _explain(error: Exception) -> str | None:
             error.show()  # type: ignore[attr-defined]
             return ""
         context = getattr(error, "ctx", None)
-        message = " ".join(error.format_message().split())
+        message = _say_number(error) or " ".join(error.format_message().split())
         stop = "" if message.endswith((".", "?")) else "."
         return f"{message}{stop} Help: {context.command_path if context else 'isoconv'} --help"
     if isinstance(error, OSError):  # the disk is full, a folder is write-protected, a file vanished
@@ -86,3 +86,12 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or cpu_full:
         return "Not enough memory. Use smaller images, batches or networks."
     return None
+
+
+def _say_number(error: Exception) -> str:
+    """Return what to say of a number that typer has had pydantic parse, in vain; of other errors nothing."""
+    wanted = {"int_parsing": "a whole number", "float_parsing": "a number"}
+    for problem in getattr(error.__cause__, "errors", list)():
+        if problem["type"] in wanted:
+            return f"Expected {wanted[problem['type']]} for {error.param.opts[0]}. Got {problem['input']!r}."  # type: ignore[attr-defined]
+    return ""
