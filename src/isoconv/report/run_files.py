@@ -111,7 +111,7 @@ def _read(path: Path, make: Callable[[Any], T], remedy: str) -> T:
         reason = str(error)
     except (ValueError, RecursionError, OverflowError):
         reason = "Expected JSON. Got other text."
-    raise IsoconvError(f"{path}: {reason} {remedy}.")
+    raise IsoconvError(f"{'' if str(path) in reason else f'{path}: '}{reason} {remedy}.")
 
 
 # What the command line can set; everything else follows from the data, the recipe and the method.
