@@ -71,12 +71,12 @@ LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 def is_manifold(name: str) -> bool:
     """Whether the layer of LAYERS keeps its own parameters orthonormal."""
     methods = [method.name for method in METHODS.values() if method.on_manifold]
-    return name.startswith((*methods, "1d", "transposed", "linear")) and not name.endswith(("bjorck", "normalised"))
+    return name.split()[0] in (*methods, "1d", "transposed", "linear")
 
 
 def is_built(name: str) -> bool:
     """Whether the layer of LAYERS computes its weight from its parameters (the others' weight is a parameter)."""
-    return not name.startswith(("svcm", "standard", "ossn-after"))
+    return name.split()[0] not in ("svcm", "standard", "ossn-after-update")
 
 
 def padding_modes(name: str) -> tuple[str, ...]:

@@ -76,5 +76,5 @@ if __name__ == "__main__":
     training, certifying = walk_run()
     print(f"train: builds {training['train/config.py', 'make_model']} network for 1 seed")
     plain = sum(times for (file, name), times in certifying.items() if name == "plain" and "plain" in file)
-    images = certifying["data/pictures.py", "_read_picture"]
+    images = certifying["data/pictures.py", "__call__"]
     print(f"certify: calls plain {plain} times, reads {images} pictures of 80, of which 16 are test images")

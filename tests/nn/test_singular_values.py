@@ -24,6 +24,7 @@ from helpers import (
     jacobian,
     made,
     named,
+    padding_modes,
     polar_by_svd,
     randomised,
     singular_values,
@@ -32,7 +33,16 @@ from helpers import (
 )
 from isoconv.certify import lipschitz_bound
 from isoconv.linalg.clipping import clip_and_mask
-from isoconv.nn import BCOPConv1d, BCOPConv2d, BCOPConvTranspose2d, OrthogonalLinear, RKOConv2d, SVCMConv2d, svcm
+from isoconv.nn import (
+    METHODS,
+    BCOPConv1d,
+    BCOPConv2d,
+    BCOPConvTranspose2d,
+    OrthogonalLinear,
+    RKOConv2d,
+    SVCMConv2d,
+    svcm,
+)
 from isoconv.nn.svcm import project_together
 from linalg.test_clipping import by_svd
 
@@ -147,6 +157,39 @@ def test_the_ranks_choose_the_component_and_training_stays_in_it(ranks):
 def test_ranks_count_from_the_same_end_for_every_rank():
     windings = [winding_number(BCOPConv1d(4, 4, 2, ranks=r, dtype=torch.float64).weight.detach()) for r in range(5)]
     assert windings in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0])
+
+
+# Every method ---------------------------------------------------------------------------------------------------------
+
+NEARLY = ("ossn", "svcm", "standard")  # about 1, or unconstrained
+POINTS = {
+    "as made": lambda p: p,
+    "random": lambda p: torch.randn_like(p) * 10,
+    "ones": torch.ones_like,
+    "tiny": lambda p: torch.randn_like(p) * 1e-30,
+    "huge": lambda p: torch.randn_like(p) * 2.0**60,
+}
+
+
+@pytest.mark.parametrize("parameters", POINTS)
+@pytest.mark.parametrize("kind", [name for name in METHODS if name not in NEARLY])
+def test_every_method_is_1_lipschitz_whatever_its_parameters(kind, parameters):
+    """By its dense Jacobians: strided, with a kernel that is not square, from and to more channels, padded by zeros."""
+    for c_in, c_out, k, stride, *size in [
+        (2, 4, 3, 1, 5, 4),
+        (5, 3, (3, 5), 1, 4, 5),
+        (2, 6, 4, 2, 6, 4),
+        (3, 3, 1, 1, 3, 2),
+    ]:
+        for mode in padding_modes(kind):
+            layer = convolution(kind, c_in, c_out, k, stride, *size, padding_mode=mode, dtype=torch.float64)
+            with torch.no_grad():
+                for p in layer.parameters():
+                    p.copy_(POINTS[parameters](p))
+            layer.eval()
+            for x in torch.randn(2, c_in, *size, dtype=torch.float64):
+                dense = torch.func.jacrev(lambda x, layer=layer: layer(x[None])[0])(x).reshape(-1, x.numel())
+                assert torch.linalg.matrix_norm(dense.detach(), 2) <= 1 + 1e-5
 
 
 # The field's layers ---------------------------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def test_a_file_that_is_not_json_or_cannot_be_read(tmp_path, name):
         refuse(run, rf"{name}: Expected JSON\. .*{REMEDIES[name]}")
     (run / name).unlink()
     (run / name).mkdir()
-    refuse(run, "not finished" if name == "result.json" else rf"{name}: .* directory.* {REMEDIES[name]}")
+    refuse(run, "not finished" if name == "result.json" else rf"{name}.* directory.* {REMEDIES[name]}")
 
 
 def test_other_radii_of_this_network_are_taken_and_those_of_another_are_not(tmp_path):
