@@ -167,7 +167,7 @@ LABELS, IMAGES = "train-labels-idx1-ubyte", "train-images-idx3-ubyte"
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        (f"{IMAGES}.gz", lambda data: b"not gzip at all", "--download"),
+        (f"{IMAGES}.gz", lambda data: b"not gzip at all", "download it again"),
         (f"{IMAGES}.gz", lambda data: data[:-300], ""),
         (f"{IMAGES}.gz", lambda data: b"", "start with 0x00000803 … 0x"),
         (IMAGES, lambda data: data[:-5], "9408 bytes … 9403"),

@@ -127,13 +127,17 @@ def test_a_graph_with_modules_in_place_is_refused():
     refused("LeakyReLU at steep", lipschitz_bound, Graph(modules, nodes), (1, 8, 8))
 
 
-def test_registered_kinds_changed_modules_and_rounded_weights_are_refused(monkeypatch):
+def test_registered_kinds_changed_modules_and_rounded_weights_are_refused(monkeypatch, tmp_path):
     class Halved(nn.Module):
         def forward(self, x):
             return 0.5 * x
 
     monkeypatch.setitem(RULES, Halved, Rule(lambda node: 0.5, lambda node, bound, _: Rounding(0, bound)))
     refused("Halved at 0", to_graph, nn.Sequential(Halved(), nn.Flatten(), nn.Linear(64, 4)), config_of())
+    lines, network = list[str](), nn.Sequential(Halved(), nn.Flatten(), nn.Linear(64, 4))
+    folder = write_pictures(tmp_path / "pictures")
+    (record,) = certify_run(lambda: network, folder=folder, device="cpu", say=lines.append)
+    assert [layer.claimed for layer in record.layers] == [True, False, False] and "claimed" in lines[-1].lower()
     layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
     layer._reversed_padding_repeated_twice = [2, 0, 2, 0]  # what torch pads by
     refused(r"constructors.*Conv2d at 0", to_graph, nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4)), config_of())

@@ -99,7 +99,7 @@ def read_files(record: DataSet, folder: Path) -> Splits:
         lambda: location.read(location.version.train),
         (lambda: location.read(location.version.test)) if complete else None,
         f"{record.title}'s test set was not found: looked for {', '.join(location.missing)} in {location.folder}. "
-        "Add them, or use --download.",
+        f"Add them{', or use --download' if record.downloads else ''}.",
     )
 
 
@@ -229,7 +229,8 @@ def _not_found(record: DataSet, folder: Path, locations: Sequence[Location]) -> 
         files = dict.fromkeys(x.names[0] + " …" * (len(x.names) > 1) for x in locations)
         folders = dict.fromkeys(str(x.folder) for x in locations)
         problem = f"{record.title} was not found: looked for {', '.join(files)} in {', '.join(folders)}."
-    return IsoconvError(f"{problem} Say where it is (--data), fetch it (--download), or add the official files.")
+    fetch_it = ", fetch it (--download)" if record.downloads else ""
+    return IsoconvError(f"{problem} Say where it is (--data){fetch_it}, or add the official files.")
 
 
 #: What the decoders raise over a damaged file, `IsoconvError` among the values
@@ -245,7 +246,7 @@ def _name_damaged(source: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise IsoconvError(f"{source} cannot be read: {error.strerror}.") from error
         problem = f"{source} is truncated or corrupt ({str(error).rstrip('.')})"
-        raise IsoconvError(f"{problem}. Delete it and download it again (--download).") from error
+        raise IsoconvError(f"{problem}. Delete it and download it again.") from error
 
 
 def _check_md5(stream: io.BufferedIOBase, official: str) -> None:

@@ -52,13 +52,14 @@ def be_silent(title: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class LayerRecord(Finding):
-    """The proved Lipschitz bound of one layer."""
+    """The Lipschitz bound of one layer: proved, or claimed by a rule that the user has registered."""
 
     may_be_infinite: ClassVar[tuple[str, ...]] = ("bound",)
 
     name: str
     kind: str
     bound: Size
+    claimed: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class TrainedRun:
         how: dict[str, Any] = {"certificate": certificate, "progress": show, **options}
         accuracy = share_certifying(self.model.to(device), data, epsilons, processes, **how)
         certifier, radii = accuracy.certifier, tuple(accuracy.radii.tolist())
-        layers = tuple(LayerRecord(layer.name, layer.kind, layer.bound) for layer in certifier.lipschitz.layers)
+        layers = tuple(LayerRecord(**vars(layer)) for layer in certifier.lipschitz.layers)
         figures = figures_of(accuracy) | {"layers": layers, "radii": radii, "seconds": time.perf_counter() - began}
         figures |= {"arithmetic": certifier.arithmetic, "criterion": certifier.criterion}
         figures |= {"error_offset": certifier.error.offset, "error_slope": certifier.error.slope}
@@ -459,6 +460,8 @@ def certify_run(
         records.append(record)
         if not processes.first:
             continue
+        if claimed := [layer.name for layer in record.layers if layer.claimed]:
+            say(f"Claimed by registered rules, and not proved: the bounds of {', '.join(claimed)}.")
         if certificate is not None:
             model = one.folder if own is None else weights_beside
             if own is not None:
