@@ -165,6 +165,7 @@ def test_weights_that_do_not_fit_are_refused(isoconv, files):
         "more": state | {"more": torch.zeros(1)},
         "(4, 64)": state | {"head.weight": torch.zeros(4, 63)},
         "float64": state | {"head.bias": torch.full((4,), 0.1, dtype=torch.float64)},
+        "float8": state | {"head.bias": torch.zeros(4).to(torch.float8_e4m3fn)},
         "int64": state | {"head.bias": torch.zeros(4, dtype=torch.int64)},
     }
     for named, tensors in cases.items():

@@ -171,7 +171,9 @@ def test_an_ensemble(name: str) -> None:
 @pytest.mark.parametrize("name", ["bcop", "sll", "cpl s2"])
 def test_dual_inputs_of_layers_work_and_dual_parameters_are_refused(name: str, context: Callable[[], Any]) -> None:
     layer, x = made(name, dtype=torch.float64)
-    network = nn.Sequential(layer, BCOPConv2d(layer.out_channels, 3, 3, dtype=torch.float64)).eval()
+    second = BCOPConv2d(layer.out_channels, 3, 3, dtype=torch.float64)
+    head = OrthogonalLinear(second(layer(x)).flatten(1).shape[1], 4, dtype=torch.float64)
+    network = nn.Sequential(layer, second, nn.Flatten(), head).eval()
     values = {key: p.detach() for key, p in network.named_parameters()}
     expected = torch.func.jvp(network, (x,), (x,))[1]
     with context(), forward_ad.dual_level():

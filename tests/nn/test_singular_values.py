@@ -378,6 +378,9 @@ def test_training_writes_the_retracted_parameter_back_and_evaluation_does_not(na
     moved = {k: p.detach().clone() for k, p in matrices.items()}
     evaluated = layer.eval()(x)
     assert all(torch.equal(p, moved[k]) for k, p in matrices.items())
+    with torch.no_grad():  # nor does a look in training mode
+        assert torch.equal(layer.train()(x), evaluated)
+    assert all(torch.equal(p, moved[k]) for k, p in matrices.items())
     trained = layer.train()(x)  # the kernel is already built; the parameters must be brought back nevertheless
     for k, p in matrices.items():
         assert torch.allclose(p, polar_by_svd(moved[k]), rtol=0, atol=1e-12)

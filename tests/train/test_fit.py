@@ -279,6 +279,12 @@ def test_of_epochs_with_equal_scores_the_last_is_kept_and_none_is_a_gain():
     assert result.updates == 3 * len(loader())
 
 
+def test_a_score_that_is_no_number_is_worse_than_any():
+    scores = iter([float("nan"), 1.0, float("nan"), 0.5])
+    (result,) = fit(network(), loader(), cross_entropy, "adam", epochs=4, validate=lambda model: next(scores))
+    assert (result.best_epoch, result.best_score) == (2, 1.0)
+
+
 # Refused --------------------------------------------------------------------------------------------------------------
 
 

@@ -181,10 +181,10 @@ class PictureFiles:
 @contextmanager
 def _start_workers(files: PictureFiles, slots: Tensor) -> "Iterator[list[Connection]]":
     """Start the processes that fill slots, and end them with this block, or with this process."""
-    processes, connections = list[multiprocessing.Process](), list["Connection"]()
+    processes, connections, owner = list[multiprocessing.Process](), list["Connection"](), os.getpid()
 
     def end() -> None:
-        for process in processes:
+        for process in processes if os.getpid() == owner else ():  # they are not those of a process that was forked
             process.kill()
             process.join()
 

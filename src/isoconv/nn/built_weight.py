@@ -109,7 +109,8 @@ class BuiltWeight(nn.Module):
         if compiling:
             return self._weight_in_graph(sources, updating)
         kept = self._kept
-        if kept is None or not kept.is_current(sources):
+        moves = updating and kept is not None and kept.is_away and self._writes_back
+        if kept is None or moves or not kept.is_current(sources):
             kept = self._kept = _Build(self, sources, updating)
         differentiated = torch.is_grad_enabled() and any(kept.wanted)
         if not differentiated and forward_ad._current_level < 0:  # where there are dual numbers, `_Built` refuses them
@@ -268,6 +269,10 @@ class _Build:
                 else:
                     sources[k].copy_(point)
             self.copies = self.points if moves else copies
+            #: Whether the sources are no points, as a pass without gradients leaves them: training moves them.
+            self.is_away = not moves and any(
+                point is not copy for point, copy in zip(self.points, precise, strict=True)
+            )
             if updating and any(self.wanted):
                 self.value = self.make_graph()[0].detach()
             else:

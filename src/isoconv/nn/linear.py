@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoconv.errors import IsoconvError, require
+from isoconv.linalg.matrices import is_traced
 from isoconv.linalg.orthogonalisation import project_product_to_tangent
 from isoconv.nn.aol import AOLConv2d
 from isoconv.nn.bro import BROConv2d
@@ -90,7 +91,7 @@ class OrthogonalLinear(LipschitzLinear, OrthogonalisedLayer):
         return self._orthonormal(matrix)
 
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        built = not torch.compiler.is_compiling() and is_built(weight)
+        built = not is_traced() and is_built(weight)
         if built and x.dim() == 2 and self._writes_back and not torch.is_autocast_enabled(x.device.type):
             return _Multiply.apply(x, self.matrix, self.bias, (weight,))  # type: ignore[no-any-return,no-untyped-call]
         return super()._multiply(x, weight)

@@ -339,7 +339,7 @@ def fit(
         the same gradients in less memory and more time; see Note [Activations computed again] in `train/passes.py`. With
         modules of your own steps are not captured then, since those may draw random numbers.
     validate : called with each network, in evaluation mode, after every epoch; returns a score. At the end each network is
-        as it was after the epoch with the highest score, the first one of equal scores. A folder keeps it in
+        as it was after the epoch with the highest score, the last one of equal scores. A folder keeps it in
         best.safetensors
     patience : with `validate`, end when no network has gained for so many epochs; 0: never before the last one
     processes : `Processes.join(device)` under torchrun. `batches` are this process's own, as many and as large as those of
@@ -374,8 +374,11 @@ def fit(
         )
         loop.run()
         for learner, kept in zip(learners, loop.best, strict=True):
-            if kept is not None:
-                learner.model.load_state_dict(kept.state)
+            try:
+                if kept is not None:
+                    learner.model.load_state_dict(kept.state)
+            except RuntimeError:  # resumed with a file of another run
+                raise IsoconvError("Expected the best epoch's network in best.safetensors. Got another one.") from None
         for run, learner in owned.items() if processes.first else ():
             run.finish(learner.model.eval(), {"updates": learner.done, "train_seconds": learner.seconds})
     kept_epochs = [(0, 0.0) if best is None else (best.epoch, best.score) for best in loop.best]
@@ -563,10 +566,11 @@ class _Loop:
             (total,) = self.processes.total([self.validate(model)])
         model.train()
         score, best = total / self.processes.count, self.best[k]
-        if not self._gains_no_more(k, epoch - 1) and (best is None or score >= best.score):
+        rank = -math.inf if math.isnan(score) else score
+        if not self._gains_no_more(k, epoch - 1) and (best is None or rank >= best.score):
             state = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-            gained = epoch if best is None or score > best.score else best.gained
-            best = self.best[k] = BestEpoch(epoch, score, state, gained)
+            gained = epoch if best is None or rank > best.score else best.gained
+            best = self.best[k] = BestEpoch(epoch, rank, state, gained)
             if self.processes.first and self.folders:
                 self.folders[k].save_best(best)
         return score

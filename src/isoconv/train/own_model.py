@@ -94,7 +94,8 @@ def load_weights(network: nn.Module, path: Path, title: str = "this network") ->
     for name, tensor in tensors.items():
         own = state[name]
         require(tensor.shape == own.shape, f"{expected}, {tuple(own.shape)} for {name}", tuple(tensor.shape))
-        exact = torch.promote_types(tensor.dtype, own.dtype) == own.dtype
+        known = tensor.dtype.itemsize > 1 or not tensor.is_floating_point()  # torch promotes no floats of 8 bits
+        exact = known and torch.promote_types(tensor.dtype, own.dtype) == own.dtype
         exact = exact and tensor.is_floating_point() == own.is_floating_point()
         require(exact, f"{expected}, numbers that {own.dtype} can hold for {name}", tensor.dtype)
     network.load_state_dict(tensors)

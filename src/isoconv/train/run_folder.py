@@ -186,8 +186,9 @@ class RunFolder:
         try:
             epoch, gained = (int(tensors.get(name, tensors["best/epoch"])) for name in ("best/epoch", "best/gained"))
             return BestEpoch(epoch, float(tensors["best/score"]), _under("model/", tensors), gained)
-        except KeyError as error:
-            raise IsoconvError(f"Expected the network of the best epoch in {self.best}. Got no {error}.") from None
+        except (KeyError, ValueError, RuntimeError) as error:
+            problem = f"no {error}" if isinstance(error, KeyError) else "something else"
+            raise IsoconvError(f"Expected the network of the best epoch in {self.best}. Got {problem}.") from None
 
     def load(self, learner: "Learner", writes: bool = True) -> None:
         """Go on where `save` left off; a run killed before its first save begins anew.
