@@ -11,7 +11,7 @@ import isoconv
 from helpers import LAYERS, made, randomised
 from isoconv import IsoconvError
 from isoconv.certify import lipschitz_bound
-from isoconv.nn import BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear, RKOConv2d
+from isoconv.nn import BCOPConv2d, GroupSort, MaxMin, OrthogonalLinear, RKOConv2d, Scale
 
 
 def assert_same_function(model: nn.Module, x: Tensor, tolerance: float = 1e-5, own: tuple[type, ...] = ()) -> nn.Module:
@@ -40,6 +40,27 @@ def test_every_layer_with_parameters_from_the_middle_of_training(name):
         plain = assert_same_function(randomised(layer, gain=1.0), x, tolerance)
         assert type(plain(x)) is Tensor
         assert [p.dtype for p in plain.parameters()] == [dtype] * (1 + bias)
+
+
+def test_a_forward_that_is_not_ours_is_not_lost():
+    class Doubled(BCOPConv2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Halved(OrthogonalLinear):
+        def forward(self, x):
+            return super().forward(x) / 2
+
+        def plain(self):
+            return nn.Sequential(super().plain(), Scale(0.5))
+
+    patched = OrthogonalLinear(3, 2)
+    patched.forward = lambda x: x[:, :2]
+    for layer, name in ((Doubled(2, 2, 3), "Doubled"), (patched, "OrthogonalLinear")):
+        with pytest.raises(IsoconvError, match=f"forward of its own.*{name}"):
+            isoconv.plain(nn.Sequential(layer))
+    halved, x = Halved(3, 2), torch.randn(4, 3)
+    assert torch.allclose(isoconv.plain(halved)(x), halved(x))
 
 
 def test_a_single_strided_convolution_and_its_size():

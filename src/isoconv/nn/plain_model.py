@@ -157,6 +157,9 @@ def _plain(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 def _converted(model: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if isinstance(model, (LipschitzConvolution, LipschitzLinear, ScaledAvgPool2d)):
+        own = [name for name in ("forward", "plain") if not getattr(model, name).__module__.startswith("isoconv.")]
+        expected = "a method plain() of its own beside a forward of its own"
+        require(own != ["forward"], expected, f"{type(model).__name__} without one")
         return model.plain().train(model.training)
     if isinstance(model, InvertibleDownsampling):
         return (nn.PixelShuffle if isinstance(model, InvertibleUpsampling) else nn.PixelUnshuffle)(model.factor)
