@@ -222,8 +222,10 @@ def _fill_slots(files: PictureFiles, slots: Tensor, ours: "Connection", theirs: 
             try:
                 files.read_into(slots[slot, : len(indices)].numpy(), indices)
                 theirs.send(None)
-            except Exception as error:
+            except (OSError, MemoryError, IsoconvError) as error:
                 theirs.send(error)
+            except Exception as error:  # which pickle may not be able to send
+                theirs.send(IsoconvError(f"Expected images that can be decoded. Got {type(error).__name__}: {error}."))
 
 
 @contextmanager
