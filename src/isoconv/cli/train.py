@@ -22,7 +22,7 @@ _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in
 _EPOCHS = (
     "passes over the training set (default: 60; recipe paper: 200); a larger number than before extends a resumed run"
 )
-_VALIDATION = "hold out this share of the training images, and keep the epoch that certifies most of them: 0.1"
+_VALIDATION = "hold out this share of the training images, and keep the epoch with most of them right by a margin: 0.1"
 _PATIENCE = "with --validation, stop after this many epochs without a gain"
 _AUGMENT_EPOCHS = "only in so many epochs, the first: --augment, --rand-augment, --colour-jitter (default: in all)"
 _NOT_MIRRORED = ", ".join(name for name, record in DATASETS.items() if not record.flip)

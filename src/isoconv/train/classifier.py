@@ -110,8 +110,8 @@ def train_classifiers(
 ) -> list[TrainResult]:
     """Train one network per configuration (they differ in the seed only) and evaluate the last epoch of each.
 
-    With `validation`, images that are not trained on, evaluate the epoch of each that certifies most of them, at the data
-    set's first radius.
+    With `validation`, images that are not trained on, evaluate the epoch of each with most of them right by the margin of
+    the data set's first radius.
 
     The folders must have been started; without any, nothing is written. Return each seed's result, which is also in its
     folder. The test set is looked at once, after the last update.
@@ -168,7 +168,10 @@ def build_networks(
 
 
 def measure_margins(model: nn.Module, data: ImageSet, radius: float, device: torch.device) -> float:
-    """Return the percentage of images that are right by the margin which a constant of 1 certifies at a radius."""
+    """Return the percentage of images that are right by the margin √2·radius.
+
+    A Lipschitz constant of 1 would certify them. None is proved here: it is a score to choose an epoch by.
+    """
     right = 0
     for images, labels in data.batches(default_batch_size(data.shape)):
         logits, order = model(lay_out(images.to(device)) / 255).topk(2, dim=1)
@@ -324,9 +327,7 @@ def train(
     observer = _Events(out, observer) if tensorboard and processes.first else observer
     results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
     for result in results if results[0].best_epoch is not None else ():
-        say(
-            f"Seed {result.seed}: epoch {result.best_epoch} is kept: {result.validation:.2f} % certified in validation."
-        )
+        say(f"Seed {result.seed}: epoch {result.best_epoch} is kept: {result.validation:.2f} % have the margin.")
     return results, first
 
 

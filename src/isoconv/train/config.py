@@ -181,8 +181,8 @@ class TrainConfig(NetworkSettings):
         is what runs mean that do not say, becomes the network's usual one, and stays where it has none
     checkpoint_activations : see `fit`; a run may be resumed with or without
     skip_broken : see `isoconv.data.pictures.PictureOptions`
-    validation : the share of the training images that is held out: the epoch that certifies most of them is kept, at the
-        data set's first radius; 0 keeps the last one
+    validation : the share of the training images that is held out: the epoch with most of them right by the margin of the
+        data set's first radius is kept; 0 keeps the last one
     patience : for how many epochs without a gain to go on, with `validation`; 0 for all. A run may be resumed with another
     prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given more
     """
