@@ -64,11 +64,6 @@ def shifted(x: Tensor, count: int) -> Tensor:
     return torch.cat([*parts, x[:, 4 * count :]], 1)
 
 
-def interleaved(x: Tensor, factor: int) -> Tensor:
-    """The inverse of downsampling a line: channel c·factor + p holds the pixels p, p + factor, …"""
-    return torch.stack([x[:, p::factor] for p in range(factor)], dim=3).flatten(2)
-
-
 class Case(NamedTuple):
     """What makes a module, a shape that it takes, what it computes, and its singular values where nothing is 0."""
 
@@ -128,9 +123,7 @@ OTHERS = {
     "flip": Case(lambda: ours.Flip(3), (2, 3, 4), lambda m, x: x[:, :, :, [3, 2, 1, 0]]),
     "downsampling": Case(ours.InvertibleDownsampling, (3, 4, 6), lambda m, x: unshuffled(x, 2)),
     "downsampling by 3": Case(lambda: ours.InvertibleDownsampling(3), (2, 6, 9), lambda m, x: unshuffled(x, 3)),
-    "downsampling a line": Case(lambda: ours.InvertibleDownsampling(2), (3, 12), lambda m, x: unshuffled(x, 2)),
     "downsampling by 1": Case(lambda: ours.InvertibleDownsampling(1), (2, 3, 2), lambda m, x: x),
-    "upsampling a line": Case(lambda: ours.InvertibleUpsampling(3), (6, 4), lambda m, x: interleaved(x, 3)),
     "upsampling": Case(ours.InvertibleUpsampling, (8, 2, 3), lambda m, x: F.pixel_shuffle(x, 2)),
 }
 ALL = MODULES | OTHERS

@@ -12,7 +12,7 @@ from isoconv.nn.graph import Described
 
 
 class InvertibleDownsampling(Described):
-    """(N, C, H, W) → (N, C·s², H/s, W/s), torch's channel order (`pixel_unshuffle`); (N, C, L) → (N, C·s, L/s)."""
+    """(N, C, H, W) → (N, C·s², H/s, W/s), in torch's channel order (`pixel_unshuffle`)."""
 
     def __init__(self, factor: int = 2) -> None:
         super().__init__()
@@ -20,18 +20,23 @@ class InvertibleDownsampling(Described):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        return downsample(x, self.factor)
+        return downsample(_check_images(x), self.factor)
 
 
 class InvertibleUpsampling(InvertibleDownsampling):
     """The inverse of `InvertibleDownsampling` with the same factor."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return upsample(x, self.factor)
+        return upsample(_check_images(x), self.factor)
+
+
+def _check_images(x: Tensor) -> Tensor:
+    require(x.dim() == 4, "(N, C, H, W)", f"shape {tuple(x.shape)}")
+    return x
 
 
 def downsample(x: Tensor, factor: int) -> Tensor:
-    """The function behind `InvertibleDownsampling`."""
+    """The function behind `InvertibleDownsampling`, also for (N, C, L)."""
     if factor == 1:
         return x
     size = _image_size(x)
@@ -48,7 +53,7 @@ def downsample(x: Tensor, factor: int) -> Tensor:
 
 
 def upsample(x: Tensor, factor: int | tuple[int, ...]) -> Tensor:
-    """The function behind `InvertibleUpsampling`; with a factor for each axis, if they differ."""
+    """The function behind `InvertibleUpsampling`, also for (N, C, L); with a factor for each axis, if they differ."""
     if factor == 1:
         return x
     size = _image_size(x)
