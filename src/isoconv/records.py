@@ -84,11 +84,8 @@ class Record:
         require(not unknown, expected, f"an unknown one, {', '.join(map(repr, unknown))}")
         for name, field in known.items():
             if name in fields:
-                try:
-                    values[name] = _fit(annotations[name], fields[name], name in cls.may_be_infinite)
-                except TypeError:
-                    kind, shown = _name(annotations[name]), json.dumps(fields[name], default=str)[:60]
-                    raise IsoconvError(f"Expected {name}{where} to be {kind}. Got {shown}.") from None
+                infinite = name in cls.may_be_infinite
+                values[name] = fit_value(f"{name}{where}", annotations[name], fields[name], infinite)
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise IsoconvError(f"Expected {expected}. {name!r} is missing.")
         return cls(**values)
@@ -97,6 +94,15 @@ class Record:
     def read(cls, path: Path) -> Self:
         """Read the record from a JSON file."""
         return cls.from_fields(read_json(path), str(path))
+
+
+def fit_value(name: str, annotation: Any, value: Any, infinite: bool = False) -> Any:
+    """Return a value as its annotation wants it (lists become tuples), or raise one line that names it."""
+    try:
+        return _fit(annotation, value, infinite)
+    except TypeError:
+        shown = json.dumps(value, default=str)[:60]
+        raise IsoconvError(f"Expected {name} to be {_name(annotation)}. Got {shown}.") from None
 
 
 def _fit(annotation: Any, value: Any, infinite: bool) -> Any:

@@ -81,6 +81,11 @@ AUGMENTATIONS = {
         ("seed … -1 and 0", lambda: start_epoch(4, seed=-1)),
         ("0 images", lambda: data.EpochBatches(SET.take(0), 4, drop_last=False)),
         ("digits, mnist, cifar10, stl10 … 'minst', which does not exist", lambda: data.load_splits("minst")),
+        (
+            "--data for mnist, cifar10 … with digits, which comes with a package",
+            lambda: data.load_splits("digits", "."),
+        ),
+        ("--data for mnist, cifar10 … with /, itself a path", lambda: data.load_splits("/", ".")),
         ("mnist, cifar10, stl10 … 'digits'", lambda: data.download("digits", ".")),
         ("4,096 … 4097", lambda: data.resize(SET, (3, 4097))),
         *(

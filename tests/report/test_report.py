@@ -121,7 +121,7 @@ def test_accuracy_on_held_out_images_is_shown_with_the_epoch_that_was_kept(tmp_p
     assert (with_it["validation"], with_it["kept"]) == ([80, 84.5, 83], 2)
     assert without["validation"] is without["kept"] is None
     (sentence,) = re.findall(r"<p[^>]*><b>a</b>: (epoch.*?)</p>", text, re.S)
-    assert all(part in sentence for part in ("epoch 2 is kept", "84.5 %", "epoch 3 of 9", "no gain in 1"))
+    assert all(part in sentence for part in ("epoch 2 is kept", "84.5 %", "epoch 3 of 9", "--patience 1"))
     before = made(tmp_path, tmp_path / "b")
     assert "is kept" not in before.split("<script")[0] and "best epoch" not in before and "held-out" in text
 

@@ -336,6 +336,7 @@ REFUSED = [
     (network(), loader(), {"accumulate": 0}, "from 1 to 5 batches"),
     (network(), loader(), {"accumulate": 6}, "as an epoch has"),
     (network(), loader(), {"accumulate": 2, "update": cross_entropy}, "update of your own"),
+    (network(), loader(), {"resume": True}, "a folder to resume from"),
     (TWO, [loader()], {}, "each of 2 networks"),
     (TWO, [loader(), DataLoader(DATA, 8)], {}, "as many batches"),
 ]

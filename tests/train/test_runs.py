@@ -4,6 +4,7 @@ And `train`, from pictures to folders: the best epoch is kept, runs are given mo
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,12 +307,44 @@ def test_a_run_that_is_resumed_with_more_epochs_is_prolonged(pictures, tmp_path)
     assert [line["epoch"] for line in RunFolder(tmp_path / "run").read_metrics()] == [1, 2, 3, 4]
     assert not same_weights(tmp_path / "run", tmp_path / "killed")
     assert not (tmp_path / "run" / "certified.json").exists()  # it was about the shorter run
-    RunFolder(tmp_path / "killed").prolong(config)  # and then it was killed
+    RunFolder(tmp_path / "killed").revise(config)  # and then it was killed
     train(out=tmp_path / "killed", resume=True, device="cpu")
     assert same_weights(tmp_path / "killed", tmp_path / "run")
     settings = json.loads((tmp_path / "killed" / "config.json").read_text())
     (tmp_path / "killed" / "config.json").write_text(json.dumps(settings | {"epochs": 6}))
     refused("changed", train, out=tmp_path / "killed", resume=True, device="cpu")
+
+
+def test_a_prolonged_run_keeps_its_network_until_there_is_another(pictures, tmp_path):
+    """Stopped, it can be resumed, or made to end with the epoch that it is in."""
+    out, again = tmp_path / "run", {"resume": True, "device": "cpu"}
+    train(str(pictures), out, epochs=2, **OPTIONS)
+    certify_run(out)
+    kept = {name: (out / name).read_bytes() for name in ("model.safetensors", "result.json", "certified.json")}
+    for done in (12, 14):  # updates, of which an epoch has 4
+        stopped(done - RunFolder(out).updates_done(), train, out=out, epochs=6, **again)
+        assert RunFolder(out).updates_done() == done
+        assert {name: (out / name).read_bytes() for name in kept} == kept
+        shutil.copytree(out, tmp_path / str(done))
+    for done, least in ((12, 3), (14, 4)):
+        copy = tmp_path / str(done)
+        refused(f"at least {least} epochs", train, out=copy, epochs=least - 1, **again)
+        (result,), config = train(out=copy, epochs=least, **again)
+        assert result.epochs == config.epochs == least and RunFolder(copy).updates_done() == 4 * least
+        assert not (copy / "certified.json").exists()
+    train(out=out, **again)
+    train(out=tmp_path / "14", epochs=6, **again)
+    assert not same_weights(out, tmp_path / "14")  # its rates were another schedule's for two updates
+
+
+def test_a_resumed_run_may_have_another_patience_and_says_so(pictures, tmp_path):
+    out = tmp_path / "run"
+    train(str(pictures), out, epochs=2, validation=0.25, patience=1, **OPTIONS)
+    for patience, epochs in ((2, None), (3, 5), (4, None), (5, 7)):
+        options = {"patience": patience} | ({} if epochs is None else {"epochs": epochs})
+        _, config = train(out=out, resume=True, device="cpu", **options)
+        assert TrainConfig.read(out / "config.json") == config
+        assert config.patience == patience and config.epochs == (epochs or config.epochs)
 
 
 @pytest.mark.parametrize("stream", [False, True])

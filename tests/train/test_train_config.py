@@ -58,6 +58,9 @@ REFUSED += [
     ({"augment": (2.0, 1.0)}, "augment"),
     ({"colour_jitter": (0.0, 0.0, 0.5)}, "saturation"),  # which grey images do not have
     ({"input_shape": (1, 0, 8)}, "input_shape"),
+    *(({name: "3"}, f'{name} to be .*Got "3"') for name in ("epochs", "lr", "flip")),
+    ({"epochs": True}, "epochs to be int. Got true"),
+    ({"augment": 0.5}, r"augment to be tuple\[float, float\]. Got 0.5"),
     ({"model": "mine.py:build", "patch": 2}, "mine.py:build, which takes none. Got 2"),
 ]
 

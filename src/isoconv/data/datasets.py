@@ -92,6 +92,11 @@ class DataSet(TrainingDefaults):
     class_count: int = 0
     source: str = ""
 
+    @property
+    def has_files(self) -> bool:
+        """Return whether users have its files in a folder; else it comes with a package."""
+        return bool(self.versions or self.folders)
+
     def read(self, folder: str | PathLike[str], **options: "Unpack[PictureOptions]") -> "Splits":
         """Return the training and the test set from the files in `folder`; each is read when it is first asked for.
 
@@ -263,7 +268,7 @@ _ALL = (_DIGITS, _MNIST, _CIFAR10, _STL10, _CIFAR100, _TINY_IMAGENET, _IMAGENET)
 DATASETS: dict[str, DataSet] = {record.name: record for record in _ALL}
 NAMES = tuple(DATASETS)
 #: Those that lie in a folder somewhere
-FROM_FILES = tuple(name for name, record in DATASETS.items() if record.versions or record.folders)
+FROM_FILES = tuple(name for name, record in DATASETS.items() if record.has_files)
 
 
 def is_pictures(data: str) -> bool:

@@ -27,7 +27,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from isoconv.data.datasets import DATASETS, DataSet, Version, is_pictures
+from isoconv.data.datasets import DATASETS, FROM_FILES, DataSet, Version, is_pictures
 from isoconv.data.fetch import download as fetch
 from isoconv.data.image_set import Array, ImageSet, Splits, hold_out, shuffle_indices
 from isoconv.data.pictures import Picture, PictureOptions, list_classes, read_csv, read_folder, resize, split_folders
@@ -51,15 +51,18 @@ def load_splits(
     published size unless another is asked for, and can be cropped and streamed; others are held in memory.
     """
     record = DATASETS.get(str(name_or_path))
+    in_a_folder = f"--data for {', '.join(FROM_FILES)} alone"
     if record is None:
         path = Path(name_or_path)
+        require(folder is None or not path.exists(), in_a_folder, f"it with {path}, itself a path")
         if holds_shards(path):
             return read_shards(path, **options)
-        own = path.is_dir() or path.suffix.lower() == ".csv"
+        is_list = path.is_dir() or path.suffix.lower() == ".csv"
         problem = f"{str(name_or_path)!r}, which {'is none of them' if path.exists() else 'does not exist'}"
         places = "a folder of images, of a CSV file or of shards (.tar)"
-        require(own, f"one of {', '.join(DATASETS)}, or the path of {places}", problem)
+        require(is_list, f"one of {', '.join(DATASETS)}, or the path of {places}", problem)
         return (read_folder if path.is_dir() else read_csv)(path, **options)
+    require(folder is None or record.has_files, in_a_folder, f"it with {record.name}, which comes with a package")
     size, channels = options.get("size"), options.get("channels")
     problem = f"{channels}: only images from a folder or a CSV file are converted"
     require(channels in (None, record.shape[0]), f"channels={record.shape[0]}, as {record.name} has", problem)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from isoconv.certify.accuracy import default_batch_size
 from isoconv.data import NAMES, EpochBatches, ImageSet, Splits, StreamedSet, hold_out, load_splits
-from isoconv.data.datasets import FROM_FILES
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.pictures import UnreadablePictures, height_and_width
 from isoconv.errors import IsoconvError, require
@@ -127,7 +126,9 @@ def train_classifiers(
     with locked(folders if folders and processes.first else ()):
         steps = len(batches[0]) // first.accumulate * first.epochs
         if resume and folders and all(folder.finished and folder.updates_done() == steps for folder in folders):
-            return [TrainResult.read(folder.result) for folder in folders]
+            results = [TrainResult.read(folder.result) for folder in folders]
+            if all(result.epochs == first.epochs for result in results):  # and not of a shorter run
+                return results
         training = first.training | {"resume": resume, "observer": observer, "processes": processes} | options
         if validation is not None:
             judge = partial(measure_margins, data=validation, radius=default_epsilons(first.data)[0], device=target)
@@ -253,6 +254,8 @@ def train(
     say = say if processes.first else lambda line: None
     new = not resume or not (overwrite or search is not None)
     require(new, "--overwrite and --search only for a new run", "one of them with --resume")
+    require(search is None or "lr" not in settings, "learning rates to try (--search) or one (--lr)", "both")
+    require(seeds is None or not isinstance(seeds, int), "seeds in a sequence", repr(seeds))
     started = seeds_in(out) if resume and not RunFolder(out).exists else []
     numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
@@ -262,15 +265,12 @@ def train(
         again = {name: asked.pop(name) for name in TrainConfig.not_compared if name in asked}
         epochs = asked.pop("epochs", 0)
         configs = [replace(config, **again) for config in _read_configs(folders, data, asked)]
-        require(epochs == 0 or epochs >= configs[0].epochs, f"at least the run's {configs[0].epochs} epochs", epochs)
         if is_own(configs[0].model) and build is None:
             raise IsoconvError(f"Expected --model again, to resume a network of your own, {configs[0].model}.")
         splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
     else:
         if data is None:
             raise IsoconvError(f"Expected data to train on: {', '.join(NAMES)}, a folder, a CSV file or shards.")
-        if data not in NAMES and folder is not None:
-            raise IsoconvError(f"Expected --data for {', '.join(FROM_FILES)}. Got it with {data}, itself a path.")
         inside = Path(data).is_dir() and out.resolve().is_relative_to(Path(data).resolve())
         require(not inside, "a folder for the run outside of the images (--out)", f"{out}, inside of {data}")
         reading: dict[str, Any] = {name: settings[name] for name in ("resize", "skip_broken") if name in settings}
@@ -301,18 +301,24 @@ def train(
             for rate, (clean, robust) in scores.items():
                 mark = "  ← chosen" if rate == best else ""
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, certified {robust:.2f} %{mark}")
+    done = [run.updates_done() if resume else 0 for run in folders]
+    steps = len(trained_on) // configs[0].batch_size // configs[0].accumulate  # of an epoch
+    more = resume and epochs not in (0, configs[0].epochs)
+    if more:
+        least = max(1, -(-max(done) // steps))
+        require(epochs >= least, f"at least {least} epochs, as many as the run has begun", epochs)
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
-    done = [run.updates_done() if resume else 0 for run in folders]
-    if resume and epochs > configs[0].epochs:
+    if more:
         before = [(*config.prolonged, (config.epochs, n)) for config, n in zip(configs, done, strict=True)]
         configs = [replace(one, epochs=epochs, prolonged=old) for one, old in zip(configs, before, strict=True)]
+    if resume:
         for run, config in zip(folders, configs, strict=True) if processes.first else ():
-            run.prolong(config)
+            run.revise(config)
         processes.wait()
     first = configs[0]
-    steps = len(trained_on) // first.batch_size // first.accumulate * first.epochs
+    steps *= first.epochs
     say(f"Resuming after {done[0]:,} of {steps:,} steps." if resume else describe_data(first, splits, held_out))
     if not resume and device == "cpu" and "model" not in settings:
         say("The network is large, the default, which is slow on a CPU: --model small is faster.")

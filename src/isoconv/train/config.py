@@ -11,7 +11,7 @@ from isoconv.errors import require
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
-from isoconv.records import Record
+from isoconv.records import Record, fit_value
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -117,6 +117,9 @@ class Settings(Record):
     seed: int
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if name in vars(self):
+                fit_value(name, kind, getattr(self, name), infinite=True)  # the limits know better
         for name, annotation in get_type_hints(type(self), include_extras=True).items():
             for limit in getattr(annotation, "__metadata__", ()):
                 require(limit.admits(getattr(self, name)), f"{name} to be {limit}", repr(getattr(self, name)))
@@ -184,7 +187,7 @@ class TrainConfig(NetworkSettings):
     validation : the share of the training images that is held out: the epoch with most of them right by the margin of the
         data set's first radius is kept; 0 keeps the last one
     patience : for how many epochs without a gain to go on, with `validation`; 0 for all. A run may be resumed with another
-    prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given more
+    prolonged : the epochs that the run had, and the updates it had behind it, whenever it was given another number
     """
 
     not_compared = ("checkpoint_activations", "patience", "prolonged")

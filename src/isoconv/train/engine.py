@@ -349,6 +349,7 @@ def fit(
     networks = _listed(models, several)
     sources = [_split(source, batch_size) for source in _listed(batches, several)]
     count, steps = len(networks), _steps_per_epoch(sources, accumulate)
+    require(folder is not None or not resume, "a folder to resume from", "none")
     require(len(sources) == count, f"batches for each of {count} networks", len(sources))
     processes, observer = processes or Processes(), observer or Silent()
     each = zip(networks, *(_for_each(value, count) for value in (loss, optimiser, lr, schedule)), strict=True)

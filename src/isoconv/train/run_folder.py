@@ -33,8 +33,9 @@ try:
 except ImportError:  # on Windows; there runs are not locked
     fcntl = None  # type: ignore[assignment]
 
-#: What other commands find out about a run and keep in its folder.
-FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json", "estimate.png", "samples.png")
+#: What other commands find out about a run's network and keep in its folder.
+FINDINGS = ("certified.json", "attacks.json", "diagnostics.json", "gallery.json")
+_PICTURES = ("estimate.png", "samples.png")  # of critics and of generators
 _LOCK = ".lock"
 _CHECKSUM, _SETTINGS = "progress/checksum", "progress/settings"
 _RENAMED = {"progress/loss_sum": "progress/sums/loss", "progress/right": "progress/sums/accuracy"}  # in older states
@@ -108,7 +109,7 @@ class RunFolder:
         self.lock()
         files = self.metrics, self.model, self.graph, self.state, self.result, self.best
         with self._writing():
-            for old in (*files, *(self.path / name for name in FINDINGS)):
+            for old in (*files, *(self.path / name for name in (*FINDINGS, *_PICTURES))):
                 old.unlink(missing_ok=True)
         config.write(self.config)
         self._settings = None
@@ -224,20 +225,14 @@ class RunFolder:
         return self._settings
 
     def _read_settings(self) -> list[dict[str, Any]]:
-        """Return what config.json says, and before that run was prolonged; nothing where there is none."""
-        settings = [read_json(self.config) if self.exists else {}]
-        for epochs, _ in reversed(settings[0].get("prolonged", [])):
-            earlier = settings[-1]["prolonged"][:-1]
-            fields = settings[-1] | {"epochs": epochs, "prolonged": earlier}
-            settings.append({name: value for name, value in fields.items() if name != "prolonged" or earlier})
-        return settings
+        """Return what config.json says and no resumed run may change, with the epochs that it has and those that it had."""
+        settings = read_json(self.config) if self.exists else {}
+        fixed = {name: value for name, value in settings.items() if name not in TrainConfig.not_compared}
+        return [fixed, *(fixed | {"epochs": epochs} for epochs, _ in reversed(settings.get("prolonged", [])))]
 
-    def prolong(self, config: TrainConfig) -> None:
-        """Give a run the configuration of one that is longer. What was found out about the shorter one is deleted."""
+    def revise(self, config: TrainConfig) -> None:
+        """Give a run that is resumed its new configuration. The network that it may have stays until there is another."""
         self.lock()
-        with self._writing():
-            for old in (self.model, self.graph, self.result, *(self.path / name for name in FINDINGS)):
-                old.unlink(missing_ok=True)
         config.write(self.config)
         self._settings = None
 
@@ -269,8 +264,14 @@ class RunFolder:
     # Ending -------------------------------------------------------------------------------------------------------
 
     def finish(self, model: nn.Module, result: Mapping[str, Any], config: TrainConfig | None = None) -> None:
-        """Write the plain model, its graph if the configuration says that it is the user's own, and the final figures."""
+        """Write the plain model, its graph if the configuration says that it is the user's own, and the final figures.
+
+        What was found out about another network, that of a shorter run, is deleted.
+        """
         self._check_lock()
+        with self._writing():
+            for old in FINDINGS:
+                (self.path / old).unlink(missing_ok=True)
         if config is None or not is_own(config.model):
             network = plain(model)
         else:
