@@ -332,6 +332,9 @@ def train(
     observer = watch(steps, done[0])
     observer = _Events(out, observer) if tensorboard and processes.first else observer
     results = train_classifiers(configs, folders, trained_on, test, radii, observer, **options)
+    tested = results[0].certified_accuracy
+    known = test is None or all(radius in tested for radius in epsilons)
+    require(known, f"the radii of the finished run, {[*tested]} (others: isoconv certify)", [*epsilons])
     for result in results if results[0].best_epoch is not None else ():
         say(f"Seed {result.seed}: epoch {result.best_epoch} is kept: {result.validation:.2f} % have the margin.")
     return results, first
