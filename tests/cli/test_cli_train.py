@@ -95,8 +95,8 @@ def test_digits_with_a_rate_that_is_searched(isoconv):
     assert ["chosen" in line for line in tried] == [False, True]
     assert isoconv("train", "digits", "--search", "0.1", "--lr", "0.1").is_refused("--search", "--lr")
     assert isoconv("train", "--resume", "--out", "run", "--epsilon", "0.3").code == 0
-    outcome = isoconv("train", "--resume", "--out", "run", "--epsilon", "0.5")
-    assert outcome.code == 2 and "the finished run, [1.58, 0.3]" in outcome.err
+    refused = isoconv("train", "--resume", "--out", "run", "--epsilon", "0.5")
+    assert refused.code == 2 and "the finished run, [1.58, 0.3]" in refused.err
     (result,), saved, config = outcome.json, read_json(Path("run/result.json")), load_run("run")[1]
     assert result["images"] == 1000 and result["robust"].keys() == {"1.58", "0.3"}
     assert {name: saved[name] for name in result} == result
