@@ -332,7 +332,7 @@ def _convolve(module: Any, before: _Shape, after: Any, method: Method) -> _Candi
         other = mode != module.padding_mode and any(map(any, layer._pads))
         notes = {
             f"{mode} padding": other,
-            "kernel grown to the stride, which skipped pixels": grown,
+            "kernel enlarged to the stride; it skipped pixels": grown,
             "kernel grown, so that the stride divides its size": taps != kernel,
             f"{groups} group{'s' * (groups > 1)}: a channel alone can only be shifted": groups != module.groups,
         }
