@@ -144,6 +144,11 @@ def test_a_generator_is_trained_and_measured(isoconv, measure, refuse, tmp_path)
     refuse("batch of 64 images", folder, out="other", name="gan")
     refuse("--size 16", folder, "gan", "--size", "16", out="w")
     refuse("whole distribution", folder, "gan", "--whole", "b", out="w")
+    assert isoconv("certify", "gan").is_refused("the run of a classifier in gan. Got that of a generator")
+    (tmp_path / "run" / "model.safetensors").unlink()  # what kind of run it is comes first
+    for words in (("predict", "run", "photo.png"), ("report", "run"), ("train", "--resume", "--out", "run")):
+        assert isoconv(*words).is_refused("the run of a classifier in run. Got that of a critic")
+    refuse("the run of a generator in run. Got that of a critic", folder, "run", out="w")
 
 
 # What is wrong ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
 from isoconv.errors import IsoconvError, require
-from isoconv.files import read_json, write_bytes
+from isoconv.files import write_bytes
 from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.classifier import device_name
 from isoconv.train.config import Positive, PositiveInt, Settings
@@ -46,12 +46,6 @@ class GanConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.batch_size >= 2, "a batch of at least 2 images, to normalise over", self.batch_size)
-
-    @classmethod
-    def read(cls, path: Path) -> "GanConfig":
-        fields = read_json(path)
-        require(fields.get("kind") == cls.kind, f"the run of a generator in {path.parent}", "a run of another kind")
-        return cls.from_fields(fields, str(path))
 
 
 class Gan(nn.Module):
