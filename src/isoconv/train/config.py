@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, ge
 
 from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
-from isoconv.errors import require
+from isoconv.errors import IsoconvError, require
 from isoconv.files import read_json
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
@@ -139,6 +139,13 @@ class Settings(Record):
     def to_fields(self) -> dict[str, Any]:
         usual = {name: getattr(type(self), name, {}) for name in self.brief}  # of a dictionary the class holds none
         return {name: value for name, value in super().to_fields().items() if name not in usual or value != usual[name]}
+
+    @classmethod
+    def resume(cls, folder: "RunFolder") -> Self:
+        """Read the configuration of the run in the folder. Raise if there is none."""
+        if not folder.exists:
+            raise IsoconvError(f"Expected a run to resume in {folder.path}. There is none.")
+        return cls.read(folder.config)
 
     def require_same(self, folder: "RunFolder") -> None:
         """Raise unless the run in the folder has this configuration."""

@@ -32,10 +32,11 @@ from torch import Tensor
 
 from isoconv.data import NAMES, ImageSet, Progress, epoch_generator, load_splits
 from isoconv.data.batches import fits
-from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
+from isoconv.data.pictures import ENDINGS, Size, height_and_width, pictures_in, read_pictures
 from isoconv.errors import IsoconvError, require
 from isoconv.files import require_ordinary
 from isoconv.models.networks import Generator
+from isoconv.train.config import refuse_other_options
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
 
 #: A data set's name, a folder of images, a .npy file; or what is in memory.
@@ -250,7 +251,7 @@ def read_images(
     folder: Path | None = None,
     *,
     download: bool = False,
-    size: int | None = None,
+    size: Size | None = None,
     channels: int | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
@@ -268,6 +269,16 @@ def read_images(
     require(bool(paths), f"images ({', '.join(ENDINGS)}) in {path} or its sub-folders", "none")
     images = read_pictures(paths, size, channels, progress)
     return ImageSet(images, torch.zeros(len(images), dtype=torch.int64), ("image",), name)
+
+
+def keep_shape(reading: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return how to read images as a run has read them. Raise if another size or other channels are asked for."""
+    asked = {name: reading[name] for name in ("size", "channels") if reading[name] is not None}
+    if "size" in asked:
+        asked["size"] = height_and_width(asked["size"])
+    kept = {"size": shape[1:], "channels": shape[0]}
+    refuse_other_options(kept, asked)
+    return reading | kept
 
 
 def read_samples(
