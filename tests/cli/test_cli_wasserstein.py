@@ -65,6 +65,10 @@ def test_images_in_arrays_lie_in_the_range(measure, refuse, tmp_path):
     assert all(result["method"] == "betting" and "pixels from 0 to 1" in result["units"] for result in results)
     assert results[0]["samples"] == results[1]["samples"]
     refuse("floats-a.npy", "floats-a.npy", "floats-b.npy", "--range", "0,0.5", *words[2:])
+    mixed = measure("bytes-a.npy", "floats-b.npy", *words, "--overwrite")
+    assert mixed["estimate"] == pytest.approx(results[0]["estimate"], rel=1e-3)
+    for pair in (("bytes-a.npy", "floats-b.npy"), ("floats-b.npy", "bytes-a.npy")):
+        refuse("--range, the values of black and white in floats-b.npy, over which bytes-a.npy", *pair, *words[2:])
 
 
 def test_vectors_end_in_a_sentence_with_estimate_and_interval(isoconv, measure, refuse, pair, tmp_path):
@@ -194,6 +198,9 @@ def test_a_generator_is_trained_and_measured(isoconv, measure, refuse, tmp_path)
     refuse("10×12", write_pictures(tmp_path / "odd", size=(10, 12)), "--batch-size", "8", out="other", name="gan")
     refuse("batch of 64 images", folder, out="other", name="gan")
     refuse("--size 16", folder, "gan", "--size", "16", out="w")
+    np.save(tmp_path / "numbers.npy", np.random.default_rng(0).random((64, 1, 8, 8)))
+    refuse("--range, the values of black and white in numbers.npy, over which gan", "numbers.npy", "gan", out="w")
+    refuse("for --data. Got a folder of images.", folder, "--data", ".", out="other", name="gan")
     refuse("whole distribution", folder, "gan", "--whole", "b", out="w")
     assert isoconv("certify", "gan").is_refused("the run of a classifier in gan. Got that of a generator")
     (tmp_path / "run" / "model.safetensors").unlink()  # what kind of run it is comes first
@@ -233,6 +240,21 @@ WRONG = {
     "--critic fc --anchors 8": "--anchors",
     "--critic anchors --activation relu": "--activation",
 }
+
+
+NO_EFFECT = {
+    "--size 8": "a data set by its name or a folder of images for --size. Got a .npy file.",
+    "--channels 3": "for --channels. Got a .npy file",
+    "--samples 10": "a generator for --samples",
+    "--download": "a data set by its name for --download",
+    "--data .": "a data set by its name for --data",
+}
+
+
+@pytest.mark.parametrize("options", NO_EFFECT)
+def test_options_of_sources_that_are_not_there(options, refuse, pair):
+    refuse(NO_EFFECT[options], *pair, *options.split())
+    refuse("for --data. Got a folder of images and a .npy file", ".", pair[1], "--data", ".")
 
 
 @pytest.mark.parametrize("options", WRONG)

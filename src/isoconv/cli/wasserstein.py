@@ -20,14 +20,15 @@ _METHODS = [name for name in METHODS if name != "standard"]
 _SIDES = "sides that are distributions, not samples: none (default), a, b, both"
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _SOURCE = f"{list_choices(NAMES)}, a folder of images, a .npy file of vectors or images, or a generator's run folder"
-_RANGE = "range of the values, such as 0,1: coordinates of vectors, black and white of images (default: -1,1)"
+_RANGE = "range of the values, such as 0,1: coordinates of vectors, black and white of images (their default: -1,1)"
+_Data = Annotated[Path | None, typer.Option("--data", help="path of the data set")]
 
 
 def wasserstein(
     a: Annotated[str, typer.Argument(metavar="A", help=_SOURCE)],
     b: Annotated[str, typer.Argument(metavar="B", help="another of these")],
     folder: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/wasserstein"),
-    data: cli.Data = None,
+    data: _Data = None,
     download: cli.Download = False,
     size: Annotated[int | None, typer.Option(help="resize images to this height and width")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for folders of images")] = None,
@@ -89,7 +90,7 @@ def wasserstein(
 def gan(
     data: Annotated[str, typer.Argument(help=f"{list_choices(NAMES)}, or a folder of images")],
     folder: Annotated[Path, typer.Option("--out", help="folder of the run")] = Path("runs/gan"),
-    files: cli.Data = None,
+    files: _Data = None,
     download: cli.Download = False,
     size: Annotated[int | None, typer.Option(help="resize images; stl10: 64 by default")] = None,
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour, for a folder of images")] = None,

@@ -34,7 +34,9 @@ from isoconv.wasserstein.samples import (
     Samples,
     keep_shape,
     read_samples,
+    require_effect,
     require_one_shape,
+    require_one_unit,
 )
 
 #: A data set's name, a folder of images, a .npy file, a generator's run folder; or what is in memory.
@@ -73,8 +75,8 @@ def distance_bound(
     critic : the network. By default it follows from the samples; for vectors two critics are trained, of which either may
         be much the better one, each at half the risk
     value_range : an interval known to hold all values: the coordinates of vectors, or black and white of images, by default
-        from −1 to 1. With it, and for images, the result is a bound for every sample size; for vectors without it, an
-        asymptotic estimate
+        from −1 to 1. Bytes and a generator's images are spread over it, so against floating-point images it must be given.
+        With it, and for images, the result is a bound for every sample size; for vectors without it, an asymptotic estimate
     method : "auto" (the default), "betting" or "asymptotic"; see `wasserstein_lower_bound`
     count : images that a generator is judged by, by default 6400
     data, download, size, channels : how data sets and folders of images are read
@@ -93,6 +95,8 @@ def distance_bound(
     settings |= {"confidence": confidence, "value_range": value_range, "method": method, "count": count}
     settings = {name: value for name, value in settings.items() if value is not None}
     reading = {"folder": data, "download": download, "size": size, "channels": channels, "progress": progress}
+    given = {"--data": data, "--download": download, "--size": size, "--channels": channels, "--samples": count}
+    require_effect((a, b), given)
     runs, configs = list[RunFolder](), list[CriticConfig]()
     usual: CriticConfig | type[CriticConfig] = CriticConfig
     if resume:
@@ -111,6 +115,8 @@ def distance_bound(
     first = open_samples(a, "a", whole=chosen["whole"][0], side="first", **options)
     second = open_samples(b, "b", whole=chosen["whole"][1], side="second", **options)
     require_one_shape(first, second)
+    if value_range is None and len(first.shape) == 3:
+        require_one_unit(first, second)
     contents = first.fingerprint(), second.fingerprint()
     first, second, value_range, units = _centre(first, second, value_range)
     if resume:
@@ -194,7 +200,7 @@ def open_samples(
             source, config = load_generator(Path(source))
             batch, side, size = config.batch_size, config.image_shape[1:], reading.get("size")
             fits = size is None or height_and_width(size) == side
-            require(fits, f"the size of the generator's images, {side}, or none", f"--size {size}")
+            require(fits, f"the size of the generator's images, {side[0]}×{side[1]}, or none", f"--size {size}")
     if isinstance(source, Generator):
         require(not split.get("whole"), f"a finite set as a whole distribution for {name}", "a generator")
         return GeneratedSamples(name, source, count, batch, pixels)

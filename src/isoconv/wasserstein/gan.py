@@ -22,7 +22,7 @@ from isoconv.train.engine import EpochReport, Observer, Silent, fit
 from isoconv.train.own_model import load_weights
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.wasserstein.bound import as_values
-from isoconv.wasserstein.samples import keep_shape, read_images
+from isoconv.wasserstein.samples import keep_shape, read_images, require_effect
 
 _SECONDS_BETWEEN_GRIDS = 10.0
 
@@ -175,6 +175,7 @@ def train_generator(
     require(not (resume and overwrite), "--resume or --overwrite", "both")
     run = RunFolder(folder)
     reading: dict[str, Any] = {"folder": files, "download": download, "size": size, "channels": channels}
+    require_effect([data], {"--data": files, "--download": download})
     if resume:
         stored = GanConfig.resume(run)
         refuse_other_options(vars(stored), settings | {"data": data})
