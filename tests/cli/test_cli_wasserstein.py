@@ -65,6 +65,10 @@ def test_images_in_arrays_lie_in_the_range(measure, refuse, tmp_path):
     assert all(result["method"] == "betting" and "pixels from 0 to 1" in result["units"] for result in results)
     assert results[0]["samples"] == results[1]["samples"]
     refuse("floats-a.npy", "floats-a.npy", "floats-b.npy", "--range", "0,0.5", *words[2:])
+    mixed = measure("bytes-a.npy", "floats-b.npy", *words, "--overwrite")
+    assert mixed["estimate"] == pytest.approx(results[0]["estimate"], rel=1e-3)
+    for pair in (("bytes-a.npy", "floats-b.npy"), ("floats-b.npy", "bytes-a.npy")):
+        refuse("--range, the values of black and white in floats-b.npy, over which bytes-a.npy", *pair, *words[2:])
 
 
 def test_vectors_end_in_a_sentence_with_estimate_and_interval(isoconv, measure, refuse, pair, tmp_path):
@@ -81,9 +85,55 @@ def test_vectors_end_in_a_sentence_with_estimate_and_interval(isoconv, measure, 
         assert plot.size[0] > 300
     files = {path.name for path in (tmp_path / "run").iterdir()} - {".lock", "estimate.png"}
     assert files == {"config.json", "metrics.jsonl", "model.safetensors", "state.safetensors", "result.json"}
-    assert measure(*pair, *QUICK, "--resume")["lower"] == result["lower"]
-    refuse("batch_size 8, where it has 16", *pair, *QUICK, "--batch-size", "8", "--resume")
+    assert measure(*pair, *QUICK, "--resume")["lower"] == measure(*pair, "--resume")["lower"] == result["lower"]
     refuse("already holds a run", *pair, *QUICK)
+
+
+RANGE = ["--range=-9,9", "--confidence", "0.9", "--held-out", "0.5", "--whole", "b", "--batch-size", "16"]
+OTHERS = {
+    "epochs 2, where it has 1": ["--epochs", "2"],
+    "batch_size 8, where it has 16": ["--batch-size", "8"],
+    "lr 3.0, where it has": ["--lr", "3"],
+    "value_range (-8.0, 8.0), where it has (-9.0, 9.0)": ["--range=-8,8"],
+    "confidence 0.95, where it has 0.9": ["--confidence", "0.95"],
+    "held_out 0.25, where it has 0.5": ["--held-out", "0.25"],
+    "method asymptotic, where it has auto": ["--method", "asymptotic"],
+    "whole (False, False), where it has (False, True)": ["--whole", "none"],
+    "seed 1, where it has 0": ["--seed", "1"],
+}
+
+
+@pytest.mark.parametrize("words", [QUICK, ["--epochs", "1"]], ids=["one critic", "two critics"])
+def test_a_run_is_resumed_with_its_options_and_no_others(words, measure, refuse, pair):
+    result = measure(*pair, *words, *RANGE)
+    assert result["method"] == "betting" and len(result["critics"]) == (2 if len(words) == 2 else 0)
+    for again in ([], words, RANGE):
+        assert measure(*pair, *again, "--resume")["lower"] == result["lower"]
+    for message, others in OTHERS.items():
+        refuse(message, *pair, *others, "--resume")
+    critics = "fc and anchors" if result["critics"] else "fc"
+    refuse(f"critic anchors, where it has {critics}", *pair, "--critic", "anchors", "--resume")
+    refuse("first b.npy, where it has", "b.npy", pair[1], "--resume")
+
+
+def test_a_run_of_images_is_resumed_at_its_size_and_one_of_an_earlier_version_as_it_says(measure, refuse, tmp_path):
+    a, b = (write_pictures(tmp_path / name, bright=bright) for name, bright in (("a", 0), ("b", 100)))
+    result = measure(a, b, "--size", "8", "--channels", "3", "--range", "0,1", *TINY)
+    assert measure(a, b, "--resume")["units"] == result["units"]
+    assert measure(a, b, "--size", "8", "--channels", "3", "--range", "0,1", "--resume")["lower"] == result["lower"]
+    refuse("size (16, 16), where it has (8, 8)", a, b, "--size", "16", "--resume")
+    refuse("channels 1, where it has 3", a, b, "--channels", "1", "--resume")
+    for name in ("config.json", "state.safetensors"):  # an earlier version did not store how critics are judged
+        path = tmp_path / "run" / name
+        if name == "state.safetensors":
+            path.unlink()
+        else:
+            fields = json.loads(path.read_text())
+            unknown = ("confidence", "value_range", "method", "count")
+            path.write_text(json.dumps({name: value for name, value in fields.items() if name not in unknown}))
+    refuse("(-1.0, 1.0), where it has (0.0, 1.0)", a, b, "--range=-1,1", "--resume")
+    again = measure(a, b, "--confidence", "0.9", "--resume")
+    assert again["confidence"] == 0.9 and again["units"] == result["units"]
 
 
 def test_sides_may_be_whole_a_range_makes_a_bound_and_repeated_rows_are_named(isoconv, tmp_path):
@@ -138,12 +188,25 @@ def test_a_generator_is_trained_and_measured(isoconv, measure, refuse, tmp_path)
     result = measure(folder, "gan", "--whole", "a", "--samples", "48", *TINY)
     assert result["samples"] == [32, 48] and result["observations"] == [32, 6] and result["method"] == "betting"
     assert isoconv("gan", *words, "2", "--out", "gan", "--resume").code == 0
+    assert isoconv("gan", folder, "--out", "gan", "--resume").code == 0
+    others = {"batch_size 16, where it has 8": ["--batch-size", "16"], "size (16, 16)": ["--size", "16"]}
+    for message, other in others.items():
+        refuse(message, folder, *other, "--resume", out="gan", name="gan")
+    refuse("data digits, where it has", "digits", "--resume", out="gan", name="gan")
     refuse("epochs 1, where it has 2", *words, "1", "--resume", out="gan", name="gan")
     refuse("There is none", *words, "1", "--resume", out="other", name="gan")
     refuse("10×12", write_pictures(tmp_path / "odd", size=(10, 12)), "--batch-size", "8", out="other", name="gan")
     refuse("batch of 64 images", folder, out="other", name="gan")
     refuse("--size 16", folder, "gan", "--size", "16", out="w")
+    np.save(tmp_path / "numbers.npy", np.random.default_rng(0).random((64, 1, 8, 8)))
+    refuse("--range, the values of black and white in numbers.npy, over which gan", "numbers.npy", "gan", out="w")
+    refuse("for --data. Got a folder of images.", folder, "--data", ".", out="other", name="gan")
     refuse("whole distribution", folder, "gan", "--whole", "b", out="w")
+    assert isoconv("certify", "gan").is_refused("the run of a classifier in gan. Got that of a generator")
+    (tmp_path / "run" / "model.safetensors").unlink()  # what kind of run it is comes first
+    for words in (("predict", "run", "photo.png"), ("report", "run"), ("train", "--resume", "--out", "run")):
+        assert isoconv(*words).is_refused("the run of a classifier in run. Got that of a critic")
+    refuse("the run of a generator in run. Got that of a critic", folder, "run", out="w")
 
 
 # What is wrong ----------------------------------------------------------------------------------------------------
@@ -177,6 +240,21 @@ WRONG = {
     "--critic fc --anchors 8": "--anchors",
     "--critic anchors --activation relu": "--activation",
 }
+
+
+NO_EFFECT = {
+    "--size 8": "a data set by its name or a folder of images for --size. Got a .npy file.",
+    "--channels 3": "for --channels. Got a .npy file",
+    "--samples 10": "a generator for --samples",
+    "--download": "a data set by its name for --download",
+    "--data .": "a data set by its name for --data",
+}
+
+
+@pytest.mark.parametrize("options", NO_EFFECT)
+def test_options_of_sources_that_are_not_there(options, refuse, pair):
+    refuse(NO_EFFECT[options], *pair, *options.split())
+    refuse("for --data. Got a folder of images and a .npy file", ".", pair[1], "--data", ".")
 
 
 @pytest.mark.parametrize("options", WRONG)

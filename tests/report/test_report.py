@@ -325,7 +325,7 @@ def test_a_folder_that_is_not_a_run_of_this_kind_or_not_finished(tmp_path):
     run = fake_run(tmp_path / "a run", without=("result.json",))
     refuse(run, r"not finished: .* isoconv train --resume --out '.*/a run'\.$")
     (run / "config.json").write_text('{"first": "digits", "second": "mnist"}')
-    refuse(run, r"config.json")
+    refuse(run, r"the run of a classifier in .* Got that of a critic")
 
 
 def test_damaged_metrics(tmp_path):

@@ -155,7 +155,11 @@ def test_a_grid_has_each_image_in_its_place(tmp_path):
 def test_runs_that_are_no_generators_and_states_that_cannot_be_resumed(tmp_path):
     RunFolder(tmp_path / "classifier").start(toy_config(), overwrite=False)
     RunFolder(tmp_path / "begun").start(CONFIG, overwrite=False)
-    for name, word in (("classifier", "another kind"), ("nothing", "config.json"), ("begun", "not finished")):
+    for name, word in (
+        ("classifier", "Got that of a classifier"),
+        ("nothing", "config.json"),
+        ("begun", "not finished"),
+    ):
         refused(word, load_generator, tmp_path / name)
     state = tmp_path / "begun" / "state.safetensors"
     write_tensors(state, {"progress/done": torch.tensor(3), "generator/model/0.weight": torch.zeros(2)})  # an older one

@@ -74,7 +74,7 @@ def attack(
     steps: Annotated[int, typer.Option(help="steps of PGD and APGD")] = 200,
     step_size: Annotated[float, typer.Option(help="step size of PGD")] = 0.01,
     restarts: Annotated[int, typer.Option(help="restarts of PGD and APGD")] = 1,
-    seed: cli.Seed = 0,
+    seed: cli.Seed = None,
     device: cli.Device = "auto",
     as_json: cli.Json = False,
 ) -> None:

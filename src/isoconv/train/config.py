@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
 from isoconv.data.augmentation import Augmentation
 from isoconv.data.datasets import DATASETS, OWN_IMAGES, RESIZES
-from isoconv.errors import require
+from isoconv.errors import IsoconvError, require
+from isoconv.files import read_json
 from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS, ORTHOGONALISATIONS, load
@@ -105,6 +107,10 @@ Positive = Annotated[float, Above(0)]
 PositiveInt = Annotated[int, Above(0)]
 
 
+#: Whose run a config.json belongs to, by a field that no other kind of run has.
+_KINDS = {"classes": "a classifier", "image_shape": "a generator", "first": "a critic"}
+
+
 class Settings(Record):
     """Base of configurations, whose fields are checked against their annotations when they are made.
 
@@ -125,14 +131,33 @@ class Settings(Record):
                 require(limit.admits(getattr(self, name)), f"{name} to be {limit}", repr(getattr(self, name)))
         require(0 <= self.seed < 2**32, "a seed from 0 to 2³² − 1", self.seed)
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the configuration of a run. Raise if it is the run of another kind of network."""
+        stored, own = read_json(path), _kind_of(get_type_hints(cls))
+        kind = _kind_of(stored) if isinstance(stored, dict) else None
+        require(None in (own, kind) or kind == own, f"the run of {own} in {path.parent}", f"that of {kind}")
+        return cls.from_fields(stored, str(path))
+
     def to_fields(self) -> dict[str, Any]:
         usual = {name: getattr(type(self), name, {}) for name in self.brief}  # of a dictionary the class holds none
         return {name: value for name, value in super().to_fields().items() if name not in usual or value != usual[name]}
+
+    @classmethod
+    def resume(cls, folder: "RunFolder") -> Self:
+        """Read the configuration of the run in the folder. Raise if there is none."""
+        if not folder.exists:
+            raise IsoconvError(f"Expected a run to resume in {folder.path}. There is none.")
+        return cls.read(folder.config)
 
     def require_same(self, folder: "RunFolder") -> None:
         """Raise unless the run in the folder has this configuration."""
         asked = {name: value for name, value in vars(self).items() if name not in self.not_compared}
         refuse_other_options(vars(type(self).read(folder.config)), asked)
+
+
+def _kind_of(fields: Collection[str]) -> str | None:
+    return next((kind for name, kind in _KINDS.items() if name in fields), None)
 
 
 def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

@@ -413,10 +413,10 @@ def load_run(path: Path | str) -> tuple[nn.Module, TrainConfig]:
             missing = f"It {'is a file' if folder.path.exists() else 'does not exist'}."
             missing += f" Networks that come with isoconv: {', '.join(pretrained_names())}."
         raise IsoconvError(f"Expected a run in {path}. {missing}")
+    config = TrainConfig.read(folder.config)
     if not folder.model.exists():
         advice = f"Finish it: isoconv train --resume --out {shlex.quote(str(path))}"
         raise IsoconvError(f"The run in {path} is not finished: it has no {folder.model.name}. {advice}")
-    config = TrainConfig.read(folder.config)
     if is_own(config.model):
         weights = read_tensors(folder.model)
         try:

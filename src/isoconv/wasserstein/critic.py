@@ -29,6 +29,7 @@ CRITICS = {
     "fc": {"width", "depth", "activation"},
     "anchors": {"anchors"},
 }
+VECTOR_CRITICS = ("fc", "anchors")  # for vectors both are trained
 # Found on funnel pairs of seed 0: in high dimension the anchors begin close together and part, and the minimum begins
 # soft, on the scale of the differences between distances there.
 _ANCHOR_SPREAD = 3.4
@@ -49,10 +50,12 @@ class CriticConfig(NetworkSettings):
     width, depth, group_size : of fc
     anchors : number of points
     repeats : what equal rows of a sample are; see Note [Repeated rows]
+    confidence, value_range, method, count : how it is judged; see `distance_bound`. None where that did not make the run
     An epoch is `steps_per_epoch` updates, whatever the size of the data.
     """
 
     not_compared = ("contents",)
+    brief = ("confidence", "value_range", "method", "count")
 
     first: str
     second: str
@@ -71,6 +74,10 @@ class CriticConfig(NetworkSettings):
     whole: tuple[bool, bool] = (False, False)
     held_out: float = 0.25
     repeats: str = "either"
+    confidence: float | None = None
+    value_range: Interval | None = None
+    method: str | None = None
+    count: int | None = None
     epochs: PositiveInt = field(default=100, kw_only=True)
     batch_size: PositiveInt = field(default=64, kw_only=True)
 
@@ -133,7 +140,7 @@ def choose_configs(
     By default it is the paper's critic for images that it can take, and a smaller one for others. For vectors there are
     two; settings that only one of them has ask for that one.
     """
-    shape, names = first.shape, ["fc", "anchors"]
+    shape, names = first.shape, [*VECTOR_CRITICS]
     if critic is not None:
         names = [critic]
     elif len(shape) == 3:
@@ -156,7 +163,9 @@ def choose_configs(
             # A critic that sees few vectors too often learns them by heart, and its value on others falls.
             passes = -(-_PASSES * min(parts) // (config.batch_size * config.steps_per_epoch))
             config = replace(config, epochs=min(config.epochs, max(_LEAST_EPOCHS, passes)))
-        changes = {"pixel_range": pixels} if len(shape) == 3 else {"scale": typical_scale(first, second, config)}
+        changes: dict[str, Any] = {"pixel_range": pixels, "value_range": pixels}
+        if len(shape) != 3:
+            changes = {"scale": typical_scale(first, second, config)}
         configs.append(replace(config, **changes))
         next(PairBatches(first, second, config).epoch(0))  # raises if there are too few samples for a batch
     return configs

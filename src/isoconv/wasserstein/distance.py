@@ -1,7 +1,8 @@
 """From two samples to a lower bound of their Wasserstein-1 distance, in one call."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isoconv.data import NAMES, ImageSet, Progress
+from isoconv.data.pictures import height_and_width
 from isoconv.errors import IsoconvError, require
 from isoconv.models.networks import Generator
+from isoconv.train.config import refuse_other_options
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import Observer, Silent
 from isoconv.train.run_folder import RunFolder, open_runs
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range, choose_method
-from isoconv.wasserstein.critic import CriticConfig, DistanceBound, choose_configs, make_critic, train_critics
+from isoconv.wasserstein.critic import (
+    VECTOR_CRITICS,
+    CriticConfig,
+    DistanceBound,
+    choose_configs,
+    make_critic,
+    train_critics,
+)
 from isoconv.wasserstein.gan import load_generator
-from isoconv.wasserstein.samples import FiniteSamples, GeneratedSamples, Samples, read_samples, require_one_shape
+from isoconv.wasserstein.samples import (
+    FiniteSamples,
+    GeneratedSamples,
+    Samples,
+    keep_shape,
+    read_samples,
+    require_effect,
+    require_one_shape,
+    require_one_unit,
+)
 
 #: A data set's name, a folder of images, a .npy file, a generator's run folder; or what is in memory.
 Source = str | Path | Tensor | NDArray[Any] | ImageSet | Generator | Samples
+_SAMPLING = ("whole", "held_out", "seed", "repeats")
+_JUDGING = {"confidence": 0.95, "value_range": None, "method": "auto", "count": 6400}  # with their usual values
 
 
 def distance_bound(
     a: Source,
     b: Source,
     *,
-    confidence: float = 0.95,
+    confidence: float | None = None,
     critic: str | None = None,
     value_range: Interval | None = None,
-    method: str = "auto",
-    count: int = 6400,
+    method: str | None = None,
+    count: int | None = None,
     data: Path | None = None,
     download: bool = False,
     size: int | None = None,
@@ -50,16 +71,17 @@ def distance_bound(
 
     a, b : samples: vectors (N, D), images (N, C, H, W) as bytes or as numbers in `value_range`, a data set or its name
         (digits; digits:test for its test images), a folder of images, a .npy file, a generator or its run folder
-    confidence : of the bound and of the interval
+    confidence : of the bound and of the interval, by default 0.95
     critic : the network. By default it follows from the samples; for vectors two critics are trained, of which either may
         be much the better one, each at half the risk
     value_range : an interval known to hold all values: the coordinates of vectors, or black and white of images, by default
-        from −1 to 1. With it, and for images, the result is a bound for every sample size; for vectors without it, an
-        asymptotic estimate
-    method : "auto", "betting" or "asymptotic"; see `wasserstein_lower_bound`
-    count : images that a generator is judged by
+        from −1 to 1. Bytes and a generator's images are spread over it, so against floating-point images it must be given.
+        With it, and for images, the result is a bound for every sample size; for vectors without it, an asymptotic estimate
+    method : "auto" (the default), "betting" or "asymptotic"; see `wasserstein_lower_bound`
+    count : images that a generator is judged by, by default 6400
     data, download, size, channels : how data sets and folders of images are read
     folder : keep the run there, so that it can be resumed; by default nothing is kept
+    resume : resume the run in the folder. It keeps all settings but those of how data sets are found, and refuses others
     watch : is called with each critic's configuration and the updates already done, and returns what shows its progress
     settings : fields of `CriticConfig`: conv, activation, recipe, epochs, …, and those that say what the samples are:
         whole : whether a, and whether b, is all of its distribution, and not a sample of it
@@ -70,27 +92,50 @@ def distance_bound(
     """
     device = choose_device(device)
     require(not (resume and overwrite), "--resume or --overwrite", "both")
+    settings |= {"confidence": confidence, "value_range": value_range, "method": method, "count": count}
     settings = {name: value for name, value in settings.items() if value is not None}
-    whole = settings.get("whole", (False, False))
-    options = {name: value for name, value in settings.items() if name in ("held_out", "seed", "repeats")}
     reading = {"folder": data, "download": download, "size": size, "channels": channels, "progress": progress}
+    given = {"--data": data, "--download": download, "--size": size, "--channels": channels, "--samples": count}
+    require_effect((a, b), given)
+    runs, configs = list[RunFolder](), list[CriticConfig]()
+    usual: CriticConfig | type[CriticConfig] = CriticConfig
+    if resume:
+        if folder is None:
+            raise IsoconvError("Expected the folder of the run to resume. Got none.")
+        runs = _find_runs(folder)
+        configs = _read_configs(runs, settings | ({} if critic is None else {"critic": critic}))
+        usual, shape = configs[0], configs[0].input_shape
+        reading = keep_shape(reading, shape) if len(shape) == 3 else reading
+    known = {name: getattr(usual, name) for name in (*_SAMPLING, *_JUDGING)}
+    chosen = _JUDGING | {name: value for name, value in known.items() if value is not None} | settings
+    confidence, method, value_range = chosen["confidence"], chosen["method"], chosen["value_range"] or usual.pixel_range
     pixels = value_range or BYTES_RANGE
-    options |= {"count": count, "pixels": pixels, "reading": reading}
-    first = open_samples(a, "a", whole=whole[0], side="first", **options)
-    second = open_samples(b, "b", whole=whole[1], side="second", **options)
+    options = {name: chosen[name] for name in ("held_out", "seed", "repeats", "count")}
+    options |= {"pixels": pixels, "reading": reading}
+    first = open_samples(a, "a", whole=chosen["whole"][0], side="first", **options)
+    second = open_samples(b, "b", whole=chosen["whole"][1], side="second", **options)
     require_one_shape(first, second)
-    settings["contents"] = (first.fingerprint(), second.fingerprint())
+    if value_range is None and len(first.shape) == 3:
+        require_one_unit(first, second)
+    contents = first.fingerprint(), second.fingerprint()
     first, second, value_range, units = _centre(first, second, value_range)
-    configs = choose_configs(first, second, critic, pixels, settings)
+    if resume:
+        now: dict[str, Any] = {"first": first.name, "second": second.name, "input_shape": first.shape}
+        now |= {"contents": contents} | ({"pixel_range": pixels} if len(first.shape) == 3 else {})
+        configs = [replace(config, **now) for config in configs]
+    else:
+        settings |= {name: chosen[name] for name in _JUDGING} | {"contents": contents}
+        configs = choose_configs(first, second, critic, pixels, settings)
     try:
         bounded = value_range is not None or len(first.shape) == 3
         choose_method(method, confidence, bounded, [first.observations, second.observations])
     except IsoconvError as error:
         raise IsoconvError(" ".join(filter(None, [str(error), first.repeated, second.repeated]))) from None
     networks = [make_critic(config, first, second) for config in configs]
-    several, runs = len(configs) > 1, list[RunFolder]()
-    if folder is not None:  # one critic's run is there, several have a sub-folder each
-        runs = [RunFolder(folder / config.model if several else folder) for config in configs]
+    several = len(configs) > 1
+    if folder is not None:
+        if not resume:  # one critic's run is there, several have a sub-folder each
+            runs = [RunFolder(folder / config.model if several else folder) for config in configs]
         if several and RunFolder(folder).exists:
             raise IsoconvError(f"{folder} already holds a run of one critic: name it (--critic), or another --out.")
         open_runs(runs, configs, resume, overwrite)
@@ -116,6 +161,24 @@ def distance_bound(
     return best
 
 
+def _find_runs(folder: Path) -> list[RunFolder]:
+    """Return the run to resume in a folder: of one critic, or of several, which have a sub-folder each."""
+    run, several = RunFolder(folder), [RunFolder(folder / name) for name in VECTOR_CRITICS]
+    return several if not run.exists and any(part.exists for part in several) else [run]
+
+
+def _read_configs(runs: Sequence[RunFolder], asked: dict[str, Any]) -> list[CriticConfig]:
+    """Return the configurations of runs. Raise if other settings are asked for."""
+    configs = [CriticConfig.resume(run) for run in runs]
+    names = " and ".join(config.model for config in configs)
+    for config in configs:
+        stored = vars(config) | {"critic": names}
+        if config.confidence is None:  # earlier versions did not store how a critic is judged
+            stored |= {name: asked[name] for name in _JUDGING if name in asked}
+        refuse_other_options(stored, asked)
+    return configs
+
+
 def open_samples(
     source: Source,
     name: str = "a",
@@ -135,8 +198,9 @@ def open_samples(
         name = str(source)
         if name.partition(":")[0] not in NAMES and RunFolder(Path(source)).exists:
             source, config = load_generator(Path(source))
-            batch, side, size = config.batch_size, config.image_shape[1], reading.get("size")
-            require(size in (None, side), f"the size of the generator's images, {side}, or none", f"--size {size}")
+            batch, side, size = config.batch_size, config.image_shape[1:], reading.get("size")
+            fits = size is None or height_and_width(size) == side
+            require(fits, f"the size of the generator's images, {side[0]}×{side[1]}, or none", f"--size {size}")
     if isinstance(source, Generator):
         require(not split.get("whole"), f"a finite set as a whole distribution for {name}", "a generator")
         return GeneratedSamples(name, source, count, batch, pixels)

@@ -3,7 +3,7 @@
 import io
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 
 from isoconv.data import EpochBatches, ImageSet, Progress, epoch_generator
 from isoconv.errors import IsoconvError, require
-from isoconv.files import read_json, write_bytes
+from isoconv.files import write_bytes
 from isoconv.models.networks import Discriminator, Generator
 from isoconv.train.classifier import device_name
-from isoconv.train.config import Positive, PositiveInt, Settings
+from isoconv.train.config import Positive, PositiveInt, Settings, refuse_other_options
 from isoconv.train.distributed import choose_device
 from isoconv.train.engine import EpochReport, Observer, Silent, fit
 from isoconv.train.own_model import load_weights
 from isoconv.train.run_folder import RunFolder, locked, open_runs
 from isoconv.wasserstein.bound import as_values
-from isoconv.wasserstein.samples import read_images
+from isoconv.wasserstein.samples import keep_shape, read_images, require_effect
 
 _SECONDS_BETWEEN_GRIDS = 10.0
 
@@ -46,12 +46,6 @@ class GanConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.batch_size >= 2, "a batch of at least 2 images, to normalise over", self.batch_size)
-
-    @classmethod
-    def read(cls, path: Path) -> "GanConfig":
-        fields = read_json(path)
-        require(fields.get("kind") == cls.kind, f"the run of a generator in {path.parent}", "a run of another kind")
-        return cls.from_fields(fields, str(path))
 
 
 class Gan(nn.Module):
@@ -172,14 +166,24 @@ def train_generator(
 ) -> Generator:
     """Train a generator of the images of a data set or a folder; `settings` are fields of `GanConfig`.
 
+    A run that is resumed keeps its settings, and refuses others.
+
     files, download, size, channels : how images are read; stl10 is resized to 64 by default
     watch : is called with the number of updates and those already done, and returns what shows the progress
     """
     device = choose_device(device)
     require(not (resume and overwrite), "--resume or --overwrite", "both")
-    size = 64 if data == "stl10" and size is None else size
-    images = read_images(data, files, download=download, size=size, channels=channels, progress=progress)
-    config, run = GanConfig(data, images.shape, **settings), RunFolder(folder)
+    run = RunFolder(folder)
+    reading: dict[str, Any] = {"folder": files, "download": download, "size": size, "channels": channels}
+    require_effect([data], {"--data": files, "--download": download})
+    if resume:
+        stored = GanConfig.resume(run)
+        refuse_other_options(vars(stored), settings | {"data": data})
+        reading = keep_shape(reading, stored.image_shape)
+    elif data == "stl10" and size is None:
+        reading["size"] = 64
+    images = read_images(data, **reading, progress=progress)
+    config = replace(stored, image_shape=images.shape) if resume else GanConfig(data, images.shape, **settings)
     updates = len(EpochBatches(images, config.batch_size)) * config.epochs
     Generator(config.image_shape)  # a shape that it cannot make is refused before anything is written
     open_runs([run], [config], resume, overwrite)

@@ -20,7 +20,7 @@ not, the choice of the split depends on the rows, and the risk may double at wor
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy as copy_of
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from torch import Tensor
 
 from isoconv.data import NAMES, ImageSet, Progress, epoch_generator, load_splits
 from isoconv.data.batches import fits
-from isoconv.data.pictures import ENDINGS, pictures_in, read_pictures
+from isoconv.data.pictures import ENDINGS, Size, height_and_width, pictures_in, read_pictures
 from isoconv.errors import IsoconvError, require
 from isoconv.files import require_ordinary
 from isoconv.models.networks import Generator
+from isoconv.train.config import refuse_other_options
+from isoconv.train.run_folder import RunFolder
 from isoconv.wasserstein.bound import BYTES_RANGE, Interval, check_range
 
 #: A data set's name, a folder of images, a .npy file; or what is in memory.
@@ -43,6 +45,12 @@ Finite = str | Path | Tensor | NDArray[Any] | ImageSet
 Batches = Iterator[Tensor]
 Draw = Callable[[int, torch.Generator], Tensor]
 
+#: The options that only some kinds of sources take.
+_TAKES = {
+    "a data set by its name": ("--data", "--download", "--size", "--channels"),
+    "a folder of images": ("--size", "--channels"),
+    "a generator": ("--samples",),
+}
 #: What rows that occur more than once may be, and what follows.
 REPEATS = {
     "either": "the result is valid for copies and for independent draws; say which they are (--repeats) for a better one",
@@ -58,12 +66,14 @@ class Samples:
     group : how many consecutive samples depend on each other
     observations : the number of independent observations that it is judged by, or None if it is judged by all there is
     repeated : one line for the user on samples that repeat others, if there are any
+    is_spread : whether images are spread over the pixel range, as bytes are, or are numbers in it; None if unknown
     """
 
     name: str
     shape: tuple[int, ...]
     observations: int | None
     whole, group, repeated = False, 1, ""
+    is_spread: bool | None = None
 
     def fingerprint(self) -> str:
         """Return a hash of all samples and of which of them are held out, or "" if there is no end of them."""
@@ -105,6 +115,7 @@ class FiniteSamples(Samples):
         require(0 < held_out < 1, "a fraction between 0 and 1 to hold out", held_out)
         require(repeats in REPEATS, f"repeats to be one of {', '.join(REPEATS)}", repr(repeats))
         self.name, self.shape, self.whole = name, tuple(values.shape[1:]), whole
+        self.is_spread = values.dtype == torch.uint8
         split = (values, (values,)) if whole else self._split(values, held_out, seed, side, repeats)
         self.train, self.readings = split
         self.observations = None if whole else min(map(len, self.readings))
@@ -215,6 +226,8 @@ class GeneratedSamples(DrawnSamples):
     pixel_range : the interval that its values in [−1, 1] are mapped to
     """
 
+    is_spread = True
+
     def __init__(
         self, name: str, generator: Generator, count: int = 6400, batch: int = 64, pixel_range: Interval = BYTES_RANGE
     ) -> None:
@@ -236,6 +249,14 @@ def require_one_shape(first: Samples, second: Samples) -> None:
     require(first.shape == second.shape, f"two distributions of one shape{hint}", kinds)
 
 
+def require_one_unit(first: Samples, second: Samples) -> None:
+    """Raise if the images of one side are spread over the default range, and those of the other are numbers."""
+    if {first.is_spread, second.is_spread} == {True, False}:
+        numbers, spread = (second, first) if first.is_spread else (first, second)
+        wanted = f"--range, the values of black and white in {numbers.name}, over which {spread.name} is spread"
+        raise IsoconvError(f"Expected {wanted}. Got none.")
+
+
 def _describe(shape: tuple[int, ...]) -> str:
     if len(shape) == 3:
         return f"{'grey' if shape[0] == 1 else 'colour'} images of {shape[1]}×{shape[2]}"
@@ -250,7 +271,7 @@ def read_images(
     folder: Path | None = None,
     *,
     download: bool = False,
-    size: int | None = None,
+    size: Size | None = None,
     channels: int | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
@@ -268,6 +289,37 @@ def read_images(
     require(bool(paths), f"images ({', '.join(ENDINGS)}) in {path} or its sub-folders", "none")
     images = read_pictures(paths, size, channels, progress)
     return ImageSet(images, torch.zeros(len(images), dtype=torch.int64), ("image",), name)
+
+
+def require_effect(sources: Sequence[object], options: Mapping[str, object]) -> None:
+    """Raise if an option that was set has no effect on any of the sources."""
+    kinds = [_kind_of(source) for source in sources]
+    for name, value in options.items():
+        takers = [kind for kind, names in _TAKES.items() if name in names]
+        is_set, got = value is not None and value is not False, " and ".join(dict.fromkeys(kinds))
+        require(not is_set or not set(takers).isdisjoint(kinds), f"{' or '.join(takers)} for {name}", got)
+
+
+def _kind_of(source: object) -> str:
+    if isinstance(source, Generator):
+        return "a generator"
+    if not isinstance(source, (str, Path)):
+        return "samples in memory"
+    if str(source).partition(":")[0] in NAMES:
+        return "a data set by its name"
+    if RunFolder(Path(source)).exists:
+        return "a generator"
+    return "a .npy file" if Path(source).suffix.lower() == ".npy" else "a folder of images"
+
+
+def keep_shape(reading: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return how to read images as a run has read them. Raise if another size or other channels are asked for."""
+    asked = {name: reading[name] for name in ("size", "channels") if reading[name] is not None}
+    if "size" in asked:
+        asked["size"] = height_and_width(asked["size"])
+    kept = {"size": shape[1:], "channels": shape[0]}
+    refuse_other_options(kept, asked)
+    return reading | kept
 
 
 def read_samples(
