@@ -162,7 +162,7 @@ CASES = [
     Case(["certify", "run-7", "--arithmetic", "bf16"], ("float64, float32", "'bf16'")),
     Case(["certify", "run-7", "--criterion", "x"], ("pairs, per-class", "'x'")),
     Case(["certify", "run-7", "--certificate", "no/c.json"], ("no/c.json", "No such file")),
-    Case(["certify", "run-7", "--certificate", "pics"], ("pics", "Is a directory")),
+    Case(["certify", "run-7", "--certificate", "pics"], ("pics", "folder")),
     Case(["certify", "both", "--certificate", "c.json"], ("--certificate", "Got 2", "both/seed-0"), two_seeds),
     Case(["attack", "run-7", "--attack", "phishing"], ("--attack", "rounding", "'phishing'")),
     Case(["attack", "run-7", "--epsilon", "-1"], ("--epsilon", "'-1'")),
@@ -214,11 +214,13 @@ PIPES = {
     "run-7/config.json": "certify run-7",
     "pipe.png": "predict run-7 pipe.png",
     "a.npy": "wasserstein a.npy a.npy",
+    "c.jsonl": "certify run-7 --certificate c.jsonl",
+    "net.onnx": "export run-7 --out net.onnx --overwrite",
 }
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_that_nobody_writes_to(name, start, world):
+def test_a_pipe_is_neither_waited_for_nor_replaced(name, start, world):
     """In a process of its own: a library that opens it waits for ever, whatever signal comes."""
     (world / name).unlink(missing_ok=True)
     os.mkfifo(world / name)
@@ -228,6 +230,7 @@ def test_a_pipe_that_nobody_writes_to(name, start, world):
         finally:
             process.kill()
     assert process.returncode == 2 and name in err and err.count("\n") == 1
+    assert (world / name).is_fifo()
 
 
 def test_names_that_are_more_than_a_line(isoconv, tmp_path):
