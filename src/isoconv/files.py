@@ -22,7 +22,8 @@ def check_writable(paths: Sequence[Path], overwrite: bool) -> None:
             raise IsoconvError(f"{path} already exists: replace it (--overwrite) or name another file (--out).")
         if not folder.is_dir():
             raise IsoconvError(f"Expected a folder to write {path.name} to. There is no folder {path.parent}.")
-        require(os.access(folder, os.W_OK), f"a folder that {path.name} can be written to", f"{path.parent}, write-protected")
+        writable = os.access(folder, os.W_OK)
+        require(writable, f"a folder to write {path.name} to", f"{path.parent}, which is write-protected")
 
 
 def _find_target(path: Path) -> Path:

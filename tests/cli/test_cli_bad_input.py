@@ -170,6 +170,8 @@ CASES = [
     # Predicting
     Case(["predict", "run-7", "cat.png"], ("cat.png", "No such file")),
     Case(["predict", "run-7", "photo.png"], ("photo.png", "truncated"), cut("photo.png", 60)),
+    *(Case(words, ("''", "run-7")) for words in (["predict", "run-7", ""], ["certify", "run-7", "", "--images", "1"])),
+    Case(["certify", "run-7", "--data="], ("'--data='",)),
     Case(["predict", "both", "photo.png"], ("Got 2", "both/seed-0"), two_seeds),
     Case(["predict", "run-7", "photo.png"], ("Interrupted.",), failing("PIL.Image.open", KeyboardInterrupt()), 130),
     Case(["predict", "run-7", "photo.png"], ("memory",), failing("PIL.Image.open", MemoryError())),

@@ -139,7 +139,8 @@ def test_predict_takes_folders_and_goes_on_after_a_bad_file(isoconv, run, pictur
     (folder / "a" / "bad.png").write_bytes(b"II*\0")
     (folder / "notes.txt").write_text("no picture")
     outcome = isoconv("predict", run, folder, "missing.png", "--json")
-    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert outcome.code == 2 and outcome.err.count("\n") == 2
+    assert outcome.err.startswith("1 other file ignored (.txt)")
     assert "bad.png" in outcome.err and "TIFF" in outcome.err and "missing.png" in outcome.err
     rows, names = json.loads(outcome.out), ("a/a, 1.png", "a/bad.png", "b/deeper/b, 1.png")
     assert [row["image"] for row in rows] == [*(str(folder / name) for name in names), "missing.png"]

@@ -118,7 +118,7 @@ def predict(
     from isoconv.train import open_run
 
     trained = open_run(run)
-    predictions = trained.predict(images, device, progress=ProgressLine("images", 1))
+    predictions = trained.predict(images, device, progress=ProgressLine("images", 1), say=print_line)
     if as_json:
         print_json(predictions)
     elif as_csv:

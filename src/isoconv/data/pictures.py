@@ -124,8 +124,7 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
     parts = [list_classes(folder, root) for root in roots]
     pictures = (picture.path for part in parts for picture in part)
-    ignored = Counter(map(_ending, files_in(folder))) - Counter(map(_ending, pictures))
-    return split_folders(folder.resolve().name, roots, parts, ignored, options)
+    return split_folders(folder.resolve().name, roots, parts, count_ignored(folder, pictures), options)
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -234,6 +233,17 @@ def resize(images: ImageSet, size: Size) -> ImageSet:
 
 def _ending(path: Source) -> str:
     return Path(str(path)).suffix.lower()
+
+
+def count_ignored(folder: Path, pictures: Iterable[Source]) -> Counter[str]:
+    """Return by their ending how many files in a folder and its sub-folders are none of these pictures."""
+    return Counter(map(_ending, files_in(folder))) - Counter(map(_ending, pictures))
+
+
+def describe_ignored(ignored: Mapping[str, int]) -> str:
+    """Say how many files were ignored, and with which endings."""
+    count, endings = sum(ignored.values()), ", ".join(sorted(ignored.keys() - {""})[:5])
+    return f"{count:,} other file{'s' * (count != 1)} ignored{f' ({endings})' * bool(endings)}"
 
 
 def pictures_in(folder: Path) -> list[Path]:

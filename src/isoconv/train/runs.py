@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -22,7 +23,14 @@ from isoconv.certify.certifier import join
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.datasets import is_pictures
-from isoconv.data.pictures import ENDINGS, UnreadablePictures, pictures_in, read_pictures
+from isoconv.data.pictures import (
+    ENDINGS,
+    UnreadablePictures,
+    count_ignored,
+    describe_ignored,
+    pictures_in,
+    read_pictures,
+)
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.shards import is_there
 from isoconv.errors import IsoconvError, require
@@ -224,19 +232,27 @@ class TrainedRun:
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
     def predict(
-        self, images: Sequence[Path | str] | Path | str, device: str = "auto", *, progress: Progress = be_silent
+        self,
+        images: Sequence[Path | str] | Path | str,
+        device: str = "auto",
+        *,
+        progress: Progress = be_silent,
+        say: Callable[[str], None] = lambda line: None,
     ) -> list[Prediction]:
         """Classify images, resized to the network's input, each with its certified radius.
 
         images : a file or several, and folders, which stand for all images in them and in their sub-folders. One that
             cannot be read is answered with its error
+        say : called with lines worth showing
         """
         (channels, *sides), classes = self.config.input_shape, self.config.classes
         certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
         size, at_once = (sides[0], sides[1]), default_batch_size(self.config.input_shape)
         predictions = list[Prediction]()
-        named = [images] if isinstance(images, (str, Path)) else images
-        files = [path for name in named for path in _list_pictures(Path(name))]
+        named = [Path(name) for name in ([images] if isinstance(images, (str, Path)) else images)]
+        files = [path for name in named for path in _list_pictures(name)]
+        if ignored := sum((count_ignored(name, pictures_in(name)) for name in named), Counter[str]()):
+            say(f"{describe_ignored(ignored)}.")
         for start in range(0, len(files), at_once):
             paths, broken = files[start : start + at_once], dict[int, UnreadablePictures]()
             pictures = read_pictures(paths, size, channels, resize=self.config.resize, broken=broken)
