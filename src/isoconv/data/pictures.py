@@ -75,9 +75,9 @@ class UnreadablePictures(IsoconvError):  # noqa: N818  (what the files are)
         count, files = len(self.args), [f"{path} ({reason})" for path, reason in self.args[:_MOST_NAMED]]
         if count == 1:
             path, reason = self.args[0]
-            return f"{path} cannot be read as an image ({reason}). Repair or remove it."
+            return f"{path} cannot be read as an image ({reason})."
         more = f"; and {count - _MOST_NAMED:,} more" if count > _MOST_NAMED else ""
-        return f"{count:,} files cannot be read as images: {'; '.join(files)}{more}. Repair or remove them."
+        return f"{count:,} files cannot be read as images: {'; '.join(files)}{more}."
 
 
 class PictureOptions(TypedDict, total=False):
@@ -293,7 +293,7 @@ class PictureReader:
         except UnidentifiedImageError as error:
             raise UnreadablePictures((str(source), _name_format(data))) from error
         except Exception as error:  # Pillow's readers of a damaged file fail in any way: SyntaxError, struct.error, …
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise UnreadablePictures((str(source), reason)) from error
         return array[..., :1] if self.channels is None and bool((array == array[..., :1]).all()) else array
 
