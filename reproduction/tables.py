@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import distances, speed
-from isoconv.cli.output import format_radius
 from isoconv.train.config import default_epsilons
+from isoconv.train.runs import format_radius
 from reproduction import paper
 from reproduction.cells import (
     DATA,

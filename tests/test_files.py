@@ -1,7 +1,9 @@
 """Files that are either the old one or the new one, and broken ones that are named."""
 
+import contextlib
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from isoconv.errors import IsoconvError
-from isoconv.files import read_json, read_tensors, write_files, write_tensors, write_text
+from isoconv.files import check_writable, read_json, read_tensors, write_files, write_tensors, write_text
 
 
 def test_tensors_come_back_as_they_were(tmp_path):
@@ -53,6 +55,32 @@ def test_no_file_takes_its_place_before_all_are_on_disk(tmp_path, monkeypatch):
     write_text(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+
+
+def test_of_a_link_the_file_that_it_leads_to_is_written(tmp_path):
+    for target in (tmp_path / "old", tmp_path / "not yet there"):
+        link = tmp_path / f"to {target.name}"
+        link.symlink_to(target.name)
+        for text in ("first", "second"):
+            write_text(link, text)
+            assert link.is_symlink() and target.read_text() == text and not target.is_symlink()
+
+
+def test_a_pipe_a_device_and_a_folder_are_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "folder").mkdir()
+    names = ["pipe", "link", "folder"]
+    with contextlib.suppress(PermissionError):  # only root may make one
+        os.mknod(tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        names.append("null")
+    for name in names:
+        kind = (tmp_path / name).lstat().st_mode
+        for write in (lambda path: write_text(path, "new"), lambda path: check_writable([path], overwrite=True)):
+            with pytest.raises(IsoconvError, match=rf"Expected .* file.* Got .*{name}"):
+                write(tmp_path / name)
+        assert (tmp_path / name).lstat().st_mode == kind
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 WHOLE = save({"a": torch.zeros(1000)})

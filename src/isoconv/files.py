@@ -17,34 +17,44 @@ if TYPE_CHECKING:
 def check_writable(paths: Sequence[Path], overwrite: bool) -> None:
     """Raise, before any work is done, if a file could not be written or may not be replaced."""
     for path in paths:
-        require(not path.is_dir(), "a file to write to", f"{path}, which is a folder")
+        folder = _find_target(path).parent
         if path.exists() and not overwrite:
             raise IsoconvError(f"{path} already exists: replace it (--overwrite) or name another file (--out).")
-        if not path.parent.is_dir():
+        if not folder.is_dir():
             raise IsoconvError(f"Expected a folder to write {path.name} to. There is no folder {path.parent}.")
+        writable = os.access(folder, os.W_OK)
+        require(writable, f"a folder to write {path.name} to", f"{path.parent}, which is write-protected")
+
+
+def _find_target(path: Path) -> Path:
+    """Return the file that is written when a path is, where its links lead. Raise if it may not be replaced by a file."""
+    require(not path.is_dir(), "a file to write to", f"{path}, which is a folder")
+    require_ordinary(path)
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager
 def replace_files(*paths: Path) -> Iterator[list[IO[bytes]]]:
     """Open files to write to, which take the places of `paths` when the block ends without an error, or not at all.
 
-    Each is the old one or the new one, never half of it; none is replaced before all are on disk.
+    Each is the old one or the new one, never half of it; none is replaced before all are on disk. Of a link the file that
+    it leads to is replaced.
     """
-    temporary: list[str] = []
+    temporary, targets = list[str](), [_find_target(path) for path in paths]
     try:
         with contextlib.ExitStack() as stack:
             files: list[IO[bytes]] = []
-            for path in paths:
-                handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            for target in targets:
+                handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
                 temporary.append(name)
                 files.append(stack.enter_context(os.fdopen(handle, "wb")))
             yield files
             for file in files:
                 file.flush()
                 os.fsync(file.fileno())
-        for path, name in zip(paths, temporary, strict=True):
+        for target, name in zip(targets, temporary, strict=True):
             os.chmod(name, 0o644)
-            os.replace(name, path)
+            os.replace(name, target)
     except BaseException as error:
         for name in temporary:
             with contextlib.suppress(OSError):

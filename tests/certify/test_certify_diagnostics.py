@@ -37,6 +37,11 @@ def test_other_convolutions_are_refused_by_name(options):
     conv = nn.Conv2d(2, 4, 3, **({"padding": options.get("dilation", 1), "padding_mode": "circular"} | options))
     with pytest.raises(IsoconvError, match=r"circular.* Conv2d at 0"):
         singular_values(nn.Sequential(conv), (2, 8, 8))
+    left_out: list[str] = []
+    network = nn.Sequential(conv, nn.Flatten(), nn.LazyLinear(3))
+    network(torch.zeros(1, 2, 8, 8))
+    found = singular_values(network, (2, 8, 8), left_out)
+    assert left_out == ["convolution 1"] and [layer.title for layer in found] == ["linear 1"]
 
 
 def jacobian_norms(model: nn.Module, image: Tensor, label: int) -> Tensor:
@@ -60,6 +65,11 @@ def test_the_gradient_at_the_image_is_that_of_the_whole_network(conv):
     network = plain(model).double()
     expected = torch.stack([jacobian_norms(network, x, int(t)) / 2**0.5 for x, t in zip(images, labels, strict=True)])
     torch.testing.assert_close(found.norms[0], expected, atol=1e-12, rtol=1e-9)
+
+
+def test_a_network_without_layers_has_the_gradient_at_the_image():
+    found = gradient_norms(nn.Flatten(), torch.rand(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64))
+    assert found.places == ("image", "logits") and torch.equal(found.norms, torch.ones(2, 3).double())
 
 
 def test_bad_images_are_refused():

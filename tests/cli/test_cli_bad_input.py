@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,10 @@ def two_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Processes, "wait", lambda self: None)
 
 
+def write_protected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+
+
 class Case(NamedTuple):
     words: list[str]
     named: tuple[str, ...]
@@ -109,6 +114,8 @@ CASES = [
     train("--loss", "hinge", "--margin", "-1", named="margin"), train("--loss", "hinge", "--offset", "1", named="offset"),
     train("--epochs", "abc", named="a whole number for --epochs. Got 'abc'"), train("--lr", "1,5", named="a number"),
     train("--patch", "0"), train("--patch", "3", named="by 12, such as 12×12. Got 8×8"),
+    train("--patch", "16", named="64×64. Got 8×8 with --patch 16"),
+    train("--model", "shift-s", "--conv", "rko", named="its own. Got rko."),
     train("--model", "fc3", "--patch", "2"), train("--model", "shift-s", "--patch", "3"),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     *(Case([*NEW, *options], (options[0], "Help: isoconv train --help")) for options in (["--lr", "fast"], ["--nonsense"])),
@@ -162,20 +169,29 @@ CASES = [
     Case(["certify", "run-7", "--arithmetic", "bf16"], ("float64, float32", "'bf16'")),
     Case(["certify", "run-7", "--criterion", "x"], ("pairs, per-class", "'x'")),
     Case(["certify", "run-7", "--certificate", "no/c.json"], ("no/c.json", "No such file")),
-    Case(["certify", "run-7", "--certificate", "pics"], ("pics", "Is a directory")),
+    Case(["certify", "run-7", "--certificate", "pics"], ("pics", "folder")),
     Case(["certify", "both", "--certificate", "c.json"], ("--certificate", "Got 2", "both/seed-0"), two_seeds),
     Case(["attack", "run-7", "--attack", "phishing"], ("--attack", "rounding", "'phishing'")),
     Case(["attack", "run-7", "--epsilon", "-1"], ("--epsilon", "'-1'")),
     Case(["attack", "run-7", "--steps", "0"], ("steps", "Got 0")),
+    *(Case(["attack", "run-7", "--attack", name, f"--{option}", "1"], (name, f"--{option}."))
+      for name, option in [*product(("fgsm", "boundary", "pointwise", "rounding"), ("steps", "step-size", "restarts")),
+                           ("apgd", "step-size"), ("fgsm", "seed"), ("rounding", "epsilon")]),
+    *(Case([command, "run-7"], (f"run-7/{name}", "folder"), lambda patch, name=name: Path("run-7", name).mkdir())
+      for command, name in (("attack", "attacks.json"), ("certify", "certified.json"))),
+    *(Case([command, "run-7"], ("run-7", "write-protected"), write_protected) for command in ("attack", "certify")),
     # Predicting
     Case(["predict", "run-7", "cat.png"], ("cat.png", "No such file")),
     Case(["predict", "run-7", "photo.png"], ("photo.png", "truncated"), cut("photo.png", 60)),
+    *(Case(words, ("''", "run-7")) for words in (["predict", "run-7", ""], ["certify", "run-7", "", "--images", "1"])),
+    Case(["certify", "run-7", "--data="], ("'--data='",)),
     Case(["predict", "both", "photo.png"], ("Got 2", "both/seed-0"), two_seeds),
     Case(["predict", "run-7", "photo.png"], ("Interrupted.",), failing("PIL.Image.open", KeyboardInterrupt()), 130),
     Case(["predict", "run-7", "photo.png"], ("memory",), failing("PIL.Image.open", MemoryError())),
     # Exporting
     Case(["export", "run-7", "--format", "tflite"], ("onnx, torch", "'tflite'")),
-    Case([*TORCH, "--dtype", "int8"], ("float32, float64", "'int8'")),
+    *(Case([*words, "--dtype", "int8"], ("float32, float64", "'int8'"), file(name, b"x"))
+      for words, name in ((TORCH, "net.safetensors"), (["export", "run-7"], "run-7.onnx"))),
     Case(["export", "both"], ("Got 2", "both/seed-0"), two_seeds),
     Case(TORCH, ("net.py", "--overwrite", "--out"), file("net.py", b"years of work")),
     Case(["export", "run-7", "--out", "pics", "--overwrite"], ("pics", "folder")),
@@ -214,11 +230,13 @@ PIPES = {
     "run-7/config.json": "certify run-7",
     "pipe.png": "predict run-7 pipe.png",
     "a.npy": "wasserstein a.npy a.npy",
+    "c.jsonl": "certify run-7 --certificate c.jsonl",
+    "net.onnx": "export run-7 --out net.onnx --overwrite",
 }
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_that_nobody_writes_to(name, start, world):
+def test_a_pipe_is_neither_waited_for_nor_replaced(name, start, world):
     """In a process of its own: a library that opens it waits for ever, whatever signal comes."""
     (world / name).unlink(missing_ok=True)
     os.mkfifo(world / name)
@@ -228,6 +246,7 @@ def test_a_pipe_that_nobody_writes_to(name, start, world):
         finally:
             process.kill()
     assert process.returncode == 2 and name in err and err.count("\n") == 1
+    assert (world / name).is_fifo()
 
 
 def test_names_that_are_more_than_a_line(isoconv, tmp_path):

@@ -81,6 +81,7 @@ def test_what_is_known_of_a_run_is_added_to_and_not_lost(isoconv, album, tmp_pat
     for part in (["--images", "3"], ["--arithmetic", "float32"], ["--criterion", "per-class"]):
         outcome = isoconv("certify", "mine", *part)
         assert outcome.code == 0 and "mine/certified.json" in outcome.err and certified.read_text() == whole
+    assert "7 test images, float64, per-class" in outcome.out
 
 
 def test_pictures_that_have_moved(isoconv, album, tmp_path):

@@ -11,9 +11,11 @@ from torch import nn
 from certify.certificates import check
 from isoconv.certify import robust_accuracy
 from isoconv.data import load_splits
-from isoconv.train import certify_run
+from isoconv.train import certify_run, train
+from report.report_runs import data_of
 
 NETWORK = """
+from isoconv.nn import BCOPConv2d, MaxMin, OrthogonalLinear
 from torch import nn
 from beside import Block
 
@@ -27,6 +29,9 @@ class Net(nn.Module):
 
 def build(input_shape, classes):
     return Net(input_shape[0], classes)
+
+def circular():
+    return nn.Sequential(BCOPConv2d(1, 4, 3), MaxMin(), nn.Flatten(), OrthogonalLinear(256, 4))
 
 def chain():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
@@ -116,11 +121,29 @@ def test_every_command_reads_the_run_and_never_the_function(isoconv, files):
     (said,) = isoconv("predict", "run", "pics/a/000.png", "--json").json
     assert said["class"] in "abcd" and said["radius"] >= 0
     assert isoconv("export", "run", "--format", "torch", "--out", "x.safetensors").code == 0
-    assert isoconv("report", "run", "--device", "cpu").code == 0
+    outcome = isoconv("report", "run", "--device", "cpu")
     page = (files / "report.html").read_text()
-    assert "net.py:build · seed 0" in page and "--model net.py:build" in page
+    assert outcome.code == 0 and "net.py:build · seed 0" in page and "--model net.py:build" in page
+    for setting in ("conv", "activation", "orthogonalisation", "margin"):  # which the run does not use
+        assert f'<th scope="row">{setting}</th>' not in page and '<th scope="row">temperature</th>' in page
     assert isoconv("train", "--resume", "--out", "run").is_refused("--model", "net.py:build")
     assert isoconv("train", "--resume", "--out", "run", "--model", "net.py:build").is_refused("net.py", "ran")
+
+
+@pytest.mark.parametrize(("function", "titles"), [("build", ["linear 1"]), ("circular", ["convolution 1", "linear 1"])])
+def test_the_page_shows_what_is_known_of_the_layers_and_says_what_is_not(function, titles, isoconv, files):
+    train("pics", "run", model=files / f"net.py:{function}", epochs=1, device="cpu")
+    first = isoconv("report", "run", "--json").json
+    assert "diagnostics.json" in first["made"]["run"]
+    assert isoconv("report", "run", "--json").json["notes"] == first["notes"]  # and nothing is made again
+    assert isoconv("report", "run", "--json").json["made"] == {"run": []}
+    note, (shown,) = first["notes"]["run"], data_of(files / "report.html")
+    assert ("1 of 2 layers" in note) == (function == "build") and note in (files / "report.html").read_text()
+    assert [layer["title"] for layer in shown["spectra"]] == titles
+    assert shown["gradients"]["before"] is None and len(shown["gradients"]["after"]["mean"]) == 3
+    for layer in shown["spectra"]:
+        assert layer["before"] is None
+        assert function == "build" or (layer["after"]["min"], layer["after"]["max"]) == pytest.approx((1, 1), abs=1e-5)
 
 
 REFUSED = {

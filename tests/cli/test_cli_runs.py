@@ -18,6 +18,7 @@ from helpers import imported
 from isoconv.certify import Certifier, weights_sha256
 from isoconv.data import as_float, load_image
 from isoconv.models import MODELS
+from isoconv.train import attack_run
 from isoconv.train.config import CLASSIFIERS
 from isoconv.train.run_folder import load_run
 
@@ -95,6 +96,9 @@ def test_attack_keeps_the_order_and_breaks_nothing(isoconv, run):
     assert min(row["accuracy"] for row in rows if row["epsilon"] == 1) < rows[0]["clean"]  # it does attack
     outcome = isoconv("attack", run, "--attack", "rounding", "--images", "2")
     assert outcome.code == 0 and "rounding" in outcome.out and "each image's" in outcome.out
+    titles = set()
+    attack_run(run, ["fgsm"], [36 / 255], device="cpu", progress=lambda title, done, total: titles.add(title))
+    assert "fgsm at 36/255" in titles
 
 
 def test_a_false_certificate_is_an_error(isoconv, run, monkeypatch):
@@ -139,7 +143,8 @@ def test_predict_takes_folders_and_goes_on_after_a_bad_file(isoconv, run, pictur
     (folder / "a" / "bad.png").write_bytes(b"II*\0")
     (folder / "notes.txt").write_text("no picture")
     outcome = isoconv("predict", run, folder, "missing.png", "--json")
-    assert outcome.code == 2 and outcome.err.count("\n") == 1
+    assert outcome.code == 2 and outcome.err.count("\n") == 2
+    assert outcome.err.startswith("1 other file ignored (.txt)")
     assert "bad.png" in outcome.err and "TIFF" in outcome.err and "missing.png" in outcome.err
     rows, names = json.loads(outcome.out), ("a/a, 1.png", "a/bad.png", "b/deeper/b, 1.png")
     assert [row["image"] for row in rows] == [*(str(folder / name) for name in names), "missing.png"]
@@ -152,8 +157,20 @@ def test_predict_takes_folders_and_goes_on_after_a_bad_file(isoconv, run, pictur
     assert filled == [{name: str(value) for name, value in row.items()} for row in rows]
     outcome = isoconv("predict", run, folder / "a" / "bad.png", "--csv")
     assert outcome.code == 2 and outcome.out.startswith("image,error")
+    outcome = isoconv("predict", run, "missing.png")
+    assert outcome.code == 2 and "missing.png" in outcome.err and outcome.err.endswith("(No such file or directory).\n")
     (tmp_path / "empty").mkdir()
     assert "Got none" in isoconv("predict", run, tmp_path / "empty").err
+
+
+def test_a_large_picture_is_read_and_a_bomb_is_refused(isoconv, run, pictures, monkeypatch):
+    """Pillow warns of pictures above its limit, and raises above twice that."""
+    path = sorted((pictures / "a").iterdir())[0]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 63)
+    outcome = isoconv("predict", run, path)
+    assert outcome.code == 0 and outcome.err == ""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 31)
+    assert isoconv("predict", run, path).is_refused("64 pixels")
 
 
 def test_export(isoconv, world, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from isoconv.report import write_demo
 from isoconv.report.page import write_page
-from report.report_runs import config, data_of, fake_run, gallery
+from report.report_runs import config, data_of, diagnostics, fake_run, gallery
 
 SIZES = {"desktop": (1280, 900), "phone": (360, 740)}
 
@@ -241,6 +241,20 @@ def test_the_policy_stops_what_would_be_injected(browser, tmp_path):
     opened = Opened(browser, tmp_path / "page.html")
     assert opened.page.title() != "broken" and opened.asked == []
     assert len(opened.said) >= 2 and all("Content Security Policy" in line for line in opened.said)
+
+
+def test_what_is_known_only_after_training_is_drawn(show, tmp_path):
+    run, shown = fake_run(tmp_path / "run"), diagnostics()
+    shown["layers"][0]["before"] = shown["gradient_norms"]["before"] = None
+    (run / "diagnostics.json").write_text(json.dumps(shown))
+    write_page([run], tmp_path / "page.html")
+    page = show(tmp_path / "page.html").page
+    assert page.locator("#spectra svg .bar").count() > 0 and page.locator("#spectra svg .outline").count() == 0
+    assert page.locator("#gradients figure path.line").count() == 1 and page.locator("#gradients .dashed").count() == 0
+    for part in ("#spectra .plot", "#gradients figure"):
+        page.locator(part).hover()
+        assert "after" in page.locator("#tip").inner_text() or part == "#gradients figure"
+        assert "before" not in page.locator("#tip").inner_text()
 
 
 PARTS = ("attacks.json", "gallery.json", "diagnostics.json", "certified.json")

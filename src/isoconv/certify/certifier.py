@@ -63,7 +63,8 @@ class Certifier:
     p : the norm of the perturbation: 2; 1 and ∞ by the better of their own Lipschitz bound (where every module has one)
         and what follows from p = 2; any other p ≥ 1 from p = 2
     arithmetic : "float64" or "float32": the certificate is about the network run in it
-    criterion : "pairs", a constant L_ij per pair of classes; "per-class", L_i + L_j, as if each class had its own network
+    criterion : "pairs", a constant L_ij per pair of classes; "per-class", the looser L_i + L_j, which treats the logits as
+        separate networks
     input_range : the range of pixels; inputs outside it are refused
     """
 

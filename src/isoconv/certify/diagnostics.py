@@ -31,29 +31,45 @@ class LayerSpectrum:
     values: Tensor
 
 
-def singular_values(model: nn.Module, input_shape: Sequence[int]) -> list[LayerSpectrum]:
+def singular_values(
+    model: nn.Module, input_shape: Sequence[int], left_out: list[str] | None = None
+) -> list[LayerSpectrum]:
     """Return those of every convolution and every linear layer of `plain(model)`, in the order of their application.
 
     Convolutions must pad circularly, to their own size divided by the stride, as all of `isoconv.models` do: then one
     small SVD per frequency gives the values of the dense Jacobian.
+
+    left_out : receives the titles of other convolutions. Without it they are an error
     """
-    nodes = nodes_of(plain_network(model, input_shape), input_shape)
-    return [LayerSpectrum(title, node.name, node.kind, _values(node)) for title, node in _layers(nodes).items()]
+    nodes, spectra = nodes_of(plain_network(model, input_shape), input_shape), []
+    for title, node in _layers(nodes).items():
+        if left_out is not None and not _is_small(node):
+            left_out.append(title)
+        else:
+            spectra.append(LayerSpectrum(title, node.name, node.kind, _values(node)))
+    return spectra
+
+
+def _is_small(node: Node) -> bool:
+    """Return True if the singular values are those of small matrices."""
+    module, size, stride = node.module, node.input_shape[1:], node.settings.get("stride", ())
+    if isinstance(module, nn.Linear):
+        return True
+    circular = node.circular is not None or module.padding_mode == "circular" or set(module.kernel_size) == {1}
+    whole = [n * s for n, s in zip(node.output_shape[1:], stride, strict=True)] == list(size)
+    return bool(circular and whole and module.groups == 1 and set(module.dilation) == {1})
 
 
 @torch.no_grad()
 def _values(node: Node) -> Tensor:
-    module, size, stride = node.module, node.input_shape[1:], node.settings.get("stride", ())
-    if isinstance(module, nn.Linear):
-        return torch.linalg.svdvals(module.weight.double())
-    circular = node.circular is not None or module.padding_mode == "circular" or set(module.kernel_size) == {1}
-    kept = node.output_shape[1:]
-    whole = [n * s for n, s in zip(kept, stride, strict=True)] == list(size)
-    small = circular and whole and module.groups == 1 and set(module.dilation) == {1}
     expected = "convolutions that pad circularly to the size of the image, without groups or dilation"
-    require(small, f"{expected}, whose singular values are those of small matrices", f"another {node.place}")
+    expected = f"{expected}, whose singular values are those of small matrices"
+    require(_is_small(node), expected, f"another {node.place}")
+    weight = node.module.weight.double()
+    if isinstance(node.module, nn.Linear):
+        return torch.linalg.svdvals(weight)
     # Where the padding begins only moves the image around in circles, which no singular value sees.
-    return circular_singular_values(fold_stride(module.weight.double(), stride), kept)
+    return circular_singular_values(fold_stride(weight, node.settings["stride"]), node.output_shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +102,10 @@ def gradient_norms(model: nn.Module, images: Tensor, labels: Tensor) -> Gradient
             if node.merged or (node in layers.values() and node.circular is None):
                 inputs.append(taken[0])
             values[node.name] = x = node.module.double()(*taken)
-        logits = x.dim() == 2 and x.shape[1] >= 2 and len(inputs) > 0
+        logits = x.dim() == 2 and x.shape[1] >= 2
         require(logits, "logits (N, classes) of at least 2 classes", f"shape {tuple(x.shape)}")
         margins = x.gather(1, labels)[:, 0] - x.scatter(1, labels, -torch.inf).amax(dim=1)
+        inputs = inputs or [values[INPUT]]
         gradients = torch.autograd.grad(margins.sum(), [*inputs, x])
     norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
     return GradientNorms(("image", *list(layers)[:-1], "logits"), (norms / norms[-1]).cpu())

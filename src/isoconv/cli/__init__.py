@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import warnings
 
 _BAD_INPUT, _INTERRUPTED, _NOBODY_READS = 2, 130, 141  # the latter as a shell has them: 128 + SIGINT, 128 + SIGPIPE
 
@@ -19,6 +20,7 @@ def main() -> None:
                 sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # what it cannot write is no failure
             from isoconv.cli.app import run
 
+            warnings.filterwarnings("ignore", module="PIL")  # a picture that can be read is read, however large
             code = run(sys.argv[1:])
         finally:
             if sys.stdout is not None:

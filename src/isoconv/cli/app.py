@@ -1,13 +1,16 @@
 """All commands. Only the one that is run is imported, so that help is fast."""
 
+import re
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
 from isoconv import __version__
+from isoconv.errors import require
 
 #: Each command in one line of at most 61 letters, so that the list fits a screen of 80×24.
 COMMANDS = {
@@ -39,6 +42,8 @@ def load_command(name: str) -> Any:
 
 def run(arguments: Sequence[str]) -> object:
     """Run the command that the first argument names, with the others, and return its exit code. Without one, show help."""
+    for before, word in pairwise(["isoconv", *arguments]):  # an empty path would be the current folder
+        require(not re.fullmatch("(--[a-z-]+=)?", word), "no empty argument", f"{word!r} after {before}")
     if arguments and arguments[0] in COMMANDS:
         name, *options = arguments
         return _invoke(load_command(name), f"isoconv {name}", options)

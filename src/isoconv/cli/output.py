@@ -24,6 +24,7 @@ from isoconv.report.demo import SHIPPED
 from isoconv.report.page import show_radius
 from isoconv.train.distributed import Abandoned
 from isoconv.train.engine import Stopped
+from isoconv.train.runs import format_radius
 
 if TYPE_CHECKING:
     from isoconv.report.demo import DemoRow
@@ -36,13 +37,6 @@ _WIDE = 160  # characters of a table in a pipe or a file
 _SECONDS_WITHIN_AN_EPOCH = 10.0  # between lines, when piped
 
 # Tables -------------------------------------------------------------------------------------------------------------
-
-
-def format_radius(radius: float) -> str:
-    """Return a radius as people write it: 0.2, but 36/255, which has no short decimal."""
-    steps = round(radius * 255)
-    is_fraction = abs(radius * 255 - steps) < 1e-9 and abs(float(f"{radius:.3g}") - radius) > 1e-9
-    return f"{steps}/255" if is_fraction else f"{radius:g}"
 
 
 def print_table(title: str, words: Sequence[str], figures: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

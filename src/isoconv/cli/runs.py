@@ -17,6 +17,7 @@ _DATA = (
     "with FILE.py:FUNCTION: its data, in any form that isoconv train takes; images may also be given by --data alone"
 )
 _ATTACKS = "pgd, fgsm (both by default), apgd, boundary, pointwise, rounding; repeatable"
+_CRITERIA = "pairs; or per-class: the looser bound that treats the logits as separate networks"
 _ENDINGS = {"onnx": ".onnx", "torch": ".safetensors"}
 _DEMO = Path("isoconv-demo")
 
@@ -36,7 +37,7 @@ def certify(
     arithmetic: Annotated[
         str, typer.Option(help="arithmetic that the network runs in: float64 or float32")
     ] = "float64",
-    criterion: Annotated[str, typer.Option(help="pairs, or per-class, as if each class had its own network")] = "pairs",
+    criterion: Annotated[str, typer.Option(help=_CRITERIA)] = "pairs",
     device: cli.Device = "auto",
     as_json: cli.Json = False,
 ) -> None:
@@ -61,7 +62,8 @@ def certify(
     if as_json:
         print_json(records)
     else:
-        print_certified(records, f"{run}: {records[0].images:,} test images, {arithmetic}")
+        how = arithmetic if criterion == "pairs" else f"{arithmetic}, {criterion}"
+        print_certified(records, f"{run}: {records[0].images:,} test images, {how}")
 
 
 def attack(
@@ -71,10 +73,10 @@ def attack(
     folder: cli.Data = None,
     download: cli.Download = False,
     images: cli.Images = None,
-    steps: Annotated[int, typer.Option(help="steps of PGD and APGD")] = 200,
-    step_size: Annotated[float, typer.Option(help="step size of PGD")] = 0.01,
-    restarts: Annotated[int, typer.Option(help="restarts of PGD and APGD")] = 1,
-    seed: cli.Seed = None,
+    steps: Annotated[int | None, typer.Option(help="steps of PGD and APGD (default: 200)")] = None,
+    step_size: Annotated[float | None, typer.Option(help="step size of PGD (default: 0.01)")] = None,
+    restarts: Annotated[int | None, typer.Option(help="restarts of PGD and APGD (default: 1)")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of all attacks but FGSM (default: 0)")] = None,
     device: cli.Device = "auto",
     as_json: cli.Json = False,
 ) -> None:
@@ -118,7 +120,7 @@ def predict(
     from isoconv.train import open_run
 
     trained = open_run(run)
-    predictions = trained.predict(images, device, progress=ProgressLine("images", 1))
+    predictions = trained.predict(images, device, progress=ProgressLine("images", 1), say=print_line)
     if as_json:
         print_json(predictions)
     elif as_csv:

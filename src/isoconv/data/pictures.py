@@ -75,9 +75,9 @@ class UnreadablePictures(IsoconvError):  # noqa: N818  (what the files are)
         count, files = len(self.args), [f"{path} ({reason})" for path, reason in self.args[:_MOST_NAMED]]
         if count == 1:
             path, reason = self.args[0]
-            return f"{path} cannot be read as an image ({reason}). Repair or remove it."
+            return f"{path} cannot be read as an image ({reason})."
         more = f"; and {count - _MOST_NAMED:,} more" if count > _MOST_NAMED else ""
-        return f"{count:,} files cannot be read as images: {'; '.join(files)}{more}. Repair or remove them."
+        return f"{count:,} files cannot be read as images: {'; '.join(files)}{more}."
 
 
 class PictureOptions(TypedDict, total=False):
@@ -124,8 +124,7 @@ def read_folder(folder: str | PathLike[str], **options: Unpack[PictureOptions]) 
     roots = [train, test] if train != folder and test else [train if len(known) == 1 else folder]
     parts = [list_classes(folder, root) for root in roots]
     pictures = (picture.path for part in parts for picture in part)
-    ignored = Counter(map(_ending, files_in(folder))) - Counter(map(_ending, pictures))
-    return split_folders(folder.resolve().name, roots, parts, ignored, options)
+    return split_folders(folder.resolve().name, roots, parts, count_ignored(folder, pictures), options)
 
 
 def read_csv(path: str | PathLike[str], **options: Unpack[PictureOptions]) -> Splits:
@@ -236,6 +235,17 @@ def _ending(path: Source) -> str:
     return Path(str(path)).suffix.lower()
 
 
+def count_ignored(folder: Path, pictures: Iterable[Source]) -> Counter[str]:
+    """Return by their ending how many files in a folder and its sub-folders are none of these pictures."""
+    return Counter(map(_ending, files_in(folder))) - Counter(map(_ending, pictures))
+
+
+def describe_ignored(ignored: Mapping[str, int]) -> str:
+    """Say how many files were ignored, and with which endings."""
+    count, endings = sum(ignored.values()), ", ".join(sorted(ignored.keys() - {""})[:5])
+    return f"{count:,} other file{'s' * (count != 1)} ignored{f' ({endings})' * bool(endings)}"
+
+
 def pictures_in(folder: Path) -> list[Path]:
     """Return every image file in a folder and its sub-folders, in the order of their names, without hidden ones."""
     return [path for path in files_in(folder) if path.name.lower().endswith(ENDINGS)]
@@ -283,7 +293,7 @@ class PictureReader:
         except UnidentifiedImageError as error:
             raise UnreadablePictures((str(source), _name_format(data))) from error
         except Exception as error:  # Pillow's readers of a damaged file fail in any way: SyntaxError, struct.error, …
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise UnreadablePictures((str(source), reason)) from error
         return array[..., :1] if self.channels is None and bool((array == array[..., :1]).all()) else array
 

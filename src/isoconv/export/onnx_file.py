@@ -63,12 +63,12 @@ def export_onnx(
     `dtype` is the arithmetic of the graph, float32 or float64; `classes` are named in the file's metadata, beside the
     hash of the weights and what certificates say of them. Returns what was exported. Needs the package onnx.
     """
+    deployed = deploy(model, input_shape, dtype, classes)
     check_writable([Path(path)], overwrite)
     try:
         import onnx  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise IsoconvError("Export to ONNX needs a package: pip install 'isoconv[onnx]'.") from None
-    deployed = deploy(model, input_shape, dtype, classes)
     size = sum(tensor.numel() * tensor.element_size() for tensor in deployed.network.state_dict().values())
     require(size <= _LARGEST, "at most 2 GiB of weights, all that an ONNX file can hold", f"{size:,} bytes")
     written = onnx.load_from_string(_trace(deployed))

@@ -36,8 +36,8 @@ def export_torch(
     """
     weights = Path(path)
     code = code_path(weights)
-    check_writable([weights, code], overwrite)
     deployed = deploy(model, input_shape, dtype, classes)
+    check_writable([weights, code], overwrite)
     # Copies: a module that occurs twice has its weights under two names, which safetensors would refuse.
     tensors = {name: tensor.clone() for name, tensor in deployed.network.state_dict().items()}
     metadata = {"format": "pt", **deployed.metadata()}

@@ -54,7 +54,7 @@ class Classifier(nn.Sequential):
         require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
         require(activation in ACTIVATIONS, f"activation to be one of {', '.join(ACTIVATIONS)}", repr(activation))
         method, shape = METHODS[conv], check_shape(input_shape)
-        _check_size(shape[1:], patch * math.prod(stride for *_, stride in self.convolutions))
+        _check_size(shape[1:], math.prod(stride for *_, stride in self.convolutions), patch)
         layers: list[nn.Module] = [InvertibleDownsampling(patch)] if patch > 1 else []
         shape = shape[0] * patch**2, shape[1] // patch, shape[2] // patch
         for out_channels, kernel_size, stride in self.convolutions:
@@ -81,12 +81,14 @@ def check_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-def _check_size(size: tuple[int, int], unit: int) -> None:
-    """Raise unless a number divides both sides of an image; name the sizes next to it that would do."""
+def _check_size(size: tuple[int, int], strides: int, patch: int = 1) -> None:
+    """Raise unless strides × patch divides both sides of an image; name the sizes next to it that would do."""
+    unit = strides * patch
     around = [[max(1, count) * unit for count in (side // unit, -(-side // unit))] for side in size]
     near = dict.fromkeys(f"{height}×{width}" for height, width in zip(*around, strict=True))
     expected = f"a height and a width that are divisible by {unit}, such as {' or '.join(near)}"
-    require(all(side % unit == 0 for side in size), expected, "×".join(map(str, size)))
+    got = "×".join(map(str, size)) + f" with --patch {patch}" * (patch > 1)
+    require(all(side % unit == 0 for side in size), expected, got)
 
 
 class Small(Classifier):

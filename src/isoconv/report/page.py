@@ -10,9 +10,10 @@ import hashlib
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from isoconv import __version__
 from isoconv.data.datasets import DATASETS, FROM_FILES
@@ -21,12 +22,13 @@ from isoconv.data.shards import is_there
 from isoconv.errors import require
 from isoconv.files import read_bytes, write_text
 from isoconv.linalg.rounding import show_up
+from isoconv.losses import LOSSES
 from isoconv.models.catalogue import MODELS
 from isoconv.nn.methods import ACTIVATIONS, METHODS
 from isoconv.pretrained import is_pretrained
 from isoconv.records import Record
 from isoconv.report.run_files import RunFiles, command_of, read_run_files
-from isoconv.train.config import TrainConfig
+from isoconv.train.config import TrainConfig, is_own
 from isoconv.train.diagnostics import Gallery, complete_run, find_test_images, lacks_images
 from isoconv.train.distributed import choose_device
 from isoconv.train.runs import Progress, be_silent, open_runs
@@ -124,6 +126,9 @@ def write_report(
         made[str(run.folder)] = tuple(complete_run(run, images, device=device, progress=progress))
     folders = [run.folder for run in trained.values()]
     size = write_page(folders, out, notes)
+    for path in folders:
+        if note := _note_of(read_run_files(path)):
+            notes[str(path)] = f"{notes[str(path)]} {note}" if str(path) in notes else note
     return Report(str(out), size, tuple(map(str, folders)), made, notes)
 
 
@@ -184,9 +189,23 @@ def _notes(run: RunFiles, notes: Mapping[str, str]) -> list[str]:
     sentences = [notes[str(run.path)]] if str(run.path) in notes else []
     if run.certified is None and not sentences:
         sentences.append(f"The certified radii are missing: isoconv certify {where} computes them.")
+    sentences += [note] if (note := _note_of(run)) else []
     if not run.attacks:
         sentences.append(f"No attacks yet: isoconv attack {where} runs them.")
     return sentences
+
+
+def _note_of(run: RunFiles) -> str:
+    """Return why something is missing in the diagnostics."""
+    return "" if run.diagnostics is None else run.diagnostics.note
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that a run used."""
+    unused = {name for option in LOSSES.values() for name in option.options} - LOSSES[config.loss].options.keys()
+    unused |= set() if config.has_methods else {"conv", "activation"}
+    unused |= {"orthogonalisation"} if is_own(config.model) else set()
+    return {name: value for name, value in vars(config).items() if name not in unused}
 
 
 def _render(runs: Sequence[RunView]) -> str:
@@ -199,7 +218,7 @@ def _render(runs: Sequence[RunView]) -> str:
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     environment.filters |= {"percent": show_percent, "bound": show_up, "duration": format_duration, "show": _show}
     environment.filters["describe"] = describe_network
-    environment.globals |= {"asdict": asdict, "command_of": command_of, "version": __version__}
+    environment.globals |= {"settings_of": _settings, "command_of": command_of, "version": __version__}
     style, parts = _resource("page.css"), [_resource("script", f"{name}.js") for name in _SCRIPT]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
     page = environment.get_template("page.html").render(

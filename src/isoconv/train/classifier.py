@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from isoconv.certify.accuracy import default_batch_size
 from isoconv.data import NAMES, EpochBatches, ImageSet, Splits, StreamedSet, hold_out, load_splits
 from isoconv.data.pictures import Size as Sides
-from isoconv.data.pictures import UnreadablePictures, height_and_width
+from isoconv.data.pictures import UnreadablePictures, describe_ignored, height_and_width
 from isoconv.errors import IsoconvError, require
 from isoconv.losses import LOSSES
 from isoconv.records import Count, Percent, Size
@@ -384,8 +384,7 @@ def describe_data(config: TrainConfig, splits: Splits, held_out: ImageSet | None
     colours = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     line += f", {len(train.classes)} classes, {height}×{width} in {colours}"
     if splits.ignored:
-        count, endings = sum(splits.ignored.values()), ", ".join(sorted(splits.ignored.keys() - {""})[:5])
-        line += f"; {count:,} other file{'s' * (count != 1)} ignored{f' ({endings})' * bool(endings)}"
+        line += f"; {describe_ignored(splits.ignored)}"
     if splits.left_out:
         line += f"; {len(splits.left_out):,} cannot be read: {', '.join(splits.left_out)}"
     return line

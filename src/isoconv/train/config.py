@@ -254,10 +254,11 @@ class TrainConfig(NetworkSettings):
         object.__setattr__(self, "patch", self.patch or self._usual_patch)
         require(self.patch >= 0, "a patch of at least 1 pixel", self.patch)
         require(self.patch == 0 or self._usual_patch > 0, f"no patch for {self.model}, which takes none", self.patch)
-        own, methods = is_own(self.model), (self.conv, self.activation)
+        own = is_own(self.model)
         require(own or self.model in CLASSIFIERS, f"model to be one of {', '.join(CLASSIFIERS)}", repr(self.model))
-        fits = self.has_methods or methods == ("bcop", "maxmin")
-        require(fits, f"no conv and no activation for {self.model}, which has its own", " and ".join(methods))
+        others = [value for value in (self.conv, self.activation) if value not in ("bcop", "maxmin")]
+        fits = self.has_methods or not others
+        require(fits, f"no conv and no activation for {self.model}, which has its own", " and ".join(others))
         fits = not own or self.orthogonalisation == "manifold"
         require(fits, f"no orthogonalisation for {self.model}, which has its own", self.orthogonalisation)
         self.augmentation.check_channels(self.input_shape[0])

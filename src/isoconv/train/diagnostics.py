@@ -1,6 +1,7 @@
 """Two more files of a finished run, which its report shows: diagnostics.json and gallery.json.
 
-diagnostics.json  the singular values of every layer and the norm of the gradient by depth, before and after training
+diagnostics.json  the singular values of every layer and the norm of the gradient by depth, before and after training; of
+                  a user's own network after it, since what its training began with is not kept
 gallery.json      a few test images with what is certified of them and the nearest adversarial example that was found;
                   how often each class was taken for which, and the images that are misclassified
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from isoconv.attacks.gradient import nearest
 from isoconv.certify import Certifier, RobustAccuracy, weights_sha256
+from isoconv.certify.accuracy import default_batch_size
 from isoconv.certify.diagnostics import gradient_norms, singular_values
 from isoconv.data import NAMES, ImageSet, as_float
 from isoconv.data.streamed import StreamedSet
@@ -57,11 +59,11 @@ class LayerHistograms(Finding):
     name: str
     kind: str
     width: Annotated[float, Range(1e-12)]
-    before: Histogram
+    before: Histogram | None
     after: Histogram
 
     def __post_init__(self) -> None:
-        before, after = len(self.before.counts), len(self.after.counts)
+        before, after = len((self.before or self.after).counts), len(self.after.counts)
         require(before == after, f"{before} bins after training, as before it, in {self.title!r}", after)
 
 
@@ -78,20 +80,23 @@ class NormSummary(Finding):
 class GradientNorms(Finding):
     images: int
     places: tuple[str, ...]
-    before: NormSummary
+    before: NormSummary | None
     after: NormSummary
 
     def __post_init__(self) -> None:
-        for norms in (self.before, self.after):
+        for norms in (self.before or self.after, self.after):
             lengths = {len(norms.mean), len(norms.low), len(norms.high)}
             require(lengths == {len(self.places)}, f"a norm for each of {len(self.places)} places", sorted(lengths))
 
 
 @dataclass(frozen=True)
 class Diagnostics(Finding):
+    """note : why something is missing"""
+
     weights_sha256: str
     layers: tuple[LayerHistograms, ...]
     gradient_norms: GradientNorms | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,9 +164,8 @@ def complete_run(
 ) -> list[str]:
     """Compute what the report shows and the run's folder lacks; return the names of the files written.
 
-    Without test images, `data`, only the singular values are made. Those of a user's own network, and its gradients, are
-    not: what its training began with is not kept. `accuracy` is of this network, if it was certified before. The gallery
-    has so many `images`.
+    Without test images, `data`, only the singular values are made. `accuracy` is of this network, if it was certified
+    before. The gallery has so many `images`.
     """
     folder, made = run.folder, []
     if data is not None and accuracy is None and not (folder / CERTIFIED).exists():
@@ -170,7 +174,7 @@ def complete_run(
         made.append(CERTIFIED)
     model, config = copy.deepcopy(run.model).cpu(), run.config
     diagnostics, gallery, weights = _current(folder, model)
-    if not is_own(config.model) and (diagnostics is None or (diagnostics.gradient_norms is None and data is not None)):
+    if diagnostics is None or (diagnostics.gradient_norms is None and data is not None):
         _diagnose(config, model, data, weights).write(folder / DIAGNOSTICS)
         made.append(DIAGNOSTICS)
     if data is not None and not _is_complete(gallery):
@@ -188,7 +192,7 @@ def complete_run(
 def lacks_images(run: TrainedRun) -> bool:
     """Return True if `complete_run` has something to do that it needs test images for."""
     diagnostics, gallery, _ = _current(run.folder, run.model)
-    diagnosed = is_own(run.config.model) or (diagnostics is not None and diagnostics.gradient_norms is not None)
+    diagnosed = diagnostics is not None and diagnostics.gradient_norms is not None
     return not (diagnosed and _is_complete(gallery) and (run.folder / CERTIFIED).exists())
 
 
@@ -209,18 +213,29 @@ def _current(folder: Path, model: nn.Module) -> tuple[Diagnostics | None, Galler
 
 
 def _diagnose(config: TrainConfig, trained: nn.Module, data: ImageSet | None, weights: str) -> Diagnostics:
-    fresh = make_model(config)  # from the run's seed: what training began with
-    spectra = (singular_values(model, config.input_shape) for model in (fresh, trained))
+    fresh = None if is_own(config.model) else make_model(config)  # from the run's seed: what training began with
+    left_out, notes = list[str](), list[str]()
+    spectra = singular_values(trained, config.input_shape, left_out)
+    before: list[Tensor | None] = [None] * len(spectra)
+    if fresh is not None:
+        before = [spectrum.values for spectrum in singular_values(fresh, config.input_shape)]
     layers = tuple(
-        LayerHistograms(after.title, after.name, after.kind, *_histograms(before.values, after.values))
-        for before, after in zip(*spectra, strict=True)
+        LayerHistograms(after.title, after.name, after.kind, *_histograms(values, after.values))
+        for values, after in zip(before, spectra, strict=True)
     )
-    return Diagnostics(weights, layers, None if data is None else _gradients(fresh, trained, data))
+    if fresh is None:
+        began = "what a network of your own began with is not kept"
+        notes.append(f"Singular values and gradient norms are those after training: {began}.")
+    if left_out:
+        which = f"{len(left_out)} of {len(left_out) + len(layers)} layers"
+        reason = "they are computed for convolutions that pad circularly, without groups or dilation"
+        notes.append(f"The singular values of {which} are left out: {reason}.")
+    return Diagnostics(weights, layers, None if data is None else _gradients(fresh, trained, data), " ".join(notes))
 
 
-def _histograms(before: Tensor, after: Tensor) -> tuple[float, Histogram, Histogram]:
+def _histograms(before: Tensor | None, after: Tensor) -> tuple[float, Histogram | None, Histogram]:
     """Return the bins' width, which both share, and the histograms: the many values at 1, give or take 1e-7, share a bin."""
-    largest = max(float(before.max()), float(after.max()))
+    largest = max(float(values.max()) for values in (before, after) if values is not None)
     least = max(_BIN, largest / _BINS)  # about the width: 1, 2 or 5 times a power of ten, so that a bin lies around 1
     power = 10.0 ** math.floor(math.log10(least))
     width = min((1.0, 2.0, 5.0, 10.0), key=lambda digit: abs(digit * power - least)) * power
@@ -230,19 +245,21 @@ def _histograms(before: Tensor, after: Tensor) -> tuple[float, Histogram, Histog
         counts = torch.bincount(torch.round(values / width).long().clamp(0, bins - 1), minlength=bins)
         return Histogram(float(values.min()), float(values.mean()), float(values.max()), tuple(counts.tolist()))
 
-    return width, histogram(before), histogram(after)
+    return width, None if before is None else histogram(before), histogram(after)
 
 
-def _gradients(fresh: nn.Module, trained: nn.Module, data: ImageSet) -> GradientNorms:
+def _gradients(fresh: nn.Module | None, trained: nn.Module, data: ImageSet) -> GradientNorms:
     part = data.take(min(_GRADIENT_IMAGES, len(data)))
-    pixels = as_float(part.images, torch.float64)
-    before, after = (gradient_norms(model, pixels, part.labels) for model in (fresh, trained))
 
-    def summarise(norms: Tensor) -> NormSummary:
+    def summarise(model: nn.Module) -> tuple[tuple[str, ...], NormSummary]:
+        batches = part.batches(default_batch_size(part.shape))
+        parts = [gradient_norms(model, as_float(images, torch.float64), labels) for images, labels in batches]
+        norms = torch.cat([found.norms for found in parts], dim=1)
         figures = norms.mean(dim=1), norms.quantile(0.1, dim=1), norms.quantile(0.9, dim=1)
-        return NormSummary(*(tuple(figure.tolist()) for figure in figures))
+        return tuple(parts[0].places), NormSummary(*(tuple(figure.tolist()) for figure in figures))
 
-    return GradientNorms(len(part), tuple(after.places), summarise(before.norms), summarise(after.norms))
+    places, after = summarise(trained)
+    return GradientNorms(len(part), places, None if fresh is None else summarise(fresh)[1], after)
 
 
 def gallery_entries(certifier: Certifier, data: ImageSet, count: int = 12, **options: Any) -> list[GalleryImage]:

@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -22,11 +23,18 @@ from isoconv.certify.certifier import join
 from isoconv.certify.graph import plain_network
 from isoconv.data import NAMES, ImageSet, Splits, as_float, load_splits
 from isoconv.data.datasets import is_pictures
-from isoconv.data.pictures import ENDINGS, UnreadablePictures, pictures_in, read_pictures
+from isoconv.data.pictures import (
+    ENDINGS,
+    UnreadablePictures,
+    count_ignored,
+    describe_ignored,
+    pictures_in,
+    read_pictures,
+)
 from isoconv.data.pictures import Size as Sides
 from isoconv.data.shards import is_there
 from isoconv.errors import IsoconvError, require
-from isoconv.files import read_tensors, write_json, write_tensors
+from isoconv.files import check_writable, read_tensors, write_json, write_tensors
 from isoconv.pretrained import is_pretrained, pretrained_folder, pretrained_names
 from isoconv.records import SLACK, Count, Pattern, Percent, Record, Size
 from isoconv.train.config import TrainConfig, default_epsilons, is_own, make_model
@@ -34,13 +42,29 @@ from isoconv.train.distributed import Processes, choose_device
 from isoconv.train.own_model import Build, check_classifier, find_function, load_weights
 from isoconv.train.run_folder import Finding, RunFolder, load_run, seeds_in
 
-ATTACKS = ("pgd", "fgsm", "apgd", "boundary", "pointwise", "rounding")
+#: The options of each attack that `attack_run` has.
+ATTACKS = {
+    "pgd": ("epsilon", "steps", "step_size", "restarts", "seed"),
+    "fgsm": ("epsilon",),
+    "apgd": ("epsilon", "steps", "restarts", "seed"),
+    "boundary": ("epsilon", "seed"),
+    "pointwise": ("epsilon", "seed"),
+    "rounding": ("seed",),  # within each image's own radius
+}
+_USUAL = {"steps": 200, "step_size": 0.01, "restarts": 1, "seed": 0}
 _ATTACKED_PIXELS = 10_000 * 3 * 32 * 32  # an attack holds several numbers for each
 _FEW = 100  # the paper's number of images for attacks that ask thousands of questions per image
 
 #: What accuracies go by in a file: a finite number, at least 0, as Python prints it.
 Radius = Annotated[str, Pattern("of radii as text", r"\d{1,17}(\.\d+)?|\d(\.\d+)?e(-\d{2,3}|\+[12]?\d\d|\+30[0-7])")]
 Progress = Callable[[str, int, int], None]  # what is being done, how many images are done, of how many
+
+
+def format_radius(radius: float) -> str:
+    """Return a radius as people write it: 0.2, but 36/255, which has no short decimal."""
+    steps = round(radius * 255)
+    is_fraction = abs(radius * 255 - steps) < 1e-9 and abs(float(f"{radius:.3g}") - radius) > 1e-9
+    return f"{steps}/255" if is_fraction else f"{radius:g}"
 
 
 def be_silent(title: str, done: int, total: int) -> None:
@@ -201,7 +225,8 @@ class TrainedRun:
         `epsilon` is None for the rounding search, which stays within each image's own certified radius. `settings` are
         those of the attack's function in `isoconv.attacks`.
         """
-        began, show = time.perf_counter(), partial(progress, attack if epsilon is None else f"{attack} at {epsilon:g}")
+        title = attack if epsilon is None else f"{attack} at {format_radius(epsilon)}"
+        began, show = time.perf_counter(), partial(progress, title)
         show(0, len(data))  # the first image may take long
         results, done, radii = list[attacks.AttackResult](), 0, certified.certificates.radius[: len(data)]
         function = attacks.rounding_search if epsilon is None else getattr(attacks, attack)
@@ -224,19 +249,27 @@ class TrainedRun:
         return AttackRecord(self.config.seed, attack, epsilon, len(data), settings, seconds, **figures)
 
     def predict(
-        self, images: Sequence[Path | str] | Path | str, device: str = "auto", *, progress: Progress = be_silent
+        self,
+        images: Sequence[Path | str] | Path | str,
+        device: str = "auto",
+        *,
+        progress: Progress = be_silent,
+        say: Callable[[str], None] = lambda line: None,
     ) -> list[Prediction]:
         """Classify images, resized to the network's input, each with its certified radius.
 
         images : a file or several, and folders, which stand for all images in them and in their sub-folders. One that
             cannot be read is answered with its error
+        say : called with lines worth showing
         """
         (channels, *sides), classes = self.config.input_shape, self.config.classes
         certifier = Certifier(self.model.to(choose_device(device)), self.config.input_shape)
         size, at_once = (sides[0], sides[1]), default_batch_size(self.config.input_shape)
         predictions = list[Prediction]()
-        named = [images] if isinstance(images, (str, Path)) else images
-        files = [path for name in named for path in _list_pictures(Path(name))]
+        named = [Path(name) for name in ([images] if isinstance(images, (str, Path)) else images)]
+        files = [path for name in named for path in _list_pictures(name)]
+        if ignored := sum((count_ignored(name, pictures_in(name)) for name in named), Counter[str]()):
+            say(f"{describe_ignored(ignored)}.")
         for start in range(0, len(files), at_once):
             paths, broken = files[start : start + at_once], dict[int, UnreadablePictures]()
             pictures = read_pictures(paths, size, channels, resize=self.config.resize, broken=broken)
@@ -255,6 +288,11 @@ class TrainedRun:
                     predictions.append(Prediction(str(path), classes[label], radius, resized, classes[other], margin))
             progress("predicting", start + len(paths), len(files))
         return predictions
+
+    def check_keeping(self, name: str) -> None:
+        """Raise, before any work is done, if `keep` could not write."""
+        if not is_pretrained(self.folder):
+            check_writable([self.folder / name], overwrite=True)
 
     def keep(self, name: str, value: object) -> None:
         """Write a JSON file beside the run's own, or raise if the folder has another network by now.
@@ -454,6 +492,11 @@ def certify_run(
         weights_beside = certificate.with_suffix(".plain.safetensors")
         free = own is None or certificate.exists() or not weights_beside.exists()
         require(free, "no file yet for the plain weights beside a new certificate", weights_beside)
+    kept, usual = "certified.json", {"arithmetic": "float64", "criterion": "pairs"}
+    whole = images is None and usual | options == usual
+    keeping = [one for one in runs if own is None and (whole or not (one.folder / kept).exists())]
+    for one in keeping if processes.first else ():
+        one.check_keeping(kept)
     for one in runs:
         shared: dict[str, Any] = {"device": processes.device(device), "processes": processes, "progress": progress}
         accuracy, record = one.certify(test, epsilons, certificate=certificate, **shared | options)
@@ -468,11 +511,10 @@ def certify_run(
                 write_tensors(model, accuracy.certifier.deployed.state_dict(), {"format": "pt"})
             check = shlex.join(["python", "-m", "isoconv.check", str(certificate), str(model)])
             say(f"Written to {certificate}. To check it: {check}")
-        path, whole = one.folder / "certified.json", (record.arithmetic, record.criterion) == ("float64", "pairs")
-        if own is None and path.exists() and (images is not None or not whole):
-            say(f"Not kept: {path} holds what was certified before.")
+        if one in keeping:
+            one.keep(kept, record.to_fields())
         elif own is None:
-            one.keep(path.name, record.to_fields())
+            say(f"Not kept: {one.folder / kept} holds what was certified before.")
     count, most = test.labels.bincount(minlength=len(test.classes)).max(dim=0)
     if count > 1.5 * len(test) / len(test.classes):
         say(f"For comparison: {100 * count / len(test):.1f} % of the images are of one class, {test.classes[most]}.")
@@ -487,10 +529,10 @@ def attack_run(
     folder: Path | None = None,
     download: bool = False,
     images: int | None = None,
-    steps: int = 200,
-    step_size: float = 0.01,
-    restarts: int = 1,
-    seed: int = 0,
+    steps: int | None = None,
+    step_size: float | None = None,
+    restarts: int | None = None,
+    seed: int | None = None,
     device: str = "auto",
     progress: Progress = be_silent,
 ) -> list[AttackRecord]:
@@ -498,20 +540,28 @@ def attack_run(
 
     Attacks that only see decisions take the first 100 images unless `images` is given. The results must be given to
     `refuse_violations`: what breaks a certificate is a row like any other.
+
+    steps, step_size, restarts, seed : for those of the attacks that have them; by default 200, 0.01, 1 and 0
     """
     for name in names:
         require(name in ATTACKS, f"--attack to be one of {', '.join(ATTACKS)}", repr(name))
+    asked = {"epsilon": epsilons or None, "steps": steps, "step_size": step_size, "restarts": restarts, "seed": seed}
+    options = {option: value for option, value in asked.items() if value is not None}
+    for option in options:
+        known = any(option in ATTACKS[name] for name in names)
+        require(known, f"options of {', '.join(names)}", f"--{option.replace('_', '-')}")
     device, runs, records = choose_device(device), open_runs(run), []
+    for one in runs:
+        one.check_keeping("attacks.json")
     data = runs[0].test_images(folder, download, images)
     few = data.take(min(_FEW, len(data))) if images is None else data
-    iterative = {"steps": steps, "restarts": restarts, "seed": seed}
-    settings: dict[str, dict[str, Any]] = {"pgd": {**iterative, "step_size": step_size}, "apgd": iterative, "fgsm": {}}
+    settings = {name: {key: (_USUAL | options)[key] for key in ATTACKS[name] if key in _USUAL} for name in names}
     for one in runs:
         budgets = epsilons or default_epsilons(one.config.data)[:1]
         accuracy, _ = one.certify(data, budgets, device=device, progress=progress)
         rows = [
-            one.attack(part, name, budget, accuracy, progress=progress, **settings.get(name, {"seed": seed}))
-            for name in dict.fromkeys(names)
+            one.attack(part, name, budget, accuracy, progress=progress, **settings[name])
+            for name in settings
             for part in [few if name in ("boundary", "pointwise") else data]
             for budget in (budgets if name != "rounding" else [None])
         ]

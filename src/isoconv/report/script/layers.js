@@ -6,7 +6,7 @@ function spectra() {
   byId("spectra").hidden = false;
   const panels = document.querySelector("#spectra .panels");
   for (const [run, index] of known) {
-    const end = Math.max(1.1, 1.04 * Math.max(...run.spectra.map((layer) => Math.max(layer.before.max, layer.after.max))));
+    const end = Math.max(1.1, 1.04 * Math.max(...run.spectra.map((layer) => Math.max((layer.before || layer.after).max, layer.after.max))));
     const grid = element("div", { className: "panel-grid" });
     for (const layer of run.spectra) {
       const plot = element("div", { className: "plot" });
@@ -35,7 +35,7 @@ function grouped(layer, end) {
     counts.forEach((count, k) => { found[Math.min(bins - 1, Math.round(k / group))] += (100 * count) / total; });
     return found;
   };
-  return { width, before: sums(layer.before.counts), after: sums(layer.after.counts) };
+  return { width, before: sums((layer.before || layer.after).counts), after: sums(layer.after.counts) };
 }
 
 function histogram(plot, layer, end, name) {
@@ -46,8 +46,9 @@ function histogram(plot, layer, end, name) {
   const across = (value) => (Math.min(end, Math.max(0, value)) / end) * width;
   const up = (share) => floor - (share / top) * (floor - ceiling);
   const svg = drawn("svg", { role: "img", "aria-label":
-    `${name}, ${layer.title}: singular values from ${short(layer.before.min)} to ${short(layer.before.max)} before training, ` +
-    `from ${short(layer.after.min)} to ${short(layer.after.max)} after it` });
+    `${name}, ${layer.title}: singular values ` +
+    (layer.before ? `from ${short(layer.before.min)} to ${short(layer.before.max)} before training, ` : "") +
+    `from ${short(layer.after.min)} to ${short(layer.after.max)} after training` });
   svg.append(drawn("line", { class: "one", x1: across(1), x2: across(1), y1: 0, y2: floor }));
   after.forEach((share, k) => {
     if (share > 0) svg.append(drawn("rect", { class: "bar", x: across((k - 0.5) * bin), y: Math.min(floor - 1.5, up(share)),
@@ -56,7 +57,7 @@ function histogram(plot, layer, end, name) {
   const outline = [[0, floor]];
   before.forEach((share, k) => { outline.push([across((k - 0.5) * bin), up(share)], [across((k + 0.5) * bin), up(share)]); });
   outline.push([outline[outline.length - 1][0], floor]);
-  svg.append(drawn("path", { class: "outline", d: path(outline) }));
+  if (layer.before) svg.append(drawn("path", { class: "outline", d: path(outline) }));
   svg.append(drawn("line", { class: "axis", x1: 0, x2: width, y1: floor, y2: floor }));
   for (const value of ticks(0, end, width / 60)) {
     svg.append(drawn("text", { x: across(value), y: height - 3, "text-anchor": value === 0 ? "start" : across(value) > width - 8 ? "end" : "middle" }, short(value)));
@@ -65,7 +66,7 @@ function histogram(plot, layer, end, name) {
   plot.onpointermove = (event) => {
     const k = Math.min(after.length - 1, Math.round(((event.clientX - plot.getBoundingClientRect().left) / width) * end / bin));
     showTip(event, `${short(Math.max(0, (k - 0.5) * bin))} to ${short((k + 0.5) * bin)}`,
-      [[null, "before training", percent(before[k] || 0)], [null, "after training", percent(after[k] || 0)]]);
+      [...(layer.before ? [[null, "before training", percent(before[k] || 0)]] : []), [null, "after training", percent(after[k] || 0)]]);
   };
   plot.onpointerleave = hideTip;
 }
@@ -77,7 +78,7 @@ function gradients() {
   section.hidden = false;
   const all = runs.filter((run) => run.gradients);
   const places = all.map((run) => run.gradients.places).reduce((a, b) => (b.length > a.length ? b : a));
-  const values = all.flatMap((run) => [...run.gradients.before.mean, ...run.gradients.after.mean, ...run.gradients.after.low, ...run.gradients.after.high]).filter((v) => v > 0);
+  const values = all.flatMap((run) => [...(run.gradients.before || run.gradients.after).mean, ...run.gradients.after.mean, ...run.gradients.after.low, ...run.gradients.after.high]).filter((v) => v > 0);
   const low = Math.min(...values), high = Math.max(...values);
   const log = high / low > 20;
   // Networks of different depth end together, at the logits.
@@ -91,19 +92,20 @@ function gradients() {
       const line = (norms) => norms.map((norm, k) => [scale.across(at(run, k)), scale.up(norm)]);
       return drawn("g", { class: colour(index) },
         drawn("path", { class: "band", d: path([...line(after.high), ...line(after.low).reverse()]) + "Z" }),
-        drawn("path", { class: "thin dashed", d: path(line(before.mean)) }),
+        ...(before ? [drawn("path", { class: "thin dashed", d: path(line(before.mean)) })] : []),
         drawn("path", { class: "line", d: path(line(after.mean)) }),
         ...line(after.mean).map(([x, y]) => drawn("circle", { class: "dot", cx: x, cy: y, r: 3.5 })));
     }),
   }), (event, k, scale) => {
     const here = known().filter(([run]) => k - at(run, 0) >= 0);
     showTip(event, places[k], here.map(([run, index]) => [index, run.name,
-      `${short(run.gradients.after.mean[k - at(run, 0)])} (before ${short(run.gradients.before.mean[k - at(run, 0)])})`]));
+      short(run.gradients.after.mean[k - at(run, 0)]) +
+        (run.gradients.before ? ` (before ${short(run.gradients.before.mean[k - at(run, 0)])})` : "")]));
     return crosshair(scale, k, here.map(([run, index]) => [index, k, run.gradients.after.mean[k - at(run, 0)]]));
   });
   section.querySelector(".key").append(
     keyEntry("after training", drawn("path", { class: "line", d: "M0 6L30 6" })),
-    keyEntry("before training", drawn("path", { class: "thin dashed", d: "M0 6L30 6" })));
+    ...(all.some((run) => run.gradients.before) ? [keyEntry("before training", drawn("path", { class: "thin dashed", d: "M0 6L30 6" }))] : []));
 }
 
 function training() {
