@@ -116,6 +116,7 @@ CASES = [
     train("--patch", "0"), train("--patch", "3", named="by 12, such as 12×12. Got 8×8"),
     train("--patch", "16", named="64×64. Got 8×8 with --patch 16"),
     train("--model", "shift-s", "--conv", "rko", named="its own. Got rko."),
+    train("--model", "fc3", "--conv", "rko"),
     train("--model", "fc3", "--patch", "2"), train("--model", "shift-s", "--patch", "3"),
     train("--crop-padding", "-1"), train("--device", "tpu"), train("--conv", "other"), train("--recipe", "other"),
     *(Case([*NEW, *options], (options[0], "Help: isoconv train --help")) for options in (["--lr", "fast"], ["--nonsense"])),

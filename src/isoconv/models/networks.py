@@ -53,6 +53,8 @@ class Classifier(nn.Sequential):
         require(isinstance(patch, int) and patch >= 1, "a patch of at least one pixel", repr(patch))
         require(conv in METHODS, f"conv to be one of {', '.join(METHODS)}", repr(conv))
         require(activation in ACTIVATIONS, f"activation to be one of {', '.join(ACTIVATIONS)}", repr(activation))
+        has_them = len(self.convolutions) > 0 or conv in ("bcop", "standard")
+        require(has_them, f"conv to be bcop or standard in {type(self).__name__}, which has no convolutions", conv)
         method, shape = METHODS[conv], check_shape(input_shape)
         _check_size(shape[1:], math.prod(stride for *_, stride in self.convolutions), patch)
         layers: list[nn.Module] = [InvertibleDownsampling(patch)] if patch > 1 else []
@@ -106,7 +108,7 @@ class Large(Classifier):
 
 
 class FC3(Classifier):
-    """Fully connected, three hidden layers of 1,024. Of `conv` only "standard" or not matters: it has no convolutions."""
+    """Fully connected, three hidden layers of 1,024. Its layers are orthogonal, or ordinary with `conv="standard"`."""
 
     hidden = (1024, 1024, 1024)
 
