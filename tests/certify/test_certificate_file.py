@@ -217,7 +217,7 @@ def test_what_is_refused_leaves_no_file_but_what_was_there(tmp_path: Path) -> No
         weak[0].weight.div_(100)
     cases = [
         (tmp_path / "missing" / "c", found, None, "Cannot write"),
-        (tmp_path, found, None, "Cannot write"),
+        (tmp_path, found, None, "which is a folder"),
         (tmp_path / "c", certifier(torch.full((1, 4), torch.nan)), None, "image 0"),
         (tmp_path / "c", Certifier(weak, (4,))(x), None, "radii"),
         *((tmp_path / "c", found, labels, "label") for labels in (torch.tensor([0]), torch.tensor([0, 7]), x[:, 0])),
