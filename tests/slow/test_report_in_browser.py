@@ -250,6 +250,7 @@ def test_what_is_known_only_after_training_is_drawn(show, tmp_path):
     write_page([run], tmp_path / "page.html")
     page = show(tmp_path / "page.html").page
     assert page.locator("#spectra svg .bar").count() > 0 and page.locator("#spectra svg .outline").count() == 0
+    assert "Outlined" not in page.locator("#spectra").inner_text()
     assert page.locator("#gradients figure path.line").count() == 1 and page.locator("#gradients .dashed").count() == 0
     for part in ("#spectra .plot", "#gradients figure"):
         page.locator(part).hover()

@@ -4,6 +4,7 @@ function spectra() {
   const known = runs.map((run, index) => [run, index]).filter(([run]) => run.spectra && run.spectra.length);
   if (!known.length) return;
   byId("spectra").hidden = false;
+  document.querySelector("#spectra .before").hidden = !known.some(([run]) => run.spectra.some((layer) => layer.before));
   const panels = document.querySelector("#spectra .panels");
   for (const [run, index] of known) {
     const end = Math.max(1.1, 1.04 * Math.max(...run.spectra.map((layer) => Math.max((layer.before || layer.after).max, layer.after.max))));
