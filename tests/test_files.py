@@ -66,11 +66,12 @@ def test_of_a_link_the_file_that_it_leads_to_is_written(tmp_path):
             assert link.is_symlink() and target.read_text() == text and not target.is_symlink()
 
 
-def test_a_pipe_a_device_and_a_folder_are_not_replaced(tmp_path):
+def test_a_pipe_a_device_a_folder_and_a_loop_are_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     (tmp_path / "folder").mkdir()
-    names = ["pipe", "link", "folder"]
+    (tmp_path / "loop").symlink_to("loop")
+    names = ["pipe", "link", "folder", "loop"]
     with contextlib.suppress(PermissionError):  # only root may make one
         os.mknod(tmp_path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         names.append("null")

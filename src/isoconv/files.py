@@ -21,7 +21,8 @@ def check_writable(paths: Sequence[Path], overwrite: bool) -> None:
         if path.exists() and not overwrite:
             raise IsoconvError(f"{path} already exists: replace it (--overwrite) or name another file (--out).")
         if not folder.is_dir():
-            raise IsoconvError(f"Expected a folder to write {path.name} to. There is no folder {path.parent}.")
+            missing = folder if path.is_symlink() else path.parent
+            raise IsoconvError(f"Expected a folder to write {path.name} to. There is no folder {missing}.")
         writable = os.access(folder, os.W_OK)
         require(writable, f"a folder to write {path.name} to", f"{path.parent}, which is write-protected")
 
@@ -30,7 +31,9 @@ def _find_target(path: Path) -> Path:
     """Return the file that is written when a path is, where its links lead. Raise if it may not be replaced by a file."""
     require(not path.is_dir(), "a file to write to", f"{path}, which is a folder")
     require_ordinary(path)
-    return Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
+    require(not target.is_symlink(), "a file to write to", f"{path}, a link that leads to itself")
+    return target
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import math
 import re
 import types
 import typing
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -126,9 +127,12 @@ def _fit(annotation: Any, value: Any, infinite: bool) -> Any:
         return {_fit(arguments[0], k, infinite): _fit(arguments[1], v, infinite) for k, v in value.items()}
     if isinstance(annotation, type) and issubclass(annotation, Record) and isinstance(value, dict):
         return annotation.from_fields(value)
-    if annotation is float and type(value) in (int, float) and (infinite or math.isfinite(value)):
-        return value
-    if annotation in (int, str, bool, types.NoneType, None) and type(value) is (annotation or types.NoneType):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)  # numpy's too
+    if annotation is float and is_number and (infinite or math.isfinite(value)):
+        return value if type(value) in (int, float) else float(value)
+    if annotation is int and is_number and isinstance(value, Integral):
+        return int(value)
+    if annotation in (str, bool, types.NoneType, None) and type(value) is (annotation or types.NoneType):
         return value
     raise TypeError
 

@@ -3,6 +3,7 @@
 And `train`, from pictures to folders: the best epoch is kept, runs are given more epochs, broken pictures are left out.
 """
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -335,6 +336,34 @@ def test_a_prolonged_run_keeps_its_network_until_there_is_another(pictures, tmp_
     train(out=out, **again)
     train(out=tmp_path / "14", epochs=6, **again)
     assert not same_weights(out, tmp_path / "14")  # its rates were another schedule's for two updates
+
+
+def test_seeds_that_a_kill_left_with_different_epochs_are_made_equal(pictures, tmp_path):
+    out, again = tmp_path / "run", {"resume": True, "device": "cpu"}
+    train(str(pictures), out, epochs=2, seeds=[0, 4], **OPTIONS)
+    shutil.copytree(out, tmp_path / "whole")
+    config = TrainConfig.read(out / "seed-0" / "config.json")
+    RunFolder(out / "seed-0").revise(replace(config, epochs=3, prolonged=((2, 8),)))  # and then it was killed
+    train(out=out, **again)
+    train(out=tmp_path / "whole", epochs=3, **again)
+    for seed in ("seed-0", "seed-4"):
+        assert (out / seed / "config.json").read_bytes() == (tmp_path / "whole" / seed / "config.json").read_bytes()
+        assert same_weights(out / seed, tmp_path / "whole" / seed)
+
+
+def test_a_state_that_knows_all_of_its_settings_is_resumed_as_before(pictures, tmp_path):
+    """Earlier versions saved a hash of all that config.json says."""
+    out, again = tmp_path / "run", {"resume": True, "device": "cpu"}
+    stopped(6, train, str(pictures), out, epochs=2, validation=0.25, patience=5, **OPTIONS)
+    shutil.copytree(out, tmp_path / "new")
+    state, settings = read_tensors(out / "state.safetensors"), json.loads((out / "config.json").read_text())
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).digest()
+    state["progress/settings"] = torch.tensor(list(digest), dtype=torch.uint8)
+    del state["progress/checksum"]  # which they did not all have
+    write_tensors(out / "state.safetensors", state)
+    for path in (out, tmp_path / "new"):
+        train(out=path, epochs=3, patience=4, **again)
+    assert same_weights(out, tmp_path / "new")
 
 
 def test_a_resumed_run_may_have_another_patience_and_says_so(pictures, tmp_path):

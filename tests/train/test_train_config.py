@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -60,9 +61,25 @@ REFUSED += [
     ({"input_shape": (1, 0, 8)}, "input_shape"),
     *(({name: "3"}, f'{name} to be .*Got "3"') for name in ("epochs", "lr", "flip")),
     ({"epochs": True}, "epochs to be int. Got true"),
+    ({"epochs": np.float64(3)}, "epochs to be int. Got 3.0"),
     ({"augment": 0.5}, r"augment to be tuple\[float, float\]. Got 0.5"),
     ({"model": "mine.py:build", "patch": 2}, "mine.py:build, which takes none. Got 2"),
 ]
+
+
+def test_numbers_of_numpy_and_lists_become_pythons():
+    given = {
+        "epochs": np.int64(3),
+        "lr": np.float64(0.5),
+        "validation": np.float32(0.25),
+        "augment": [0.5, np.float64(1)],
+    }
+    options = {"loss": "cross-entropy", "loss_options": {"temperature": np.float64(0.5)}}
+    config = toy_config(**given, **options)
+    given |= {"epochs": 3, "lr": 0.5, "validation": 0.25, "augment": (0.5, 1.0)}
+    assert config == toy_config(**given, loss="cross-entropy", loss_options={"temperature": 0.5})
+    numbers = (config.lr, config.validation, *config.augment, *config.loss_options.values())
+    assert {type(number) for number in numbers} == {float} and json.loads(config.to_json())["epochs"] == 3
 
 
 def test_what_is_no_setting_is_refused():

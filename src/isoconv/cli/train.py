@@ -20,7 +20,7 @@ _PATCHES = "side in pixels of the patch that the network sees as one position (d
 _RECIPES = "; ".join(f"{name}: {meaning}" for name, meaning in RECIPES.items())
 _LOSS_OPTIONS = "; ".join(f"{name}: {', '.join(loss.options)}" for name, loss in LOSSES.items() if loss.options)
 _EPOCHS = (
-    "passes over the training set (default: 60; recipe paper: 200); a larger number than before extends a resumed run"
+    "passes over the training set (default: 60; recipe paper: 200); another number extends or shortens a resumed run"
 )
 _VALIDATION = "hold out this share of the training images, and keep the epoch with most of them right by a margin: 0.1"
 _PATIENCE = "with --validation, stop after this many epochs without a gain"

@@ -277,8 +277,10 @@ class PictureReader:
             if isinstance(source, Path):
                 require_ordinary(source)
             data = source.read_bytes()
-        except (OSError, IsoconvError) as error:
-            raise UnreadablePictures((str(source), getattr(error, "strerror", None) or str(error))) from error
+        except IsoconvError as error:
+            raise UnreadablePictures((str(source), "a pipe or a device")) from error
+        except OSError as error:
+            raise UnreadablePictures((str(source), error.strerror or str(error))) from error
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
                 picture = _flatten(file)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -255,7 +255,8 @@ def train(
     new = not resume or not (overwrite or search is not None)
     require(new, "--overwrite and --search only for a new run", "one of them with --resume")
     require(search is None or "lr" not in settings, "learning rates to try (--search) or one (--lr)", "both")
-    require(seeds is None or not isinstance(seeds, int), "seeds in a sequence", repr(seeds))
+    require(seeds is None or (isinstance(seeds, Collection) and len(seeds) > 0), "seeds, one or several", repr(seeds))
+    epsilons = [*map(float, epsilons)]
     started = seeds_in(out) if resume and not RunFolder(out).exists else []
     numbers = list(seeds) if seeds is not None else started or [0]
     folders = seed_folders(out, numbers)
@@ -263,8 +264,11 @@ def train(
         asked = settings | ({} if size is None else {"size": height_and_width(size)})
         asked |= {} if seeds is None else {"seeds": numbers}
         again = {name: asked.pop(name) for name in TrainConfig.not_compared if name in asked}
-        epochs = asked.pop("epochs", 0)
-        configs = [replace(config, **again) for config in _read_configs(folders, data, asked)]
+        epochs = asked.pop("epochs", None)
+        configs = _read_configs(folders, data, asked)
+        apart = [{name: getattr(config, name) for name in ("seed", "epochs", "prolonged")} for config in configs]
+        configs = [replace(configs[0], **again | own) for own in apart]  # seeds differ otherwise if a kill came between
+        epochs = configs[0].epochs if epochs is None else epochs
         if is_own(configs[0].model) and build is None:
             raise IsoconvError(f"Expected --model again, to resume a network of your own, {configs[0].model}.")
         splits = splits_of(configs[0], folder, download, stream=stream, workers=workers)
@@ -303,17 +307,17 @@ def train(
                 say(f"validation at lr {rate:g}: clean {clean:.2f} %, certified {robust:.2f} %{mark}")
     done = [run.updates_done() if resume else 0 for run in folders]
     steps = len(trained_on) // configs[0].batch_size // configs[0].accumulate  # of an epoch
-    more = resume and epochs not in (0, configs[0].epochs)
-    if more:
+    if resume:
         least = max(1, -(-max(done) // steps))
-        require(epochs >= least, f"at least {least} epochs, as many as the run has begun", epochs)
+        fits = epochs == configs[0].epochs or epochs >= least
+        require(fits, f"at least {least} epochs, as many as the run has begun", epochs)
     if processes.first:
         open_runs(folders, configs, resume, overwrite)
     processes.wait()
-    if more:
-        before = [(*config.prolonged, (config.epochs, n)) for config, n in zip(configs, done, strict=True)]
-        configs = [replace(one, epochs=epochs, prolonged=old) for one, old in zip(configs, before, strict=True)]
     if resume:
+        for k, config in enumerate(configs):
+            if config.epochs != epochs:
+                configs[k] = replace(config, epochs=epochs, prolonged=(*config.prolonged, (config.epochs, done[k])))
         for run, config in zip(folders, configs, strict=True) if processes.first else ():
             run.revise(config)
         processes.wait()

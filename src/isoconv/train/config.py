@@ -125,7 +125,8 @@ class Settings(Record):
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             if name in vars(self):
-                fit_value(name, kind, getattr(self, name), infinite=True)  # the limits know better
+                fitting = fit_value(name, kind, getattr(self, name), infinite=True)  # the limits know better
+                object.__setattr__(self, name, fitting)
         for name, annotation in get_type_hints(type(self), include_extras=True).items():
             for limit in getattr(annotation, "__metadata__", ()):
                 require(limit.admits(getattr(self, name)), f"{name} to be {limit}", repr(getattr(self, name)))
@@ -163,8 +164,9 @@ def _kind_of(fields: Collection[str]) -> str | None:
 def refuse_other_options(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Raise if a run to be resumed was started with other options."""
     for name, value in asked.items():
-        got = f"{name} {value}, where it has {stored[name]}"
-        require(stored[name] == value, "the options of the run that is resumed", got)
+        known, value = (tuple(one) if isinstance(one, list) else one for one in (stored[name], value))
+        got = f"{name} {value}, where it has {known}"
+        require(known == value, "the options of the run that is resumed", got)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,7 @@ class RunFolder:
         self._release: weakref.finalize[[Path, int], RunFolder] | None = None
         self._handle, self._users = -1, 0  # of the lock's file; contexts that hold the lock
         self._settings: Tensor | None = None  # a hash of config.json, as it was when the run went on
+        self._is_unchanged = False  # whether config.json is known to be what it was when the state was saved
 
     @property
     def exists(self) -> bool:
@@ -196,12 +197,7 @@ class RunFolder:
 
         writes : whether to take the lines of epochs that are done again out of the metrics
         """
-        if self.state.exists():
-            tensors = {_RENAMED.get(name, name): value for name, value in _read_state(self.state).items()}
-            started_with = tensors.get(_SETTINGS, self._hash_settings())  # older states do not say
-            if not any(torch.equal(started_with, _hash(content)) for content in self._read_settings()):
-                advice = "bring it back, or begin a new run with other settings (--out)"
-                raise IsoconvError(f"{self.config} has changed since the run was saved: {advice}.")
+        if tensors := self._read_saved():
             try:
                 learner.model.load_state_dict(_under("model/", tensors))
                 learner.done, learner.seconds = int(tensors["progress/done"]), float(tensors["progress/seconds"])
@@ -217,6 +213,19 @@ class RunFolder:
         # Other lines are cut off, or of epochs that are done again.
         if writes and self.metrics.exists() and self.metrics.read_bytes() != kept.encode():
             write_text(self.metrics, kept)
+
+    def _read_saved(self) -> dict[str, Tensor]:
+        """Return the saved state, or nothing. Raise if config.json was changed since, and not by `revise`."""
+        if not self.state.exists():
+            return {}
+        tensors = {_RENAMED.get(name, name): value for name, value in _read_state(self.state).items()}
+        started_with = tensors.get(_SETTINGS)  # older states do not say, or of all that config.json says
+        known = [*self._read_settings(), read_json(self.config) if self.exists else {}]
+        self._is_unchanged |= started_with is None or any(torch.equal(started_with, _hash(one)) for one in known)
+        if not self._is_unchanged:
+            advice = "bring it back, or begin a new run with other settings (--out)"
+            raise IsoconvError(f"{self.config} has changed since the run was saved: {advice}.")
+        return tensors
 
     def _hash_settings(self) -> Tensor:
         """Return a hash of what config.json says, however it is written; of nothing where there is none."""
@@ -238,7 +247,7 @@ class RunFolder:
 
     def updates_done(self) -> int:
         """Return how many updates the saved state has behind it."""
-        return int(_read_state(self.state).get("progress/done", 0)) if self.state.exists() else 0
+        return int(self._read_saved().get("progress/done", 0))
 
     def append_metrics(self, line: Mapping[str, float]) -> None:
         """Add the line of an epoch."""
@@ -269,13 +278,11 @@ class RunFolder:
         What was found out about another network, that of a shorter run, is deleted.
         """
         self._check_lock()
+        network, graph = (plain(model), None) if config is None or not is_own(config.model) else to_graph(model, config)
         with self._writing():
             for old in FINDINGS:
                 (self.path / old).unlink(missing_ok=True)
-        if config is None or not is_own(config.model):
-            network = plain(model)
-        else:
-            network, graph = to_graph(model, config)
+        if graph is not None:
             graph.write(self.graph)
         write_tensors(self.model, network.state_dict(), {"format": "pt"})
         write_json(self.result, {**result, "finished": time.strftime("%Y-%m-%dT%H:%M:%S")})

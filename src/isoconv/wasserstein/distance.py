@@ -92,6 +92,7 @@ def distance_bound(
     """
     device = choose_device(device)
     require(not (resume and overwrite), "--resume or --overwrite", "both")
+    value_range = None if value_range is None else (float(value_range[0]), float(value_range[1]))
     settings |= {"confidence": confidence, "value_range": value_range, "method": method, "count": count}
     settings = {name: value for name, value in settings.items() if value is not None}
     reading = {"folder": data, "download": download, "size": size, "channels": channels, "progress": progress}
