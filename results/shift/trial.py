@@ -17,50 +17,15 @@ import torch.nn.functional as F
 
 T_START = time.time()
 ap = argparse.ArgumentParser()
-A = ap.add_argument
-A("--stages", default="8x512x16")
-A("--shift", type=float, default=0.125)
-A("--epochs", type=float, default=40)
-A("--batch", type=int, default=256)
-A("--lr", type=float, default=0.004)
-A("--vlr", type=float, default=0.1)
-A("--temp", type=float, default=0.25)
-A("--offset", type=float, default=0.7071)
-A("--augp", type=float, default=0.0)
-A("--augm", type=float, default=1.0)
-A("--seed", type=int, default=0)
-A("--tag", default="")
-A("--data", default="cifar.npz")
-A("--warm", type=float, default=0.0)
-A("--evals", type=int, default=2)
-A("--pos", default="one")
-A("--val", type=int, default=0)
-A("--loss", default="xent")
-A("--gamma", type=float, default=2.0)
-A("--mom", type=float, default=0.9)
-A("--nesterov", type=int, default=0)
-A("--save", default="")
-A("--ns", type=int, default=5)
-A("--bench", type=int, default=0)
-A("--plain", type=int, default=0)
-A("--sched", default="linear")
-A("--neck", type=int, default=0)
-A("--result", default="")
-A("--retr", type=int, default=10)
-A("--every", type=int, default=1)
-A("--stop", type=float, default=1e9)
-A("--views", type=int, default=0)
-A("--mid", type=int, default=0)
-A("--single", type=int, default=0)
-A("--rows", default="orthonormal")
-A("--temp2", type=float, default=0.0)
-A("--offset2", type=float, default=0.0)
-A("--cut", type=int, default=0)
-A("--augend", type=float, default=1.0)
-A("--embed", type=int, default=0)
-A("--skip", type=float, default=0.0)
-A("--beta", type=float, default=0.5)
-A("--held", type=int, default=5000)
+USUAL = {"stages": "8x512x16", "shift": 0.125, "epochs": 40.0, "batch": 256, "lr": 0.004, "vlr": 0.1}
+USUAL |= {"temp": 0.25, "offset": 0.7071, "augp": 0.0, "augm": 1.0, "seed": 0, "tag": "", "data": "cifar.npz"}
+USUAL |= {"warm": 0.0, "evals": 2, "pos": "one", "val": 0, "loss": "xent", "gamma": 2.0, "mom": 0.9}
+USUAL |= {"nesterov": 0, "save": "", "ns": 5, "bench": 0, "plain": 0, "sched": "linear", "neck": 0, "result": ""}
+USUAL |= {"retr": 10, "every": 1, "stop": 1e9, "views": 0, "mid": 0, "single": 0, "rows": "orthonormal"}
+USUAL |= {"temp2": 0.0, "offset2": 0.0, "cut": 0, "augend": 1.0, "embed": 0, "skip": 0.0, "beta": 0.5}
+USUAL |= {"held": 5000}
+for name, usual in USUAL.items():
+    ap.add_argument(f"--{name}", type=type(usual), default=usual)
 a = ap.parse_args()
 gpu = torch.cuda.is_available()
 dev = "cuda" if gpu else "cpu"

@@ -351,6 +351,11 @@ def test_seeds_that_a_kill_left_with_different_epochs_are_made_equal(pictures, t
         assert same_weights(out / seed, tmp_path / "whole" / seed)
 
 
+@pytest.mark.parametrize("seeds", [3, []])
+def test_seeds_are_named_one_by_one(tmp_path, seeds):
+    refused("seeds, one or several", train, "digits", tmp_path / "run", seeds=seeds)
+
+
 def test_a_state_that_knows_all_of_its_settings_is_resumed_as_before(pictures, tmp_path):
     """Earlier versions saved a hash of all that config.json says."""
     out, again = tmp_path / "run", {"resume": True, "device": "cpu"}

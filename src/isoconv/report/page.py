@@ -200,7 +200,7 @@ def _note_of(run: RunFiles) -> str:
     return "" if run.diagnostics is None else run.diagnostics.note
 
 
-def _settings(config: TrainConfig) -> dict[str, Any]:
+def _select_settings(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that a run used."""
     unused = {name for option in LOSSES.values() for name in option.options} - LOSSES[config.loss].options.keys()
     unused |= set() if config.has_methods else {"conv", "activation"}
@@ -218,7 +218,7 @@ def _render(runs: Sequence[RunView]) -> str:
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
     environment.filters |= {"percent": show_percent, "bound": show_up, "duration": format_duration, "show": _show}
     environment.filters["describe"] = describe_network
-    environment.globals |= {"settings_of": _settings, "command_of": command_of, "version": __version__}
+    environment.globals |= {"settings_of": _select_settings, "command_of": command_of, "version": __version__}
     style, parts = _resource("page.css"), [_resource("script", f"{name}.js") for name in _SCRIPT]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
     page = environment.get_template("page.html").render(

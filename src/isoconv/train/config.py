@@ -136,7 +136,7 @@ class Settings(Record):
     def read(cls, path: Path) -> Self:
         """Read the configuration of a run. Raise if it is the run of another kind of network."""
         stored, own = read_json(path), _kind_of(get_type_hints(cls))
-        kind = _kind_of(stored) if isinstance(stored, dict) else None
+        kind = _kind_of(stored)
         require(None in (own, kind) or kind == own, f"the run of {own} in {path.parent}", f"that of {kind}")
         return cls.from_fields(stored, str(path))
 
@@ -145,7 +145,7 @@ class Settings(Record):
         return {name: value for name, value in super().to_fields().items() if name not in usual or value != usual[name]}
 
     @classmethod
-    def resume(cls, folder: "RunFolder") -> Self:
+    def read_resumed(cls, folder: "RunFolder") -> Self:
         """Read the configuration of the run in the folder. Raise if there is none."""
         if not folder.exists:
             raise IsoconvError(f"Expected a run to resume in {folder.path}. There is none.")

@@ -91,7 +91,7 @@ class GradientNorms(Finding):
 
 @dataclass(frozen=True)
 class Diagnostics(Finding):
-    """note : why something is missing"""
+    """What the layers of a run do to norms, and in `note` why something is missing."""
 
     weights_sha256: str
     layers: tuple[LayerHistograms, ...]

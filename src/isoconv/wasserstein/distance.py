@@ -170,7 +170,7 @@ def _find_runs(folder: Path) -> list[RunFolder]:
 
 def _read_configs(runs: Sequence[RunFolder], asked: dict[str, Any]) -> list[CriticConfig]:
     """Return the configurations of runs. Raise if other settings are asked for."""
-    configs = [CriticConfig.resume(run) for run in runs]
+    configs = [CriticConfig.read_resumed(run) for run in runs]
     names = " and ".join(config.model for config in configs)
     for config in configs:
         stored = vars(config) | {"critic": names}

@@ -177,7 +177,7 @@ def train_generator(
     reading: dict[str, Any] = {"folder": files, "download": download, "size": size, "channels": channels}
     require_effect([data], {"--data": files, "--download": download})
     if resume:
-        stored = GanConfig.resume(run)
+        stored = GanConfig.read_resumed(run)
         refuse_other_options(vars(stored), settings | {"data": data})
         reading = keep_shape(reading, stored.image_shape)
     elif data == "stl10" and size is None:
